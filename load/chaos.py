@@ -467,9 +467,7 @@ def main() -> int:
     machine = report.machine()
     try:
         with ExitStack() as stack:
-            outside = stack.enter_context(
-                Outside(folder, plan.workers, (ENTRYPOINT,), lies=plan.lies)
-            )
+            outside = stack.enter_context(Outside(folder, plan.workers, (ENTRYPOINT,)))
             for _ in range(plan.burn):
                 burner = Child([sys.executable, "-c", "while True: pass"], folder / "burn.txt")
                 stack.callback(burner.kill)

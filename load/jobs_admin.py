@@ -43,10 +43,10 @@ from common.runtime.connect import open_boards
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
 from load.harness.asking import Address, on_schedule
+from load.harness.browser import browser, chromium
 from load.harness.processor import Processor
 from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError, Servers, await_until, check
-from load.page.pictures import browser, chromium
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class _Work:
         """Say once what does not change."""
         job = self.record.id
         with closing(log.writer()) as writer:
-            writer.append(updates_topic(job), encode_audit(Lead(-1, GENESIS, "load")))
+            writer.append(updates_topic(job), encode_audit(Lead(-1, GENESIS, "load", 0)))
             writer.flush(_READY_S)
         self.board.hold_lease("load", _TTL_S)
         self.board.put_leader_status(

@@ -2,7 +2,7 @@
 
     python load/scale.py                      # exits 1 where something grows faster than its cause
     python load/scale.py --only history       # one series; --quick: fewer and smaller sizes of each
-    python load/scale.py --only jobs --beside rest.json --plot scale.png   # draw earlier ones, too
+    python load/scale.py --only jobs --plot scale.png   # drawn, too
 
 Each series changes one size and nothing else, on servers of its own for each. A cost is shown at
 every size, and per unit: what each unit adds to the cost of the smallest size or, where a cost is
@@ -12,7 +12,6 @@ counts are hardly moved by what else the machine does; other seconds are.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -374,17 +373,9 @@ def main() -> int:
     parser.add_argument("--only", choices=SERIES, nargs="+", default=list(SERIES))
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the costs, as PNG or SVG")
-    parser.add_argument(
-        "--beside",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="of earlier runs: their series are drawn and written, too",
-    )
     given = parser.parse_args()
     machine = report.machine()
-    found = earlier(given.beside)
+    found: dict[str, dict[int, Mapping[str, float]]] = {}
     short, missing = list[str](), list[str]()
     for name in given.only:
         series = SERIES[name]
@@ -418,17 +409,6 @@ def measured(
         except (NotMeasuredError, UnavailableError) as error:
             return found, f"{size:,}: {error}"
     return found, ""
-
-
-def earlier(files: Sequence[Path]) -> dict[str, dict[int, Mapping[str, float]]]:
-    """The series in what earlier runs wrote, the last of each, in the order of `SERIES`."""
-    read = [json.loads(path.read_text())["series"] for path in files]
-    return {
-        name: {int(size): costs for size, costs in each[name].items()}
-        for name in SERIES
-        for each in read
-        if name in each
-    }
 
 
 def _judged(name: str, found: Mapping[int, Mapping[str, float]]) -> list[str]:

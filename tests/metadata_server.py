@@ -16,7 +16,6 @@ from typing import Self
 TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
 INTERRUPTION = "/latest/meta-data/spot/instance-action"
 ZONE_ID = "/latest/meta-data/placement/availability-zone-id"
-REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
 _TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 _LONGEST_TTL_S = 21_600
@@ -53,10 +52,6 @@ class MetadataServer:
     def interrupt(self, at_s: float, action: str = "terminate") -> None:
         """Give notice: the machine goes then."""
         self.answer(INTERRUPTION, _json(action=action, time=_instant(at_s)))
-
-    def recommend_rebalance(self, at_s: float) -> None:
-        """Say that the machine is likely to go, as of then."""
-        self.answer(REBALANCE, _json(noticeTime=_instant(at_s)))
 
     def place(self, zone_id: str) -> None:
         """Say in which zone the machine is."""

@@ -47,7 +47,7 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
     "services.admin.simulating",
     *("services.cli.commands.plan", "services.cli.commands.simulate", "services.cli.commands.up"),
     "services.cli.demo.run",
-    *("services.cli.commands.provisioning", "services.cli.render.plots", "services.cli.system.api"),
+    *("services.cli.commands.provisioning", "services.cli.system.api"),
 )
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}
@@ -85,7 +85,6 @@ HOMES = {  # a client library has one home
         "common/spot/policies/",
         "common/spot/experiments/results.py",
     ),
-    "matplotlib": ("services/cli/render/plots.py",),
     "structlog": ("common/telemetry/logging.py",),
     "typer": ("services/cli/",),
     "rich": ("services/cli/", "common/simulation/__main__.py"),

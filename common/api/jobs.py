@@ -15,9 +15,10 @@ from common.api.answers import (
     UpdateAnswer,
 )
 from common.jobs.notes import notes_on
+from common.jobs.progress import Numbers
 
 if TYPE_CHECKING:
-    from common.jobs.progress import Evaluations, JobProgress, Numbers, State
+    from common.jobs.progress import Evaluations, JobProgress, State
     from common.jobs.purge import Remains
     from common.jobs.store import JobRecord
     from common.kafka.table import Unreadable
@@ -88,31 +89,24 @@ def job_summary(
         spent_usd: Cost of its machines; None: not known, or it has none.
     """
     spec = record.spec
-    return JobSummary(
-        id=spec.name,
-        wanted=record.wanted,
-        reason=record.reason,
-        submitted_s=record.submitted_s,
-        streams=spec.streams,
-        task=spec.task.name or spec.task.entrypoint or "",
-        batch_size=spec.batch_size,
-        group_size=spec.group_size,
-        provisioned=spec.provisioning is not None,
-        state=state.word,
-        why=state.why,
-        version=numbers and numbers.version,
-        loss=numbers and numbers.loss,
-        accuracy=numbers and numbers.metrics.get("accuracy"),
-        updates_per_s=numbers and numbers.updates_per_s,
-        workers=numbers and numbers.workers,
-        lag=numbers and numbers.lag,
-        skipped=numbers and numbers.skipped,
-        quarantined=numbers and numbers.quarantined,
-        expired=numbers and numbers.expired,
-        lost=numbers and numbers.lost,
-        spent_usd=spent_usd,
-        whole=numbers is None or numbers.whole,
-    )
+    known = dict.fromkeys(Numbers._fields) if numbers is None else numbers._asdict()
+    others = {
+        "id": spec.name,
+        "wanted": record.wanted,
+        "reason": record.reason,
+        "submitted_s": record.submitted_s,
+        "streams": spec.streams,
+        "task": spec.task.name or spec.task.entrypoint or "",
+        "batch_size": spec.batch_size,
+        "group_size": spec.group_size,
+        "provisioned": spec.provisioning is not None,
+        "state": state.word,
+        "why": state.why,
+        "accuracy": numbers and numbers.metrics.get("accuracy"),
+        "spent_usd": spent_usd,
+        "whole": numbers is None or numbers.whole,
+    }
+    return JobSummary.model_validate(known | others)
 
 
 def unreadable_records(found: Mapping[str, Unreadable]) -> tuple[UnreadableRecord, ...]:

@@ -59,9 +59,9 @@ def check_redis_url(value: str) -> str:
     return value
 
 
-def names_user(value: str) -> bool:
-    """Whether a checked URL holds a user or a password."""
-    return "@" in urlsplit(value).netloc
+def holds_password(value: str) -> bool:
+    """Whether a checked URL holds a password."""
+    return bool(urlsplit(value).password)
 
 
 def _is_whole(value: str) -> bool:
@@ -159,9 +159,7 @@ class Settings(BaseModel):
     redis: Annotated[str, AfterValidator(check_redis_url)] = Field(
         default="redis://localhost:6379", repr=False
     )
-    """`redis://`, `rediss://` or `unix://`."""
-    redis_username: str = ""
-    """The ACL user that we are in Redis."""
+    """`redis://`, `rediss://` or `unix://`; an ACL user stands in it: `redis://doll@host`."""
     redis_password: str = Field(default="", repr=False)
     """Its password, unless the URL holds it."""
     redis_ca: str = ""
@@ -184,15 +182,10 @@ class Settings(BaseModel):
     """URL of an S3 server that is not Amazon's."""
     tasks: _Names = ()
     """Entrypoints that jobs may name, between commas."""
-    max_model_mb: int = Field(default=16_384, ge=1)
-    """Largest model of a job, in MiB."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
     """Of a coordinator, in MiB: for one job's updates in flight, where they are several, and for
     what its workers know with `compression`. Of `asynchronous` jobs that say neither `staleness`
     nor `provisioning.workers` eight are counted."""
-    group_memory_mib: int = Field(default=0, ge=0)
-    """Of a worker, in MiB, for the weights of a job with `aggregation: {mode: group}` and all that
-    goes with them; 0: half of what the machine or its container has."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What gradients are computed on; `auto`: the GPU if there is one, else the CPU."""
     threads: int = Field(default=0, ge=0)
@@ -205,8 +198,6 @@ class Settings(BaseModel):
         str, _legal(_names_server, "must be http://host or http://host:port")
     ] = "http://169.254.169.254"
     """URL of EC2's instance metadata service; by default link-local."""
-    on_rebalance: Literal["leave", "stay"] = "leave"
-    """`leave` or `stay` when the end is only likely."""
     # A gradient takes up to seconds and a spot notice gives 120 s; with the last announcements, it
     # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
@@ -219,8 +210,6 @@ class Settings(BaseModel):
     tier: Literal["reliable", "spot"] = "spot"
     """`reliable` or `spot`: whether the machine stays, or may vanish; of a worker of a job with
     `aggregation: {layout: slices}`."""
-    machine: str = ""
-    """Tag of the rented machine that the process runs on."""
     owner_pid: int = Field(default=0, ge=0)
     """Process with whose end this one ends; 0: none."""
     market: str = ""
@@ -286,10 +275,8 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _legal_pairs(self) -> Self:
-        if (self.redis_username or self.redis_password) and names_user(self.redis):
-            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS names a user already")
-        if self.redis_username and not self.redis_password:
-            raise ValueError("DOLL_REDIS_PASSWORD: is missing, but DOLL_REDIS_USERNAME is set")
+        if self.redis_password and holds_password(self.redis):
+            raise ValueError("DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one already")
         certificates = self.redis_ca or self.redis_cert or self.redis_key
         if certificates and not self.redis.startswith("rediss://"):
             raise ValueError("DOLL_REDIS: must begin with rediss:// where there are certificates")

@@ -1,8 +1,8 @@
 """Cut a worker's records into batches of b (Algorithm 1), by offsets alone.
 
-Rule 1: a batch's content is its address, so this module never sees a record. Rule 2: what is cut
-depends on the records and their order, never on how polls happened to chunk them. Rule 3: each span
-of a partition starts where the previous one ended, whatever offsets are missing in between.
+Rule 1: a batch's content is its address, so this module never looks into a record. Rule 2: what is
+cut depends on the records and their order, never on how polls happened to chunk them. Rule 3: each
+span of a partition starts where the previous one ended, whatever offsets are missing in between.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,6 +47,14 @@ def most_group_size(topics: Iterable[str]) -> int:
     return RECORD_BYTES // (BATCH_BYTES + max(map(span_bytes, topics)))
 
 
+class RowSlice(NamedTuple):
+    """Some of the rows that a run was decoded to; only whoever decoded them looks inside."""
+
+    rows: object
+    start: int
+    stop: int
+
+
 class Run(msgspec.Struct, frozen=True, gc=False):
     """Consecutive records of one partition, as decoded: which offsets are good, which are not."""
 
@@ -55,6 +64,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     first_arrival_s: float
     last_arrival_s: float
     epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
+    rows: object = None  # what was decoded, one row for each offset; None: nobody wants it back
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +75,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     skipped: tuple[Skipped, ...]  # by span and reason
     first_arrival_s: float
     last_arrival_s: float
+    rows: tuple[RowSlice, ...] = ()  # of its samples, in the order of the address
 
     @property
     def samples(self) -> int:
@@ -100,6 +111,7 @@ class _Open:
     skipped_bytes: int = 0
     first_arrival_s: float = 0.0
     last_arrival_s: float = 0.0
+    rows: list[RowSlice] = field(default_factory=list)
 
     def skip(self, partition: Partition, records: Iterable[Skipped]) -> None:
         """Take in records that did not decode."""
@@ -384,6 +396,8 @@ class Batcher:
         reading.position = reading.known = end  # which is the offset after a record
         reading.epoch = run.epoch
         part.samples += good[1] - good[0]
+        if run.rows is not None and good[1] > good[0]:
+            part.rows.append(RowSlice(run.rows, *good))
         if bad[1] > bad[0]:
             before = part.skipped_bytes
             part.skip(run.partition, run.skipped[bad[0] : bad[1]])
@@ -400,7 +414,8 @@ class Batcher:
         first_s = run.first_arrival_s
         slope_s = (run.last_arrival_s - first_s) / max(samples - 1, 1)
         address = (reading.span(run.partition, start, before),)
-        return Cut(address, (samples,), (), first_s, first_s + slope_s * (samples - 1))
+        rows = () if run.rows is None else (RowSlice(run.rows, 0, samples),)
+        return Cut(address, (samples,), (), first_s, first_s + slope_s * (samples - 1), rows)
 
     def _close(self) -> Cut:
         if len(self._open) == 1:  # the common road
@@ -408,7 +423,8 @@ class Batcher:
             self._empty()
             address = (self._reading[place].span(place, part.start, part.before),)
             counts, skipped = (part.samples,), part.named(place) if part.skipped else ()
-            return Cut(address, counts, skipped, part.first_arrival_s, part.last_arrival_s)
+            times = part.first_arrival_s, part.last_arrival_s
+            return Cut(address, counts, skipped, *times, tuple(part.rows))
         parts = sorted(self._open.items())
         self._empty()
         return Cut(
@@ -419,6 +435,7 @@ class Batcher:
             skipped=tuple(named for place, part in parts for named in part.named(place)),
             first_arrival_s=min(part.first_arrival_s for _, part in parts),
             last_arrival_s=max(part.last_arrival_s for _, part in parts),
+            rows=tuple(each for _, part in parts for each in part.rows),
         )
 
     def _empty(self) -> None:

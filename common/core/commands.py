@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
+    from common.core.batching import RowSlice
     from common.core.events import Source
     from common.core.messages import (
         AuditRecord,
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False):
-    """Append a claim to the control topic; its rows are the oldest undropped ones of each span."""
+    """Append a claim to the control topic."""
 
     number: int  # to be reported back with the offset that it got
     claim: Claim
     counts: tuple[int, ...]  # rows per span of its address
+    rows: tuple[RowSlice, ...] = ()  # these rows, in the order of the address
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -43,8 +45,8 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     positions: Mapping[Partition, LogPosition]
 
 
-class DropRows(msgspec.Struct, frozen=True, gc=False):
-    """Forget the decoded rows of a partition that no announced batch holds."""
+class Unplace(msgspec.Struct, frozen=True, gc=False):
+    """Read nothing of a partition until it is placed again."""
 
     partition: Partition
 
@@ -82,7 +84,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkerCommand: TypeAlias = (
-    Announce | Place | DropRows | SetReading | Heartbeat | ReadLeaderStatus | Forget | Commit
+    Announce | Place | Unplace | SetReading | Heartbeat | ReadLeaderStatus | Forget | Commit
 )
 
 # --- the coordinator -------------------------------------------------------------------------

@@ -2,20 +2,19 @@
 
 A text is 1 in the bucket of its field and itself. A number x is sign(x) log(1 + |x|), since it may
 be a count of any size, in the bucket of its field alone. Two things may share a bucket; with many
-times more buckets than things, few do (Weinberger et al. 2009, here without their signs).
+times more buckets than things, few do (Weinberger et al. 2009, here without their signs). The name
+and version of all of this is `crc32-1`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-HASH: Final = "crc32-1"  # the name and version of all of this; another way gets another
 
 
 def bucket_of(field: str, text: str | None, buckets: int) -> int:

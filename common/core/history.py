@@ -177,7 +177,7 @@ class History:
         self._position = self._position._replace(offset=offset + 1, epoch=epoch)
         match record:
             case Lead():
-                return self._lead(offset, record)
+                return self._lead(record)
             case UpdateApplied():
                 return self._update(record)
             case Quarantined():
@@ -206,7 +206,7 @@ class History:
         for kept in (self._path, self._checkpoints):
             kept[:-1] = [each for each in kept[:-1] if each.version >= version]
 
-    def _lead(self, offset: int, lead: Lead) -> bool:
+    def _lead(self, lead: Lead) -> bool:
         if lead.after != self._epoch:
             return False  # it names another Lead than the one in force: somebody was faster
         if lead.exact and lead.base != self.head:
@@ -220,7 +220,7 @@ class History:
             # nothing any more.
             self._base_lost = True
             self._path = [lead.base]
-        self._epoch, self._number = lead.epoch_at(offset), 0
+        self._epoch, self._number = lead.epoch, 0
         self._slices = lead.slices
         if lead.after_loss > self._after_loss:
             self._after_loss, self._judged = lead.after_loss, self._epoch

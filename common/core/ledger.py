@@ -180,7 +180,7 @@ class Ledger:
         before = self._known.get(place)
         if before is not None or span.known >= 0:
             topic_id = "" if before is None else before.topic_id
-            known = span.known if span.known >= 0 else span.end  # of an older program: not known
+            known = span.known if span.known >= 0 else span.end
             self._known[place] = LogPosition(known, topic_id, span.epoch)
 
     def _open(self, opened: Opened) -> str:

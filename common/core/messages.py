@@ -226,13 +226,13 @@ class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
     """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
 
-    Its number becomes the epoch. Every update above `base` is taken back.
+    Every update above `base` is taken back.
     """
 
     after: OrNone  # epoch of the Lead that the candidate found in force, -1 for none
     base: ModelId  # the update contained in the snapshot that it starts from
     candidate: NonEmpty[str]  # unique for each candidacy, to recognise one's own record
-    epoch: int = -1  # `unused_number`, and above `after`; -1: of an older program, see `epoch_at`
+    epoch: Count  # `unused_number`, and above `after`
     # Wishes of the job's owner to go on after a loss, as this candidate counts them: one that is
     # above all before it lets snapshots be passed over of which Kafka lost records.
     after_loss: Count = 0
@@ -241,10 +241,6 @@ class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
     exact: bool | UnsetType = UNSET
     # Where members hold the weights: into how many slices with owners; 0: each holds everything.
     slices: Count | UnsetType = UNSET
-
-    def epoch_at(self, offset: int) -> int:
-        """The epoch that begins with this record: without a number, its own offset."""
-        return offset if self.epoch < 0 else self.epoch
 
 
 class Traffic(NamedTuple):
@@ -276,7 +272,7 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
     base: Count | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
     parts: tuple[Ordinal, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
     scale: Rate | UnsetType = UNSET  # of the learning rate, for this step; else 1
-    rate: Rate | UnsetType = UNSET  # of this step, in all; an older program's does not say it
+    rate: Rate | UnsetType = UNSET  # of this step, in all; else as the trainer was made
     # How many updates of the job's own K the model has come to with this one; else as many as J.
     equivalent: Rate | UnsetType = UNSET
     by: AttemptId | UnsetType = UNSET  # of members: whoever has prepared this one may apply it
@@ -551,7 +547,7 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
     orders: tuple[Assignment, ...]
     weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
     reply_to: str = ""  # the replica that leads: where gradients go
-    unsettled: Unsettled | None = None  # as it is posted; None: of an older program
+    unsettled: Unsettled | None = None  # as it is posted; None: it does not say
     # Orders at versions below are void: nobody waits for them any more; left out: the model's.
     awaits: Count | UnsetType = UNSET
     # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.

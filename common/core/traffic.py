@@ -30,16 +30,14 @@ class UpdateTraffic:
         self._marks: dict[WorkerId, _Mark] = {}
         self._moved = self._updates = 0  # since they were taken, of all workers together
 
-    def observe(self, worker: WorkerId, traffic: Traffic | UnsetType, version: int) -> None:
+    def observe(self, worker: WorkerId, traffic: Traffic, version: int) -> None:
         """Take in a worker's count.
 
         Args:
             worker: Whose.
-            traffic: Its count; left out: it is of an older program.
+            traffic: Its count.
             version: Of the weights that it had then.
         """
-        if traffic is UNSET:
-            return
         before = self._marks.get(worker)
         if before is not None and before.traffic.life == traffic.life:
             moved, updates = traffic.total - before.traffic.total, version - before.version

@@ -17,7 +17,7 @@ partition alone until that status says something else: what to do about it is th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,6 +87,31 @@ class _Sent(msgspec.Struct, eq=False, gc=False):
     offset: int | None = None  # in the control topic, once delivered
 
 
+class _Settled:
+    """The frontier below which every record is settled; the group's offsets say it to lag tools."""
+
+    def __init__(self) -> None:
+        self._positions: Positions = {}
+        self.commit_at = float("-inf")  # the next time
+        # A status whose `claimed` becomes that, once no batch below its control position waits.
+        self._next: LeaderStatus | None = None
+
+    def see(self, leader_status: LeaderStatus) -> None:
+        """Follow the frontier: all that is claimed belongs to batches below a position."""
+        if self._next is None or self._next.epoch != leader_status.epoch:
+            self._next = leader_status
+        for seen in (self._next, leader_status):
+            if seen.control_position <= leader_status.oldest_unsettled:
+                self._positions, self._next = seen.claimed, leader_status
+
+    def commit(self, own: Iterable[Partition], now: float) -> Iterator[WorkerCommand]:
+        """Commit the frontier of these partitions."""
+        positions = {p: self._positions[p] for p in own if p in self._positions}
+        if positions:
+            self.commit_at = now + COMMIT_S
+            yield do.Commit(positions)
+
+
 class Worker:
     """One worker's stream side; `on` takes events, `due` says when it wants a `Tick`."""
 
@@ -117,10 +142,7 @@ class Worker:
         self._leaving = False
         self._beat_at = float("-inf")
         self._leader_status_at = float("-inf")
-        self._settled: Positions = {}  # below it every record is settled, for lag tools
-        # A status whose `claimed` becomes that, once no batch below its control position waits.
-        self._next_settled: LeaderStatus | None = None
-        self._commit_at = float("-inf")
+        self._settled = _Settled()
 
     @property
     def room(self) -> int:
@@ -233,7 +255,7 @@ class Worker:
                     yield self._announce(full, now)
             case events.Leaving():
                 self._leaving = True
-                yield from self._commit(now)
+                yield from self._settled.commit(self._own, now)
                 yield do.Heartbeat(LEAVING)
 
     def _tick(self, now: float) -> Iterator[WorkerCommand]:
@@ -253,7 +275,7 @@ class Worker:
 
     def _take(self, run: Run, now: float) -> list[WorkerCommand]:
         if self._batcher.position(run.partition) is None:
-            return [do.DropRows(run.partition)]
+            return [do.Unplace(run.partition)]
         if 0 <= run.epoch < self._batcher.epoch(run.partition):
             # In one log they never go back.
             return list(self._leave_alone(run.partition, now + LOST_S))
@@ -289,24 +311,9 @@ class Worker:
         yield from self._forget(leader_status.oldest_unsettled)
         yield from self._give_up(now)
         yield from self._place(leader_status, now)
-        self._settle(leader_status)
-        if now >= self._commit_at + COMMIT_S:
-            yield from self._commit(now)
-
-    def _settle(self, leader_status: LeaderStatus) -> None:
-        """Follow the settled frontier: all that is claimed belongs to batches below a position."""
-        if self._next_settled is None or self._next_settled.epoch != leader_status.epoch:
-            self._next_settled = leader_status
-        for seen in (self._next_settled, leader_status):
-            if seen.control_position <= leader_status.oldest_unsettled:
-                self._settled, self._next_settled = seen.claimed, leader_status
-
-    def _commit(self, now: float) -> Iterator[WorkerCommand]:
-        """Commit the settled frontier of the partitions that this worker owns."""
-        positions = {p: self._settled[p] for p in self._own if p in self._settled}
-        if positions:
-            self._commit_at = now
-            yield do.Commit(positions)
+        self._settled.see(leader_status)
+        if now >= self._settled.commit_at:
+            yield from self._settled.commit(self._own, now)
 
     def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
         """Take over what a trigger says; where that is no news of this leader, look for its status.
@@ -422,7 +429,7 @@ class Worker:
     def _drop(self, partition: Partition) -> Iterator[WorkerCommand]:
         self._batcher.drop(partition)
         self._ends.pop(partition, None)
-        yield do.DropRows(partition)
+        yield do.Unplace(partition)
 
     # --- announcements -----------------------------------------------------------------------
 
@@ -431,7 +438,7 @@ class Worker:
             self._id, cut.address, cut.samples, cut.skipped, cut.first_arrival_s, cut.last_arrival_s
         )
         self._held.append(self._send(cut.address, now))
-        return do.Announce(self._announced, claim, cut.counts)
+        return do.Announce(self._announced, claim, cut.counts, cut.rows)
 
     def _close(self, now: float) -> Iterator[WorkerCommand]:
         cut = self._batcher.close()
@@ -448,11 +455,8 @@ class Worker:
         if position is None:
             return
         if start > position:
-            if self._batcher.has_open(partition):
-                if self._batcher.is_too_small:
-                    yield do.DropRows(partition)
-                else:
-                    yield from self._close(now)
+            if self._batcher.has_open(partition) and not self._batcher.is_too_small:
+                yield from self._close(now)
             address = address_of([self._batcher.expire(partition, start)])
             self._send(address, now)
             yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))

@@ -5,7 +5,7 @@
 | `images-idx3-ubyte`               | IDX             | image uint8 (n, 1, h, w), label int64     |
 | `.bin`                            | CIFAR-10 binary | image uint8 (n, 3, 32, 32), label int64   |
 | `.csv`                            | CSV             | features float32 (n, f), label int64, or  |
-|                                   |                 | hashed, ratings or rows: see `tables`     |
+|                                   |                 | rows as they are: see `tables`            |
 | `.dat`                            | LDA-C documents | index int32 (n, m), value float32 (n, m)  |
 | `.npz`                            | numpy archive   | whatever arrays it holds                  |
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.records import Records, checked
-from common.data.tables import hashed_records, rating_records, row_records, table_records
+from common.data.tables import row_records, table_records
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ def read_records(
     *,
     label: str | None = None,
     leave_out: Sequence[str] = (),
-    buckets: int = 0,
-    ratings: bool = False,
     rows: bool = False,
     texts: Sequence[str] = (),
 ) -> Records:
@@ -57,34 +55,22 @@ def read_records(
         label: CSV only: the label's column by name or index (from 0, or from -1 at the end); the
             last one unless given.
         leave_out: CSV only: columns that are not read, by name or index.
-        buckets: CSV only: how many features are hashed into; 0: they are not.
-        ratings: CSV only: whether it holds users, items and ratings.
         rows: CSV only: whether its rows are records as they are.
-        texts: Of rows, or what is hashed: patterns of columns whose cells are texts.
+        texts: Of rows: patterns of columns whose cells are texts.
 
     Raises:
         UserError: If there is no such file, or it is not what its name says.
     """
     kind = _kind(path)
-    chosen = label is not None or bool(leave_out) or buckets > 0
-    if kind != ".csv" and (chosen or ratings or rows):
+    if kind != ".csv" and (label is not None or leave_out or rows):
         raise UserError(f"{path}: columns can be chosen for CSV files only")
-    if ratings and chosen:
-        raise UserError(f"{path}: ratings are the first three columns, nothing else can be chosen")
-    if rows and (label is not None or buckets or ratings):
-        raise UserError(
-            f"{path}: rows are sent as they are: leave --label, --buckets, --ratings out"
-        )
+    if rows and label is not None:
+        raise UserError(f"{path}: rows are sent as they are: leave --label out")
     if kind == ".npz":
         return _read_npz(path)
     data = read_bytes(path)
-    if rows or ratings:
-        where = str(path)
-        return row_records(data, where, leave_out, texts) if rows else rating_records(data, where)
-    if buckets:
-        return hashed_records(
-            data, str(path), label=label, leave_out=leave_out, buckets=buckets, texts=texts
-        )
+    if rows:
+        return row_records(data, str(path), leave_out, texts)
     if kind == ".csv":
         return table_records(data, str(path), label=label, leave_out=leave_out)
     if kind in (".dat", ".bin"):

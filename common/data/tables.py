@@ -5,10 +5,6 @@
 - Of symbols a job's `records.fields` says what they are. Rows are sent as they are for that: each a
   JSON object, a number where a cell is one, null where it is empty, else a text.
 - Features keep the order of the columns.
-
-Or, hashed (`common.core.hashing`): an index and a value for each cell of a record, which is a
-number, a text or empty as in rows; an empty one has the value 0. Or ratings: who, what and how, in
-the first three columns; who and what are numbers already.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 import numpy as np
 
-from common.core.hashing import bucket_of, damped
 from common.data.records import Records, checked
 from common.errors import UserError
 
@@ -34,7 +29,6 @@ if TYPE_CHECKING:
 Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d{1,2})?")  # as JSON has it: 007 is a text
-_ID = re.compile(r"[0-9]{1,9}")
 _ROWS = "`--rows` sends them as they are, for the job's records.fields to read"
 
 
@@ -58,46 +52,6 @@ def table_records(
         raise UserError(f"{source}: no column is left for features")
     labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
     return checked({"features": np.concatenate(features, axis=1), "label": labels}, source)
-
-
-def hashed_records(
-    data: bytes,
-    source: str,
-    *,
-    label: str | None,
-    leave_out: Sequence[str],
-    buckets: int,
-    texts: Sequence[str] = (),
-) -> Records:
-    """Parse CSV as `table_records` does; each cell becomes a bucket and a value.
-
-    Args:
-        data: The file.
-        source: Its name.
-        label: The label's column.
-        leave_out: Columns that are no feature.
-        buckets: How many there are.
-        texts: As of `row_records`.
-
-    Returns:
-        index int32 (n, f), value float32 (n, f), label int64 (n,).
-
-    Raises:
-        UserError: If it is not such a table, or has no such column.
-    """
-    names, columns = _columns(data, source)
-    label_index = _find("-1" if label is None else label, names, source)
-    left_out = {label_index, *(_find(column, names, source) for column in leave_out)}
-    kept = [index for index in range(len(names)) if index not in left_out]
-    if not kept:
-        raise UserError(f"{source}: no column is left for features")
-    cells = [
-        _hashed(names[index], columns[index], buckets, is_text=_is_text(names[index], texts))
-        for index in kept
-    ]
-    index, value = (np.stack(part, axis=1) for part in zip(*cells, strict=True))
-    labels = _labels(columns[label_index], f"{source}: label column {names[label_index]!r}")
-    return checked({"index": index, "value": value, "label": labels}, source)
 
 
 def row_records(
@@ -139,28 +93,6 @@ def _cell(cell: str) -> object:
     return msgspec.Raw(cell.encode()) if _NUMBER.fullmatch(cell) else cell
 
 
-def rating_records(data: bytes, source: str) -> Records:
-    """Parse CSV of ratings; users and items are the numbers that they have.
-
-    Returns:
-        user int32 (n,), item int32 (n,), rating float32 (n,).
-
-    Raises:
-        UserError: If it is not such a table.
-    """
-    names, columns = _columns(data, source)
-    if len(columns) < 3:
-        raise UserError(f"{source}: ratings need columns for user, item and rating; found {names}")
-    if _numbers(columns[2]) is None or (columns[2] == "").any():
-        raise UserError(f"{source}: column {names[2]!r}: a rating is a number")
-    ratings = _features(columns[2], f"{source}: column {names[2]!r}")
-    who, what = (
-        _ids(column, f"{source}: column {name!r}")
-        for name, column in zip(names, columns[:2], strict=False)
-    )
-    return checked({"user": who, "item": what, "rating": ratings[:, 0]}, source)
-
-
 def _columns(data: bytes, source: str) -> tuple[list[str], list[Column]]:
     try:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")) if row]
@@ -197,25 +129,6 @@ def _features(column: Column, where: str) -> npt.NDArray[np.float32]:
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
         raise UserError(f"{where}: holds a number that is not finite as float32")
     return numbers.astype(np.float32)[:, np.newaxis]
-
-
-def _hashed(
-    name: str, column: Column, buckets: int, *, is_text: bool
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """(n,) buckets and values of a column's cells."""
-    cells, codes = np.unique(column, return_inverse=True)
-    index, value = np.zeros(len(cells), np.int32), np.zeros(len(cells), np.float32)
-    for place, cell in enumerate(cells.tolist()):
-        number = not cell or (not is_text and _NUMBER.fullmatch(cell))
-        index[place] = bucket_of(name, None if number else cell, buckets)
-        value[place] = damped(np.array(float(cell or 0))) if number else 1
-    return index[codes], value[codes]
-
-
-def _ids(column: Column, where: str) -> npt.NDArray[np.int32]:
-    if not all(map(_ID.fullmatch, column.tolist())):
-        raise UserError(f"{where}: ids are whole numbers below 10^9; of others {_ROWS}: `hash: N`")
-    return column.astype(np.int32)
 
 
 def _labels(column: Column, where: str) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""A real Apache Kafka as our own child, mostly of one node: for CI, tests and `make kafka`.
+"""A real Apache Kafka of one node as our own child: for CI, tests and `make kafka`.
 
 `python -m common.embedded.apache_kafka --data DIR [--port N]` runs one until Ctrl-C.
 """
@@ -18,7 +18,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -32,8 +31,6 @@ from common.kafka.settings import KafkaSettings
 from common.ports.servers import NewTopic
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
-_FIRST_NODE = 1
-_ALLOWED_URLS = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"  # where a broker may ask
 _START_TIMEOUT_S = 60.0
 _BROKER = "kafka.Kafka"
 _QUIET = (
@@ -50,7 +47,7 @@ _BATCH_LENGTH_FROM = 12  # the length counts from here on
 # A broker on one machine that forgets nothing it promised but is quick to notice the dead: the
 # limits that Kafka's defaults put on session and heartbeat times are made for large clusters.
 _PROPERTIES = """\
-process.roles={roles}
+process.roles=broker,controller
 node.id={node}
 controller.quorum.voters=1@127.0.0.1:{controller_port}
 listeners={listeners}
@@ -81,28 +78,6 @@ num.network.threads=2
 num.io.threads=2
 background.threads=2
 log.cleaner.dedupe.buffer.size=4194304
-"""
-
-# Beside the open listener, on which the broker talks to itself and everybody may do everything.
-_SAFE_PROPERTIES = """\
-listener.name.safe.ssl.keystore.type=PEM
-listener.name.safe.ssl.keystore.location={keystore}
-listener.name.safe.sasl.enabled.mechanisms={mechanisms}
-listener.name.safe.scram-sha-512.sasl.jaas.config=\
-org.apache.kafka.common.security.scram.ScramLoginModule required;
-authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-super.users=User:ANONYMOUS
-"""
-
-# Of that listener, for those who come with what an issuer signed.
-_ISSUER_PROPERTIES = """\
-listener.name.safe.oauthbearer.sasl.server.callback.handler.class=\
-org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler
-listener.name.safe.oauthbearer.sasl.jaas.config=\
-org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
-sasl.oauthbearer.expected.issuer={issuer}
-sasl.oauthbearer.expected.audience={audience}
-sasl.oauthbearer.jwks.endpoint.url={issuer}/jwks
 """
 
 _LOGGING = """\
@@ -172,26 +147,6 @@ def _archive_of(jars: Path) -> Path:
     return jars.parent / f"classes-{made}.jsa"
 
 
-@dataclass(frozen=True, slots=True)
-class Safe:
-    """One more listener, with TLS and one user, who comes by SCRAM-SHA-512, without rights."""
-
-    keystore: Path  # key, then chain of certificates, in PEM
-    username: str
-    password: str
-    issuer: str = ""  # URL of whose tokens let in, too, whoever they name; empty: none do
-    audience: str = ""  # for whom such a token must be
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A place for one more broker in a cluster that another node began."""
-
-    node: int  # its id
-    cluster: str  # id of the cluster
-    controller_port: int  # of the node that began it, which alone decides
-
-
 class ApacheKafka:
     """A KRaft node on 127.0.0.1, broker and controller in one; it ends with its parent.
 
@@ -201,15 +156,14 @@ class ApacheKafka:
         port: Where clients find it; a free one if 0.
         proxies: Ports of proxies in front of it. A client goes on to the address that the broker
             advertises, so each gets a listener of its own, in `proxied`, that advertises the proxy.
-        safe: A listener with TLS and a password, at `safe_address`; None: without one.
         properties: Further lines of its configuration.
-        seat: Where it joins the cluster of another node, as a broker only; None: it begins one.
 
     Raises:
         UnavailableError: If it does not start; the message quotes what it said.
     """
 
     name = "Kafka"
+    node = 1
 
     def __init__(
         self,
@@ -217,32 +171,21 @@ class ApacheKafka:
         data: Path,
         port: int = 0,
         proxies: Sequence[int] = (),
-        safe: Safe | None = None,
         properties: str = "",
-        seat: Seat | None = None,
     ) -> None:
         self._classpath = f"{jars}/*"
         archive = _archive_of(jars)
         self._classes = archive if archive.exists() and archive.stat().st_size else None
-        self._data = data
-        self._seat = seat
-        self.node = seat.node if seat else _FIRST_NODE
+        self.data = data
         self._port = port or free_port()
         self._proxies = tuple(proxies)
         self.proxied = tuple(free_port() for _ in proxies)  # where each proxy passes its bytes on
-        self._safe = safe
         self._properties = properties
-        self._safe_port = free_port() if safe else 0
-        self._controller_port = seat.controller_port if seat else free_port()
+        self.controller_port = free_port()
         self._write_configuration()
         self._format()
         self.settings = KafkaSettings(bootstrap=f"127.0.0.1:{self._port}")
         self._child = self._started()
-
-    @property
-    def safe_address(self) -> str:
-        """Where clients find the listener with TLS and a password."""
-        return f"127.0.0.1:{self._safe_port}"
 
     @property
     def pid(self) -> int:
@@ -257,12 +200,6 @@ class ApacheKafka:
     def last_words(self) -> str:
         """Return the end of the broker's output."""
         return self._child.last_words()
-
-    def seat(self, node: int) -> Seat:
-        """A place for one more broker, of this id; the ids begin with 1, which is this one's."""
-        properties = (self._data / "log" / "meta.properties").read_text()
-        cluster = properties.partition("cluster.id=")[2].partition("\n")[0]
-        return Seat(node, cluster, self._controller_port)
 
     def stop(self) -> None:
         """Shut it down in order; `restart` brings it back."""
@@ -295,8 +232,8 @@ class ApacheKafka:
         """
         if self._child.running():
             raise ValueError("stop the broker first: it would not notice that its files change")
-        (self._data / "log" / ".kafka_cleanshutdown").unlink(missing_ok=True)
-        segments = sorted((self._data / "log" / f"{topic}-{partition}").glob("*.log"))
+        (self.data / "log" / ".kafka_cleanshutdown").unlink(missing_ok=True)
+        segments = sorted((self.data / "log" / f"{topic}-{partition}").glob("*.log"))
         for index, segment in enumerate(segments):
             for at, first, last in _batches(segment):
                 if last < end:
@@ -320,59 +257,46 @@ class ApacheKafka:
         self.stop()
 
     def _write_configuration(self) -> None:
-        self._data.mkdir(parents=True, exist_ok=True)
+        self.data.mkdir(parents=True, exist_ok=True)
+        (self.data / "server.properties").write_text(self._configuration())
+        (self.data / "log4j2.properties").write_text(_LOGGING.format(log=self.data / "server.log"))
+
+    def _configuration(self) -> str:
+        """Lines of the broker's configuration; of two of a name, the last counts."""
         names = ["PLAINTEXT", *(f"PROXY{number}" for number in range(len(self._proxies)))]
-        protocols = [f"{name}:PLAINTEXT" for name in names]
-        own, more = list[int](), ""
-        if self._safe:
-            names, protocols = [*names, "SAFE"], [*protocols, "SAFE:SASL_SSL"]
-            own = [self._safe_port]
-            mechanisms = "SCRAM-SHA-512"
-            if self._safe.issuer:
-                mechanisms += ",OAUTHBEARER"
-                more = _ISSUER_PROPERTIES.format(
-                    issuer=self._safe.issuer, audience=self._safe.audience
-                )
-            more += _SAFE_PROPERTIES.format(keystore=self._safe.keystore, mechanisms=mechanisms)
-        listeners = _listeners(names, (self._port, *self.proxied, *own))
-        controller = f",CONTROLLER://127.0.0.1:{self._controller_port}"
+        listeners = _listeners(names, (self._port, *self.proxied))
         text = _PROPERTIES.format(
             node=self.node,
-            roles="broker" if self._seat else "broker,controller",
-            listeners=listeners if self._seat else listeners + controller,
-            advertised=_listeners(names, (self._port, *self._proxies, *own)),
-            protocols=",".join(protocols),
-            controller_port=self._controller_port,
-            data=self._data,
+            listeners=f"{listeners},CONTROLLER://127.0.0.1:{self.controller_port}",
+            advertised=_listeners(names, (self._port, *self._proxies)),
+            protocols=",".join(f"{name}:PLAINTEXT" for name in names),
+            controller_port=self.controller_port,
+            data=self.data,
         )
-        (self._data / "server.properties").write_text(text + more + self._properties)
-        (self._data / "log4j2.properties").write_text(
-            _LOGGING.format(log=self._data / "server.log")
-        )
+        return text + self._properties
 
-    def _format(self) -> None:
-        if (self._data / "log" / "meta.properties").exists():
+    def _cluster(self) -> str:
+        """The id of the cluster that it begins."""
+        return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+    def _format(self, *options: str) -> None:
+        if (self.data / "log" / "meta.properties").exists():
             return  # it has served before
-        new = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        cluster = self._seat.cluster if self._seat else new
         command = self._java("kafka.tools.StorageTool", "format")
         # In one word: an id may begin with a dash.
-        command += [f"--cluster-id={cluster}", "-c", str(self._data / "server.properties")]
-        if self._safe:
-            user = f"name={self._safe.username},password={self._safe.password}"
-            command += ["--add-scram", f"SCRAM-SHA-512=[{user}]"]
+        command += [f"--cluster-id={self._cluster()}", "-c", str(self.data / "server.properties")]
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
-            command, capture_output=True, text=True, check=False
+            [*command, *options], capture_output=True, text=True, check=False
         )
         if ended.returncode != 0:
             raise UnavailableError(
-                f"Kafka's storage at {self._data} cannot be used: {ended.stdout}{ended.stderr}"
+                f"Kafka's storage at {self.data} cannot be used: {ended.stdout}{ended.stderr}"
             )
 
     def _started(self) -> Child:
         child = Child(
-            self._java(_BROKER, str(self._data / "server.properties")),
-            log=self._data / "console.log",
+            self._java(_BROKER, str(self.data / "server.properties")),
+            log=self.data / "console.log",
         )
         try:
             child.await_ready(self._answers, _START_TIMEOUT_S)
@@ -389,8 +313,7 @@ class ApacheKafka:
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",
             *([f"-XX:SharedArchiveFile={self._classes}", *_QUIET] if self._classes else []),
-            *([f"{_ALLOWED_URLS}={self._safe.issuer}/jwks"] if self._safe else []),
-            f"-Dlog4j2.configurationFile={self._data / 'log4j2.properties'}",
+            f"-Dlog4j2.configurationFile={self.data / 'log4j2.properties'}",
             "-cp",
             self._classpath,
             *main,

@@ -50,39 +50,38 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
     )
 
 
-def trainer_of(spec: JobSpec, allowed: Collection[str], max_model_mb: int) -> Callable[[], Trainer]:
+def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]:
     """How to make trainers with the weights of version 0, which the specification determines.
 
     Args and Raises: As `sliced_trainer_of`, which is for workers that own slices of the weights.
     """
-    parts = _parts(spec, allowed, max_model_mb)
+    parts = _parts(spec, allowed)
     return lambda: Trainer(*parts)
 
 
 def sliced_trainer_of(
-    spec: JobSpec, allowed: Collection[str], max_model_mb: int, count: int
+    spec: JobSpec, allowed: Collection[str], count: int
 ) -> Callable[[], SlicedTrainer]:
     """How to make a worker's numbers with the weights of version 0, where slices have owners.
 
     Args:
         spec: The job.
         allowed: Entrypoints that this process may import (DOLL_TASKS).
-        max_model_mb: A model of more MiB is refused (DOLL_MAX_MODEL_MB).
         count: How many slices there are.
 
     Raises:
         TaskMissingError: If this process has not got the task.
         UserError: If the task or the optimizer cannot be made, or the model is too large.
     """
-    parts = _parts(spec, allowed, max_model_mb)
+    parts = _parts(spec, allowed)
     return lambda: SlicedTrainer(*parts, count=count)
 
 
 def _parts(
-    spec: JobSpec, allowed: Collection[str], max_model_mb: int
+    spec: JobSpec, allowed: Collection[str]
 ) -> tuple[Vector, int, OptimizerSettings, Reduction, Layout]:
     task = task_of(spec, allowed)
-    check_size(task, max_model_mb)
+    check_size(task)
     model = FlatModel(build_model(task, spec.seed))
     weights, parameter_count = model.vector.copy(), model.parameter_count
     return weights, parameter_count, optimizer_of(spec), spec.reduction, model.layout

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
-from msgspec import Meta
 
+from common.core.bounds import Count
 from common.telemetry.logging import event_logger
 
 Outcome: TypeAlias = Literal["done", "refused", "unknown"]
@@ -44,7 +44,7 @@ class Change(msgspec.Struct, frozen=True):
     action: str
     by: str
     role: str
-    revision: Annotated[int, Meta(ge=0)] = 0
+    revision: Count = 0
     changed: dict[str, Any] = {}
     reason: str = ""
 

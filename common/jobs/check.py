@@ -21,7 +21,7 @@ import msgspec
 from common.config.program import command_of, search_path
 from common.errors import GivenError
 from common.jobs.spec import UNKNOWN_WORKERS, JobSpec, check_options
-from common.learning.task_options import options_of
+from common.learning.task_options import MAX_MODEL_MIB, options_of
 from common.telemetry.logging import event_logger
 
 MOST_MIB = 4 << 10  # of the other process; a model that fits is judged, whatever builds it
@@ -100,7 +100,6 @@ def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PAT
 def check_submission(
     spec: JobSpec,
     allowed: Collection[str],
-    max_model_mb: int,
     coordinator_memory_mib: int,
     build: Callable[[JobSpec, Collection[str]], Report] = built_apart,
 ) -> Unchecked | None:
@@ -109,7 +108,6 @@ def check_submission(
     Args:
         spec: The job.
         allowed: Entrypoints that may be imported here (DOLL_TASKS).
-        max_model_mb: The largest model, in MiB (DOLL_MAX_MODEL_MB).
         coordinator_memory_mib: For the sums of rounds in flight, and what workers know with
             compression (DOLL_COORDINATOR_MEMORY_MIB).
         build: Builds a task of somebody's own.
@@ -133,12 +131,10 @@ def check_submission(
             unchecked = Unchecked(why, begun=bool(report.unended))
             _log.info("task_not_checked", job=spec.name, reason=why)
         size_mb = report.model_mb
-    if size_mb > max_model_mb:
+    if size_mb > MAX_MODEL_MIB:
         raise GivenError(
             ("task",),
-            f"the model takes {size_mb:,.0f} MiB, more than the {max_model_mb:,} that"
-            " DOLL_MAX_MODEL_MB allows: make it smaller, or allow more, here and at the"
-            " coordinators",
+            f"the model takes {size_mb:,.0f} MiB, more than {MAX_MODEL_MIB:,}: make it smaller",
         )
     # Beside the model itself: a sum for each round that may be in flight, one to spare, the view.
     views, rounds = int(spec.compression is not None), spec.most_rounds

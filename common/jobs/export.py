@@ -82,7 +82,7 @@ def main(model: bytes, path: Path, allowed: Collection[str]) -> int:
     try:
         weights, about = unpack(model)
         if not {"task", "records"} <= about.keys():
-            raise UserError("the model does not say what it is: an older service gave it out")
+            raise UserError("the file does not say of which task and records its model is")
         described = _TASK.decode(about["task"])
         fields = RecordsSpec.model_validate_json(about["records"]).described()
         task = make_task(described.name, described.options, allowed)

@@ -39,7 +39,6 @@ from common.core.messages import (
     Evaluated,
     Lead,
     LeaderStatus,
-    ModelId,
     Opened,
     Positions,
     Quarantined,
@@ -220,12 +219,11 @@ class Updates:
 
     Args:
         streams: Of the job.
-        kept: Updates that are kept singly.
     """
 
-    def __init__(self, streams: Sequence[str], kept: int = KEPT) -> None:
+    def __init__(self, streams: Sequence[str]) -> None:
         self._streams = streams
-        self._kept = deque[bytes](maxlen=kept)
+        self._kept = deque[bytes](maxlen=KEPT)
         self.clear(0)
 
     def clear(self, version: int) -> None:
@@ -800,15 +798,12 @@ class JobProgress:
     Args:
         updates_start: Offset of the first record of the updates topic that is fed.
         control_start: Likewise of the control topic.
-        kept: Updates that are kept singly; of older ones sums remain.
     """
 
-    def __init__(
-        self, record: JobRecord, updates_start: int = 0, control_start: int = 0, kept: int = KEPT
-    ) -> None:
+    def __init__(self, record: JobRecord, updates_start: int = 0, control_start: int = 0) -> None:
         self.record = record
         self.whole = updates_start == control_start == 0
-        self.updates = Updates(record.spec.streams, kept)
+        self.updates = Updates(record.spec.streams)
         self.evaluations = Evaluations(record.spec.streams)
         # Of all streams, at a time.
         self.lags = Thinned[tuple[float, Sequence[int | None]]](POINTS)
@@ -829,15 +824,6 @@ class JobProgress:
     def version(self) -> int:
         """J, updates made so far."""
         return self._history.version
-
-    @property
-    def epoch(self) -> int:
-        """Of the Lead in force, -1 for none."""
-        return self._history.epoch
-
-    def holds(self, model: ModelId) -> bool:
-        """Whether a version is part of the effective history."""
-        return self._history.holds(model)
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -1286,7 +1272,7 @@ class JobProgress:
         return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
 
     def _learning_rate(self) -> float | None:
-        """At which the newest update was made; None where an older program made it."""
+        """Rate of the newest update; None if it does not say."""
         if self._newest is None:
             optimizer = self.record.spec.optimizer
             return optimizer.learning_rate * optimizer.scheduled.share(0)

@@ -209,7 +209,7 @@ class HashedSpec(Part):
     """How features that no field names become the fields `index` and `value`."""
 
     buckets: Count
-    """How many the features are hashed into, by `crc32-1`, as `doll produce --buckets` does."""
+    """How many the features are hashed into, by `crc32-1`."""
 
 
 _CODECS = ("tensor", "json", "avro", "protobuf")

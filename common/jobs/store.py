@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from common.core.batching import most_group_size
+from common.core.bounds import Count, NonEmpty, Ordinal
 from common.core.events import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
 from common.core.spans import LogPosition, Partition
@@ -63,8 +64,8 @@ class Origin(msgspec.Struct, frozen=True):
     """The checkpoint of another job with whose weights a job begins, copied into its own folder."""
 
     job: str
-    epoch: Annotated[int, Meta(ge=0)]
-    version: Annotated[int, Meta(ge=0)]
+    epoch: Count
+    version: Count
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the copy
 
     def __str__(self) -> str:
@@ -110,32 +111,29 @@ class JobRecord(NamedTuple):
 class FreeName(msgspec.Struct, frozen=True):
     """A name that a deleted job had; without one, the next job of a name is its first."""
 
-    next_incarnation: Annotated[int, Meta(ge=1)]
+    next_incarnation: Ordinal
     # Who made and deleted the jobs of the name, newest last.
     changes: tuple[Change, ...] = ()
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
-    """A job record as JSON: positions as triples, since JSON has no keys but text."""
+    """A job record as JSON: positions by stream, each list by the number of the partition."""
 
     spec: msgspec.Raw
     wanted: Wanted
-    first: list[tuple[str, int, int]]
+    first: dict[str, NonEmpty[list[LogPosition]]]
     reason: str = ""
     submitted_s: float = 0.0
     origin: Origin | None = None
-    revision: Annotated[int, Meta(ge=0)] = 0
+    revision: Count = 0
     changes: tuple[Change, ...] = ()
     request: str = ""
     held: bool = False
     detail: str = ""
     finished: bool = False
-    incarnation: Annotated[int, Meta(ge=1)] = 1
-    after_loss: Annotated[int, Meta(ge=0)] = 0
+    incarnation: Ordinal = 1
+    after_loss: Count = 0
     from_start: bool = False
-    topic_ids: dict[str, str] = {}  # Kafka's, of the streams, as far as they are known
-    # Kafka's, of the last records below `first`, in that order; none where none is known.
-    epochs: list[int] = []
     read_from: ReadFrom = ""
     seal: str = ""
     format: int = 1
@@ -794,18 +792,12 @@ def _encode(entry: JobRecord | FreeName) -> bytes:
 def encode_job(record: JobRecord) -> bytes:
     """Write a job record."""
     spec = msgspec.Raw(record.spec.model_dump_json().encode())
-    first = [(place.topic, place.index, position) for place, position in record.first.items()]
-    first.sort()
-    known = [
-        record.known.get(Partition(topic, index), LogPosition(at)) for topic, index, at in first
-    ]
-    topic_ids = {at[0]: below.topic_id for at, below in zip(first, known, strict=True)}
-    epochs = [below.epoch for below in known]
+    first = dict[str, list[LogPosition]]()
+    for place, at in sorted(record.first.items()):
+        first.setdefault(place.topic, []).append(record.known.get(place, LogPosition(at)))
     stored = _Stored(
         spec=spec,
         first=first,
-        topic_ids={topic: topic_id for topic, topic_id in topic_ids.items() if topic_id},
-        epochs=epochs if max(epochs, default=-1) >= 0 else [],
         **{name: getattr(record, name) for name in _AS_IT_IS},
     )
     return msgspec.json.encode(stored)
@@ -841,25 +833,18 @@ def decode_job(key: bytes | None, value: bytes) -> JobRecord:
         raise WireError(f"job record: {error}") from error
     if key != spec.name.encode():
         raise WireError(f"job record: stands under the key {key!r}, its name is {spec.name!r}")
-    first = {Partition(topic, index): position for topic, index, position in stored.first}
-    if {place.topic for place in first} != set(spec.streams) or min(first.values()) < 0:
+    if stored.first.keys() != set(spec.streams):
         raise WireError("job record: first positions are not those of its streams")
-    if stored.epochs and len(stored.epochs) != len(stored.first):
-        raise WireError("job record: not all of its first positions have a leader epoch")
     if stored.changes and stored.changes[-1].revision != stored.revision:
         raise WireError(f"job record: revision {stored.revision} is not that of its last change")
+    known = {
+        Partition(topic, index): position
+        for topic, positions in stored.first.items()
+        for index, position in enumerate(positions)
+    }
     return JobRecord(
         spec=spec,
-        first=first,
-        known=_known(stored) if stored.topic_ids or stored.epochs else {},
+        first={place: position.offset for place, position in known.items()},
+        known={place: at for place, at in known.items() if at != LogPosition(at.offset)},
         **{name: getattr(stored, name) for name in _AS_IT_IS},
     )
-
-
-def _known(stored: _Stored) -> LogPositions:
-    """What was known of the logs below the first positions."""
-    epochs = stored.epochs or [-1] * len(stored.first)
-    return {
-        Partition(topic, index): LogPosition(position, stored.topic_ids.get(topic, ""), epoch)
-        for (topic, index, position), epoch in zip(stored.first, epochs, strict=True)
-    }

@@ -1,12 +1,24 @@
-"""Records of one partition that were fetched and are not given out yet."""
+"""Records that were fetched and are not given out yet."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from common.core.reading import RunsInTurn
+from common.core.spans import Partition
+from common.kafka.client import arrival_s, epochs_of, offsets_of, values_of
+from common.ports.servers import EndReached, Fetched
+
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from common.kafka.client import Record
+    from common.kafka.cursor import Cursor
+
+# How long records wait for those of a partition that has some, but none here, to take their turn.
+_PATIENCE_S = 0.25
 
 # What a record takes besides its value: the client's message, its offset, a place in the queue.
 # Without it a queue of 8-byte records would hold thirty times the memory that it is allowed.
@@ -14,7 +26,10 @@ _OVERHEAD_BYTES = 250
 
 
 class RecordQueue:
-    """Keeps records as they were fetched, in chunks: to cut one is cheaper than to queue each."""
+    """Keeps records of one partition as they were fetched, in chunks.
+
+    To cut a chunk is cheaper than to queue each record.
+    """
 
     def __init__(self) -> None:
         self._chunks: deque[list[Record]] = deque()
@@ -55,3 +70,113 @@ class RecordQueue:
 
 def _size_of(records: list[Record]) -> int:
     return sum(map(len, records)) + _OVERHEAD_BYTES * len(records)
+
+
+class WaitingRecords:
+    """Records of all partitions that are read: a queue each, given out in turn.
+
+    What it keeps beside the queues is there so that a poll costs what came, however many partitions
+    there are.
+    """
+
+    def __init__(self) -> None:
+        self._queues = dict[Partition, RecordQueue]()
+        self._told = dict[Partition, int]()  # up to where each was given out
+        self.filled = set[Partition]()  # those that hold records
+        self._full = set[Partition]()  # paused at the client
+        self._at_end = set[Partition]()  # all there is to read was fetched
+        self._ended = set[Partition]()  # of those, whose end may lie above the last record
+        self._lacking_since = dict[Partition, float]()  # not at its end, and nothing is here
+        self._in_turn = RunsInTurn()
+
+    def place(self, partition: Partition, position: int) -> None:
+        """Begin a partition at a position."""
+        self._queues[partition] = RecordQueue()
+        self._told[partition] = position
+
+    def drop(self, partition: Partition) -> None:
+        """Forget a partition."""
+        for table in (self._queues, self._told, self._lacking_since):
+            table.pop(partition, None)
+        for group in (self.filled, self._full, self._at_end, self._ended):
+            group.discard(partition)
+
+    def put(self, partition: Partition, records: list[Record]) -> None:
+        """Add records, at least one, which continue those that are there."""
+        self._queues[partition].put(records)
+        self.filled.add(partition)
+
+    def end(self, partition: Partition, *, reached: bool) -> None:
+        """Note whether what came last reached the end of a partition."""
+        if reached:
+            self._at_end.add(partition)
+            self._ended.add(partition)
+        else:
+            self._at_end.discard(partition)
+
+    def is_at_end(self, partition: Partition) -> bool:
+        """Return True if all there is to read of a partition was fetched."""
+        return partition in self._at_end
+
+    def first_offset(self, partition: Partition) -> int | None:
+        """Offset of a partition's oldest record; None where there is none."""
+        return self._queues[partition].first_offset()
+
+    def emptied(self, full_bytes: int) -> set[Partition]:
+        """Partitions that were overfull and are half empty now."""
+        emptied = {p for p in self._full if self._queues[p].size_bytes <= full_bytes // 2}
+        self._full -= emptied
+        return emptied
+
+    def overfull(self, full_bytes: int, besides: Collection[Partition]) -> set[Partition]:
+        """Partitions that have come to hold so many bytes, but for some."""
+        overfull = {
+            each
+            for each in self.filled - self._full
+            if self._queues[each].size_bytes >= full_bytes and each not in besides
+        }
+        self._full |= overfull
+        return overfull
+
+    def lacks(self, halted: set[Partition]) -> bool:
+        """Whether to wait for a partition that has more to read, and of which nothing is here."""
+        now, since = time.monotonic(), self._lacking_since
+        # What waits for a look at its topic is here: of a thousand that trickle some always do.
+        lacking = self._queues.keys() - self.filled - self._at_end - halted
+        self._lacking_since = {partition: since.get(partition, now) for partition in lacking}
+        return any(now < since_s + _PATIENCE_S for since_s in self._lacking_since.values())
+
+    def give_out(
+        self, here: Collection[Partition], lags: Mapping[Partition, int], wanted: int, run: int
+    ) -> list[Fetched]:
+        """Take records of these partitions out, in turn."""
+        counts = {partition: len(self._queues[partition]) for partition in here}
+        given = [
+            _fetched(partition, self._queues[partition].take(count))
+            for partition, count in self._in_turn.plan(counts, lags, wanted, run)
+        ]
+        self.filled = {partition for partition in self.filled if self._queues[partition]}
+        self._told.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
+        return given
+
+    def reached(self, cursors: Mapping[Partition, Cursor]) -> list[EndReached]:
+        """Ends that lie above the last record, of partitions all of which was given out."""
+        ends, self._ended = self._ended - self.filled, self._ended & self.filled
+        reached = list[EndReached]()
+        for partition in ends & self._at_end:
+            position = cursors[partition].position
+            if position > self._told[partition]:
+                self._told[partition] = position
+                reached.append(EndReached(partition, position))
+        return reached
+
+
+def _fetched(partition: Partition, run: list[Record]) -> Fetched:
+    return Fetched(
+        partition,
+        offsets_of(run),
+        values_of(run),
+        arrival_s(run[0]),
+        arrival_s(run[-1]),
+        epochs_of(run),
+    )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from common.core.events import Assigned, Revoked
-from common.core.reading import RunsInTurn
 from common.core.spans import LogPosition, Partition
 from common.kafka.client import (
     AT_END,
@@ -18,23 +17,20 @@ from common.kafka.client import (
     OUT_OF_RANGE,
     Complaints,
     are_records,
-    arrival_s,
     as_ours,
     cause_of,
     consume,
     end_in,
     epoch_of,
-    epochs_of,
     made,
     offsets_of,
     runs_of,
-    values_of,
 )
 from common.kafka.cursor import Cursor
 from common.kafka.epochs import TopicWatch, divergent_offset
-from common.kafka.record_queue import RecordQueue
+from common.kafka.record_queue import WaitingRecords
 from common.kafka.settings import FETCH_BACKOFF_MS, member_properties
-from common.ports.servers import Bounds, EndReached, Fetched, OutOfRange, StreamEvent, Truncated
+from common.ports.servers import Bounds, OutOfRange, StreamEvent, Truncated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,8 +54,6 @@ _FETCH_BYTES = 256 << 10
 # it away, so it is small.
 _AHEAD_KB = 2_048
 _FETCHES_HELD = 2  # of each partition at least, so that one is here while the next is on its way
-# How long records wait for those of a partition that has some, but none here, to take their turn.
-_PATIENCE_S = 0.25
 # The client fetches from a topic created anew, which is longer, without a word. It needs longer for
 # that than to ask again after an error: records after such a silence wait for a look at the topic.
 _SILENCE_S = FETCH_BACKOFF_MS / 1000
@@ -92,7 +86,6 @@ class KafkaStreamReader:
         self._owned: set[Partition] = set()
         self._committed: dict[Partition, int] = {}  # of those, as the broker answered
         self._cursors: dict[Partition, Cursor] = {}
-        self._told: dict[Partition, int] = {}  # up to where each was given out; of those likewise
         self._unsought: set[Partition] = set()
         self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
         self._halted: set[Partition] = set()  # out of range: the client will not seek there again
@@ -104,14 +97,7 @@ class KafkaStreamReader:
         self._watch = TopicWatch(admin, settings)
         self._met: dict[str, str] = {}  # ids of topics as this client has known them
         self._paused = False  # asked for by the caller
-        # What follows is kept so that a poll costs what came, however many partitions there are.
-        self._queues: dict[Partition, RecordQueue] = {}  # of those that have a cursor
-        self._filled: dict[Partition, RecordQueue] = {}  # those that hold records
-        self._full: set[Partition] = set()  # paused at the client
-        self._at_end: set[Partition] = set()  # all there is to read was fetched
-        self._ended: set[Partition] = set()  # of those, whose end may lie above the last record
-        self._lacking_since: dict[Partition, float] = {}  # not at its end, and nothing is here
-        self._in_turn = RunsInTurn()
+        self._waiting = WaitingRecords()
         self._held_bytes = settings.prefetch_kb << 10  # over all partitions
         self._complaints = Complaints()
         # A missing right, until a record or a partition comes: the client says it once.
@@ -139,10 +125,12 @@ class KafkaStreamReader:
             came = self._fetch(wait_s)
             if self._events:
                 break
-            lacking = self._lacking()
-            if wanted > 0 and not lacking and (here := self._here()):
-                return tuple(self._give_out(here, wanted, run or wanted))
-            if wanted > 0 and (reached := self._reached()):
+            lacking = self._waiting.lacks(self._halted)
+            here = self._waiting.filled - self._unproved.keys()
+            if wanted > 0 and here and not lacking:
+                lags = self._lags(here) if len(here) > 1 else {}
+                return tuple(self._waiting.give_out(here, lags, wanted, run or wanted))
+            if wanted > 0 and (reached := self._waiting.reached(self._cursors)):
                 return tuple(reached)
             left_s = deadline - time.monotonic()
             if left_s <= 0 and not (came and lacking):
@@ -163,8 +151,7 @@ class KafkaStreamReader:
         for partition in self._owned & positions.keys():
             self._silence(partition)
             cursor = self._cursors[partition] = Cursor(partition, positions[partition])
-            self._told[partition] = cursor.position
-            self._queues[partition] = RecordQueue()
+            self._waiting.place(partition, cursor.position)
             self._unmeasured.discard(partition)
             self._unsought.add(partition)
             if cursor.topic_id and self._watch.is_able:
@@ -206,13 +193,15 @@ class KafkaStreamReader:
         lags = {}
         for partition in partitions:
             cursor, end = self._cursors[partition], -1
-            if partition in self._at_end:  # the client counts records of open transactions, too
+            if self._waiting.is_at_end(
+                partition
+            ):  # the client counts records of open transactions, too
                 end = cursor.position
             else:
                 with suppress(KafkaException):  # not known any more
                     place = TopicPartition(*partition)
                     _, end = self._client.get_watermark_offsets(place, cached=True)
-            first = self._queues[partition].first_offset()
+            first = self._waiting.first_offset(partition)
             if end >= 0:
                 lags[partition] = max(0, end - (cursor.position if first is None else first))
         return lags
@@ -284,14 +273,8 @@ class KafkaStreamReader:
         self._unproved.pop(partition, None)
         self._flowed_s.pop(partition, None)
         self._parted.pop(partition, None)
-        self._told.pop(partition, None)
-        self._queues.pop(partition, None)
-        self._filled.pop(partition, None)
+        self._waiting.drop(partition)
         self._unsought.discard(partition)
-        self._full.discard(partition)
-        self._at_end.discard(partition)
-        self._ended.discard(partition)
-        self._lacking_since.pop(partition, None)
 
     def _seek_unsought(self) -> None:
         for partition in self._unsought - self._halted - self._unidentified:
@@ -308,18 +291,12 @@ class KafkaStreamReader:
 
     def _regulate(self) -> None:
         """Pause partitions at the client whose queues are full; begin again with half of one."""
-        if not self._filled and not self._full:
+        if not self._cursors:
             return
         full = max(self._held_bytes // len(self._cursors), _FETCHES_HELD * _FETCH_BYTES)
-        for partition in self._filled.keys() | self._full:
-            queue = self._queues[partition]
-            if partition in self._full:
-                if queue.size_bytes <= full // 2:
-                    self._full.discard(partition)
-                    self._unsought.add(partition)
-            elif queue.size_bytes >= full and partition not in self._unsought:
-                self._client.pause([TopicPartition(*partition)])
-                self._full.add(partition)
+        self._unsought |= self._waiting.emptied(full)
+        for partition in self._waiting.overfull(full, self._unsought):
+            self._client.pause([TopicPartition(*partition)])
 
     def _wake(self, target: TopicPartition) -> None:
         """Make the client fetch at once what was resumed; by itself it may sleep for a second.
@@ -428,18 +405,13 @@ class KafkaStreamReader:
                 first, last, again = cursor.take(offsets_of(run))
                 if first < last:
                     cursor.epoch = epoch_of(run[last - 1])
-                    self._filled[partition] = queue = self._queues[partition]
-                    queue.put(run[first:last])
+                    self._waiting.put(partition, run[first:last])
                     self._prove(cursor)
             if end is not None and not again:
                 again = cursor.reach(end)
             if again:
                 self._unsought.add(partition)
-            if end is not None and not again:
-                self._at_end.add(partition)
-                self._ended.add(partition)
-            else:
-                self._at_end.discard(partition)
+            self._waiting.end(partition, reached=end is not None and not again)
 
     def _prove(self, cursor: Cursor) -> None:
         """Records came: keep them until the topic has been seen, where it may be another now."""
@@ -448,42 +420,6 @@ class KafkaStreamReader:
         if cursor.topic_id and self._watch.is_able and silent_s > _SILENCE_S:
             self._unproved.setdefault(partition, self._watch.asked)
         self._flowed_s[partition] = now
-
-    def _here(self) -> dict[Partition, RecordQueue]:
-        """Partitions of which records can be given out."""
-        return {p: queue for p, queue in self._filled.items() if p not in self._unproved}
-
-    def _lacking(self) -> bool:
-        """Whether to wait for a partition that has more to read, and of which nothing is here."""
-        now, since = time.monotonic(), self._lacking_since
-        # What waits for a look at its topic is here: of a thousand that trickle some always do.
-        lacking = self._queues.keys() - self._filled.keys() - self._at_end - self._halted
-        self._lacking_since = {partition: since.get(partition, now) for partition in lacking}
-        return any(now < since_s + _PATIENCE_S for since_s in self._lacking_since.values())
-
-    def _give_out(
-        self, here: Mapping[Partition, RecordQueue], wanted: int, run: int
-    ) -> list[Fetched]:
-        counts = {partition: len(queue) for partition, queue in here.items()}
-        lags = self._lags(here) if len(here) > 1 else {}
-        given = [
-            _fetched(partition, here[partition].take(count))
-            for partition, count in self._in_turn.plan(counts, lags, wanted, run)
-        ]
-        self._filled = {partition: queue for partition, queue in self._filled.items() if queue}
-        self._told.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
-        return given
-
-    def _reached(self) -> list[EndReached]:
-        """Ends that lie above the last record, of partitions all of which was given out."""
-        ends, self._ended = self._ended - self._filled.keys(), self._ended & self._filled.keys()
-        reached = list[EndReached]()
-        for partition in ends & self._at_end:
-            position = self._cursors[partition].position
-            if position > self._told[partition]:
-                self._told[partition] = position
-                reached.append(EndReached(partition, position))
-        return reached
 
     def _without_errors(self, run: list[Record]) -> list[Record]:
         good = []
@@ -523,14 +459,3 @@ class KafkaStreamReader:
         self._parted[partition] = parted
         if cursor.topic_id and self._watch.is_able:
             self._unidentified.add(partition)
-
-
-def _fetched(partition: Partition, run: list[Record]) -> Fetched:
-    return Fetched(
-        partition,
-        offsets_of(run),
-        values_of(run),
-        arrival_s(run[0]),
-        arrival_s(run[-1]),
-        epochs_of(run),
-    )

@@ -299,7 +299,6 @@ class _TailConsumer:
         self._lock = lock
         self._forget = forget
         self._settings = settings
-        self._timeout_s = settings.request_timeout_s
         self._taken = dict[Partition, KafkaTail]()  # by tails that are not closed
         # That were deleted: the client knows leader epochs of them, and so would never read those
         # that are created anew under lower ones.
@@ -313,8 +312,8 @@ class _TailConsumer:
         self._unsought = set[Partition]()  # of those: what comes of them is of no use before that
         self._unidentified = set[Partition]()  # they may be of another topic than their position
         self._watch = TopicWatch(admin, settings)
-        self._stopped = set[Partition]()  # by the client, as out of range
-        self._parted = dict[Partition, int | None]()  # of those, where it found another log
+        # Stopped by the client as out of range, and where it found another log.
+        self._stopped = dict[Partition, int | None]()
         # Partitions that may not hold their position or be there at all, and since when Kafka has
         # said that it does not know them.
         self._suspects = dict[Partition, float | None]()
@@ -451,8 +450,7 @@ class _TailConsumer:
             self._client.incremental_unassign([TopicPartition(*partition)])
             self._assigned.discard(partition)
             self._unsought.discard(partition)
-            self._stopped.discard(partition)
-            self._parted.pop(partition, None)
+            self._stopped.pop(partition, None)
 
     # --- what comes ------------------------------------------------------------------------------
 
@@ -498,11 +496,10 @@ class _TailConsumer:
             if error is None or error.code() == AT_END:
                 continue
             if error.code() in OUT_OF_RANGE:
-                self._stopped.add(tail.partition)
                 self._suspects[tail.partition] = None
                 if tail.cursor.topic_id and self._watch.is_able:
                     self._unidentified.add(tail.partition)
-                self._parted[tail.partition] = divergent_offset(error)
+                self._stopped[tail.partition] = divergent_offset(error)
             elif error.code() in UNKNOWN:
                 self._suspects.setdefault(tail.partition, None)
             else:
@@ -570,10 +567,10 @@ class _TailConsumer:
             self._misses_topics = False
             for partition in self._assigned:
                 self._suspects.setdefault(partition, None)
-        now_s = time.monotonic()
+        now_s, timeout_s = time.monotonic(), self._settings.request_timeout_s
         if self._question is None:
             if self._suspects and now_s >= self._ask_s:
-                self._question = BoundsQuestion(self._admin(), self._suspects, self._timeout_s)
+                self._question = BoundsQuestion(self._admin(), self._suspects, timeout_s)
         elif self._question.is_answered():
             question, self._question = self._question, None
             self._ask_s = now_s + _ASK_AGAIN_S
@@ -584,7 +581,7 @@ class _TailConsumer:
                 if partition in self._suspects:
                     self._judge(self._reading[partition], found, now_s)
             if stale:
-                TopicsQuestion(self._admin(), stale, self._timeout_s)  # so that it knows better
+                TopicsQuestion(self._admin(), stale, timeout_s)  # so that it knows better
 
     def _judge(self, tail: KafkaTail, found: Bounds | KafkaError, now_s: float) -> None:
         partition, position = tail.partition, tail.cursor.position
@@ -604,7 +601,7 @@ class _TailConsumer:
             self._give_up(
                 tail, ExpiredError(f"{partition} starts at {found.start}, not {position}")
             )
-        elif (parted := self._parted.get(partition)) is not None or position > found.end:
+        elif (parted := self._stopped[partition]) is not None or position > found.end:
             at = found.end if parted is None else parted
             lost = f"the records that it had from {at} on, and was read up to {position}"
             self._give_up(tail, TruncatedError(f"{partition} lost {lost}", at))

@@ -9,26 +9,22 @@ from torch import nn
 
 from common.errors import UserError
 from common.learning.parameters import training_state
+from common.learning.task_options import MAX_MODEL_MIB
 from common.learning.tasks import Task, build_model
 
 MIB = 1 << 20
 
 
-def check_size(task: Task, max_model_mb: int) -> None:
+def check_size(task: Task) -> None:
     """Refuse a model that is too large, as far as that can be told without making it.
-
-    Args:
-        task: What makes it.
-        max_model_mb: MiB that its numbers may take.
 
     Raises:
         UserError: With both sizes.
     """
     size_mb = model_mb(task)
-    if size_mb is not None and size_mb > max_model_mb:
+    if size_mb is not None and size_mb > MAX_MODEL_MIB:
         raise UserError(
-            f"the model takes {size_mb:,.0f} MiB, more than the {max_model_mb:,} that"
-            " DOLL_MAX_MODEL_MB allows: make it smaller, or allow more"
+            f"the model takes {size_mb:,.0f} MiB, more than {MAX_MODEL_MIB:,}: make it smaller"
         )
 
 

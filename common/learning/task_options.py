@@ -12,6 +12,10 @@ from msgspec import Meta
 from common.data.decoders import converted
 from common.errors import UserError
 
+# The largest model of a job: a slip of the pen in a size shall not take a machine's memory. Workers
+# hold ten times as much.
+MAX_MODEL_MIB = 16_384
+
 KERNEL = 5
 # Two unpadded convolutions and poolings leave 1 x 1.
 SMALLEST_UNPADDED = 2 * (2 + KERNEL - 1) + KERNEL - 1

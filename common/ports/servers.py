@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.core.events import Assigned, Revoked
 from common.errors import OutsideError
@@ -840,11 +840,10 @@ class Blobs(Protocol):
 
 
 class Notice(NamedTuple):
-    """Whoever lends this machine says that it will be taken back, or that it may well be."""
+    """Whoever lends this machine says that it will be taken back."""
 
-    kind: Literal["interruption", "rebalance"]
-    at_s: float  # since 1970: when the machine goes; of a rebalance, when it was recommended
-    detail: str  # of an interruption what becomes of the machine: terminate, stop, hibernate
+    at_s: float  # since 1970: when the machine goes
+    detail: str  # what becomes of the machine: terminate, stop, hibernate
 
 
 class Notices(Protocol):
@@ -858,7 +857,7 @@ class Notices(Protocol):
         """Notices read so far that did not parse."""
 
     def look(self) -> Notice | None:
-        """The most urgent notice that stands: an interruption before a rebalance; None for none.
+        """The notice that stands, None for none.
 
         A notice stands from when it is given on: whoever looks again finds it again.
 

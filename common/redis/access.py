@@ -43,6 +43,7 @@ _LET_IN_BEFORE = (
 )
 # A host that is away answers nothing, and the kernel asks it again after 1, 3 and 7 s: a new
 # attempt is sooner. A connection that takes longer would serve no round either.
+TIMEOUT_S = 5.0  # without an answer: then the server counts as away
 _CONNECT_S = 1.0
 _MASK = "***"
 _RIGHTS = "the rights that its user needs are in docs/howto/security.md"
@@ -131,14 +132,13 @@ def _usable(connection: Any) -> Any:  # noqa: ANN401 -- of one of the library's 
 class RedisAccess:
     """As whom we come, and whom we trust; what the URL says need not be here."""
 
-    username: str = ""
     password: str = field(default="", repr=False)
     ca: str = ""  # file of authorities, trusted beside the system's; for rediss:// alone
     cert: str = ""  # file of our certificate
     key: str = ""  # file of its key, which has no password
 
 
-def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object) -> RedisClient:
+def client_of(url: str, access: RedisAccess, **options: object) -> RedisClient:
     """Make a client with a pool of connections; the server is not asked yet.
 
     Raises:
@@ -146,7 +146,6 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
     """
     _check_files(access)
     given: dict[str, Any] = {
-        "username": access.username or None,
         "password": access.password or None,
         "ssl_ca_certs": access.ca or None,
         "ssl_certfile": access.cert or None,
@@ -157,8 +156,8 @@ def client_of(url: str, access: RedisAccess, timeout_s: float, **options: object
             url,
             **options,
             **{name: value for name, value in given.items() if value},
-            socket_timeout=timeout_s,
-            socket_connect_timeout=min(timeout_s, _CONNECT_S),
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=_CONNECT_S,
             protocol=2,
             retry=Retry(NoBackoff(), 0),  # when to try again is the caller's to decide
         )
@@ -212,7 +211,7 @@ def _meaning(
     if isinstance(error, redis.AuthenticationError):
         return kind(
             f"Redis does not accept our name or password, it says: {text} (check"
-            " DOLL_REDIS_USERNAME and DOLL_REDIS_PASSWORD, or the URL in DOLL_REDIS)"
+            " the URL in DOLL_REDIS, and DOLL_REDIS_PASSWORD)"
         )
     if isinstance(error, redis.exceptions.NoPermissionError):
         return kind(f"Redis does not let us do {doing or 'this'}: {text} ({_RIGHTS})")

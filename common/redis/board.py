@@ -38,7 +38,7 @@ from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
 from common.ports.servers import Glance
-from common.redis.access import RedisAccess
+from common.redis.access import TIMEOUT_S, RedisAccess
 from common.redis.server import Attendance, RedisServer, connect
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
@@ -60,6 +60,7 @@ _OFFER_TTL_MS = 3_600_000  # likewise: a job that has ended needs no memory here
 _TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
 _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
+_WAIT_S = TIMEOUT_S / 2  # of one blocking command; longer waits are several of them
 _NO_EXPIRY = -1  # PTTL's word for it
 _LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one so much longer
 # One holder's lease is taken early only once in so long: who was taken for dead, and lives, is not
@@ -86,7 +87,6 @@ class RedisBoard:
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
         job: The job's id.
-        timeout_s: After so long without an answer the server counts as away.
         access: As whom we come, and whom we trust, beyond what the URL says.
         shared: Connections to use in place of its own.
 
@@ -98,16 +98,14 @@ class RedisBoard:
         self,
         url: str,
         job: str,
-        timeout_s: float = 5.0,
         access: RedisAccess = _OPEN,
         shared: RedisClient | None = None,
     ) -> None:
         self._job = job
         self._keys = f"doll:{{{job}}}:"
-        self._wait_s = timeout_s / 2  # one blocking command; longer waits are several of them
         self._rejections = Rejections()
         self._shared = shared is not None
-        client = connect(url, timeout_s, access) if shared is None else shared
+        client = connect(url, access) if shared is None else shared
         self._server = RedisServer(client, self._keys, self._reject_key)
         self._attendances = dict[WorkerId, Attendance]()
         self._workers: list[WorkerId] = []  # there at the last look
@@ -183,7 +181,7 @@ class RedisBoard:
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
-            block = ("BLOCK", max(1, int(1000 * min(left_s, self._wait_s)))) if left_s > 0 else ()
+            block = ("BLOCK", max(1, int(1000 * min(left_s, _WAIT_S)))) if left_s > 0 else ()
             answer = self._server.ask(("XREAD", *block, "STREAMS", key, position))[0]
             entries = answer[0][1] if answer else []
             found = self._parsed_triggers(entries)
@@ -543,12 +541,10 @@ class RedisReplies:
     Args:
         shared: Connections, shared with others.
         replica: Its name.
-        timeout_s: After so long without an answer the server counts as away.
     """
 
-    def __init__(self, shared: RedisClient, replica: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, shared: RedisClient, replica: str) -> None:
         self._key = _replies(replica)
-        self._wait_s = timeout_s / 2
         self._rejections = Rejections()
         self._server = RedisServer(shared, self._key, self._reject_key)
 
@@ -565,7 +561,7 @@ class RedisReplies:
             if left_s > 0:
                 # in one packet: the second command is served once the first one has its answer
                 first, others = self._server.ask(
-                    ("BLPOP", self._key, f"{max(_SHORTEST_S, min(left_s, self._wait_s)):.3f}"),
+                    ("BLPOP", self._key, f"{max(_SHORTEST_S, min(left_s, _WAIT_S)):.3f}"),
                     ("LPOP", self._key, max_replies - 1),
                 )
             else:

@@ -126,21 +126,19 @@ class RedisBoards:
 
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        timeout_s: After so long without an answer the server counts as away.
         access: As whom we come, and whom we trust, beyond what the URL says.
 
     Raises:
         UserError: If the URL or a file of `access` cannot be used.
     """
 
-    def __init__(self, url: str, timeout_s: float = 5.0, access: RedisAccess = _OPEN) -> None:
+    def __init__(self, url: str, access: RedisAccess = _OPEN) -> None:
         self._url = url
-        self._timeout_s = timeout_s
-        self._client = connect(url, timeout_s, access)
+        self._client = connect(url, access)
 
     def board(self, job: str) -> RedisBoard:
         """Open a job's board; to close it lets go of its own only."""
-        return RedisBoard(self._url, job, self._timeout_s, shared=self._client)
+        return RedisBoard(self._url, job, shared=self._client)
 
     def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
         """Look at several of these boards in a few packets; of each, what it says or why not."""
@@ -157,7 +155,7 @@ class RedisBoards:
 
     def replies(self, replica: str) -> RedisReplies:
         """Open what is sent to a replica."""
-        return RedisReplies(self._client, replica, self._timeout_s)
+        return RedisReplies(self._client, replica)
 
     def exchange(self) -> RedisExchange:
         """Open an exchange."""

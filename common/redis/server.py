@@ -24,12 +24,11 @@ _LARGE = 6_000  # bytes; above it an argument is sent from where it lies instead
 _READ_SIZE = 1 << 18  # bytes; a 1 MB model arrives in a few reads instead of in 32
 
 
-def connect(url: str, timeout_s: float, access: RedisAccess) -> RedisClient:
+def connect(url: str, access: RedisAccess) -> RedisClient:
     """Make a pool of connections; the server is not asked yet.
 
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        timeout_s: After so long without an answer the server counts as away.
         access: As whom we come, and whom we trust.
 
     Raises:
@@ -38,7 +37,6 @@ def connect(url: str, timeout_s: float, access: RedisAccess) -> RedisClient:
     return client_of(
         url,
         access,
-        timeout_s,
         socket_read_size=_READ_SIZE,
         command_packer=_CommandPacker(_LARGE, _as_bytes),
     )

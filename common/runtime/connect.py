@@ -206,7 +206,6 @@ def _redis_access(settings: Settings) -> RedisAccess:
     from common.redis.access import RedisAccess  # noqa: PLC0415 -- see above
 
     return RedisAccess(
-        username=settings.redis_username,
         password=settings.redis_password,
         ca=settings.redis_ca,
         cert=settings.redis_cert,

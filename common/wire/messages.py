@@ -157,8 +157,12 @@ def _check_audit(record: AuditRecord) -> None:
     match record:
         case Lead():
             _check_model("base", record.base)
-            later = record.epoch < 0 or record.epoch > record.after
-            need(later, "epoch", record.epoch, f"above {record.after}, the one before")
+            need(
+                record.epoch > record.after,
+                "epoch",
+                record.epoch,
+                f"above {record.after}, the one before",
+            )
         case UpdateApplied():
             _check_update(record)
         case Quarantined() | Requeued() | Replayed():

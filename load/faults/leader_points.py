@@ -2,7 +2,7 @@
 
     python -m load.faults.leader_points --name c1 FOLDER
 
-It is the coordinator of the product, but for hands that look for the file at each step. Whoever
+It is the coordinator of the product, but looks for the file at each step. Whoever
 comes to the point writes into it who that was, by its epoch, and when (`monotonic`), moves it away
 and is gone, as by SIGKILL: nothing is closed, flushed or given back.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
@@ -22,11 +21,10 @@ from common.core import commands as do
 from common.core import events
 from common.core.messages import AttemptId, GradientReady, Reduced, UpdateApplied, UpdateTrigger
 from services.coordinator.__main__ import main
-from services.coordinator.effects import Effects
+from services.coordinator.loop import JobCoordinator
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
-    from services.coordinator.leadership import News
 
 # In the order of a leader's life. The first three are of a takeover: whoever led before must go.
 AT_TAKEOVER = ("its Lead counts", "members asked what they hold", "members named")
@@ -54,8 +52,8 @@ def died(folder: Path) -> Path:
     return folder / "died"
 
 
-class _MortalEffects(Effects):
-    """A coordinator's hands, which stop at the point that is named."""
+class _MortalCoordinator(JobCoordinator):
+    """A replica's part in a job, which ends its process at the point that is named."""
 
     folder = Path()
     _epoch = -1  # of its Lead
@@ -63,28 +61,27 @@ class _MortalEffects(Effects):
     _attempt: AttemptId | None = None  # newest that members were told to enter
     _by: AttemptId | None = None  # newest that members were told to apply
 
-    def heard(self, news: News) -> Iterator[events.CoordinatorEvent]:
+    def decide(self, event: events.CoordinatorEvent) -> None:
         """Before the machine takes it in."""
-        for event in super().heard(news):
-            match event:
-                case events.RepliesRead(replies):
-                    if any(isinstance(reply, GradientReady) for reply in replies):
-                        self._reach("a gradient ready")
-                    if any(isinstance(reply, Reduced) for reply in replies):
-                        self._reach("a member has finished")
-                case events.UpdatesRead(records):
-                    if any(isinstance(record, UpdateApplied) for _, record in records):
-                        self._reach("its update in Kafka")
-            yield event
+        match event:
+            case events.RepliesRead(replies):
+                if any(isinstance(reply, GradientReady) for reply in replies):
+                    self._reach("a gradient ready")
+                if any(isinstance(reply, Reduced) for reply in replies):
+                    self._reach("a member has finished")
+            case events.UpdatesRead(records):
+                if any(isinstance(record, UpdateApplied) for _, record in records):
+                    self._reach("its update in Kafka")
+        super().decide(event)
 
-    def do(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:
+    def carry_out(self, command: CoordinatorCommand) -> list[events.CoordinatorEvent]:
         """Before and after it is done."""
         match command:
             case do.PostTrigger(trigger):
                 self._before_trigger(trigger)
             case do.AppendAudit(UpdateApplied()):
                 self._reach("all members have finished")
-        yield from super().do(command)
+        made = super().carry_out(command)
         match command:
             case do.Begin(epoch):
                 self._epoch, self._members_named = epoch, False
@@ -94,6 +91,7 @@ class _MortalEffects(Effects):
                 self._after_trigger(trigger)
             case do.AppendAudit(UpdateApplied()):
                 self._reach("its update sent")
+        return made
 
     def _before_trigger(self, trigger: UpdateTrigger) -> None:
         group = trigger.group
@@ -130,5 +128,5 @@ class _MortalEffects(Effects):
 
 
 if __name__ == "__main__":
-    _MortalEffects.folder = Path(sys.argv.pop())
-    sys.exit(main(_MortalEffects))
+    _MortalCoordinator.folder = Path(sys.argv.pop())
+    sys.exit(main(_MortalCoordinator))

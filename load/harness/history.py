@@ -74,7 +74,7 @@ def write(settings: Settings, log: Log, record: JobRecord, updates: int) -> None
         if not writer.flush(_FLUSH_S):
             raise NotMeasuredError(f"Kafka did not take {updates:,} updates in {_FLUSH_S:g} s")
     found = log.describe([control, audit])
-    trainer = trainer_of(record.spec, settings.tasks, settings.max_model_mb)().snapshot()
+    trainer = trainer_of(record.spec, settings.tasks)().snapshot()
 
     def saved(version: int) -> SnapshotFile:
         at = ModelId(epoch, version)

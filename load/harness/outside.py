@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,11 +14,9 @@ from urllib.parse import urlsplit
 
 import boto3
 import redis
-from botocore.exceptions import BotoCoreError
 
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
-from common.embedded.process import Child, free_port
 from common.embedded.redis import EmbeddedRedis
 from common.runtime.connect import open_blobs
 from common.storage.manifest import folder_of
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 
 _BUCKET = "checkpoints"
 _REGION = "us-east-1"
-_STORAGE_START_S = 30.0
 _ROOM_BYTES = 100_000  # in a Redis that evicts: a model and a snapshot or two
 _LOST_S = 2.0  # a log whose broker loses power loses what it took so long before
 # Of our own S3 server, which believes everybody; its clients want to be told something.
@@ -57,26 +53,19 @@ class Outside:
         folder: For data and logs.
         workers: How many pairs of proxies there are.
         tasks: Entrypoints that jobs may name.
-        lies: Whether object storage can answer wrongly.
     """
 
-    def __init__(
-        self, folder: Path, workers: int, tasks: tuple[str, ...], *, lies: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, workers: int, tasks: tuple[str, ...]) -> None:
         os.environ.update(_CREDENTIALS)  # boto3 looks for them there, in our services too
         with ExitStack() as stack:
             network = stack.enter_context(Network())
             self.redis_links = tuple(network.proxy() for _ in range(workers))
             self.kafka_links = tuple(network.proxy() for _ in range(workers))
             self.storage_link = network.proxy()
-            self._store = LyingServer() if lies else None
-            if self._store is not None:
-                stack.callback(self._store.close)
-                boto3.client("s3", endpoint_url=self._store.url).create_bucket(Bucket=_BUCKET)
-                port = urlsplit(self._store.url).port or 0
-            else:
-                port = _storage(stack, folder)
-            self.storage_link.pass_on_to(port)
+            self._store = LyingServer()
+            stack.callback(self._store.close)
+            boto3.client("s3", endpoint_url=self._store.url).create_bucket(Bucket=_BUCKET)
+            self.storage_link.pass_on_to(urlsplit(self._store.url).port or 0)
 
             binary = shutil.which("redis-server")
             self.redis = EmbeddedRedis(Path(binary) if binary else None, tcp=True)
@@ -129,8 +118,6 @@ class Outside:
 
     def lie(self, job: str, lie: Lie) -> None:
         """Let object storage answer wrongly about a job's objects."""
-        if self._store is None:
-            raise AssertionError("this storage cannot answer wrongly")
         self.tell_the_truth()
         finished = CheckpointStore(open_blobs(self.settings), job).finished()
         self._store.newest[job] = folder_of(finished[0]) if finished else ""
@@ -138,8 +125,7 @@ class Outside:
 
     def tell_the_truth(self) -> None:
         """Let object storage answer rightly."""
-        if self._store is not None:
-            self._store.lies.clear()
+        self._store.lies.clear()
 
     def append_to_redis(self, key: str, entry: str, content: dict[str, bytes]) -> None:
         """Append to a stream under an id, unless a higher one stands there."""
@@ -190,22 +176,3 @@ class Outside:
     def redis_admin(self) -> redis.Redis:
         """A client of Redis itself, past all proxies."""
         return redis.Redis.from_url(self.redis.url)
-
-
-def _storage(stack: ExitStack, folder: Path) -> int:
-    """Start an S3 server with one bucket, as a process; returns its port."""
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = Child(command, folder / "storage.log")
-    stack.callback(server.stop)
-    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
-
-    def has_bucket() -> bool:
-        try:
-            client.create_bucket(Bucket=_BUCKET)
-        except BotoCoreError:  # not there yet
-            return False
-        return True
-
-    server.await_ready(has_bucket, _STORAGE_START_S)
-    return port

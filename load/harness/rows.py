@@ -15,9 +15,12 @@ from zlib import crc32
 
 import numpy as np
 
+from common.data.codecs import make_codec
 from common.data.readers import read_bytes, read_records
 from common.data.records import Records, count, take
 from common.errors import UserError
+from common.jobs.spec import RecordsSpec
+from doll.yaml_file import as_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -103,13 +106,36 @@ def _damped(text: str) -> float:
     return 0.25 * float(np.log1p(max(float(text or 0), 0)))
 
 
+def read_clicks(sample: Path, features: int) -> Records:
+    """Read Criteo's rows as `hashed` of a job file does: of each the buckets, values and label."""
+    shape = {"shape": [ENTRIES]}
+    fields = {"index": {"dtype": "int32"} | shape, "value": {"dtype": "float32"} | shape}
+    rows = read_records(sample, rows=True, leave_out=["Id"], texts=["C*"])
+    return _read(rows, fields | {"label": {"dtype": "int64", "from": "Label"}}, features)
+
+
+def read_ratings(sample: Path) -> Records:
+    """Read MovieLens' ratings: of each user, item and rating."""
+    ids = {"user": "userId", "item": "movieId"}
+    fields: dict[str, dict[str, Any]] = {
+        name: {"dtype": "int32", "from": path} for name, path in ids.items()
+    }
+    return _read(read_records(sample, rows=True), fields | {"rating": {"dtype": "float32"}})
+
+
+def _read(rows: Records, fields: dict[str, dict[str, Any]], buckets: int = 0) -> Records:
+    described = RecordsSpec.model_validate_json(as_json({"codec": "json", "fields": fields}))
+    codec = make_codec("json", described.described(), buckets)
+    return dict(codec.decode(rows["row"].tolist()).records)
+
+
 def clicks(sample: Path = CLICKS) -> Split:
     """Criteo's rows: four of five to learn from.
 
     Raises:
         UserError: If they are not here.
     """
-    records = read_records(sample, label="Label", leave_out=["Id"], buckets=FEATURES, texts=["C*"])
+    records = read_clicks(sample, FEATURES)
     return _split(records, count(records) * 4 // 5, np.random.default_rng(1))
 
 
@@ -120,7 +146,7 @@ def ratings(sample: Path = RATINGS) -> Split:
         UserError: If they are not here.
     """
     try:
-        records = read_records(sample, ratings=True)
+        records = read_ratings(sample)
     except UserError as error:
         raise UserError(f"{error}; the ratings are not part of this repository") from error
     for ids in ("user", "item"):  # few of the numbers that there might be are there

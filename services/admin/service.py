@@ -138,11 +138,11 @@ class Service:
             GivenError: By the field.
         """
         settings = self.settings
-        limits = settings.max_model_mb, settings.coordinator_memory_mib
+        most_mib = settings.coordinator_memory_mib
         build = unasked if unchecked else built_apart
 
         def checked() -> Unchecked | None:
-            why_not = check_submission(spec, settings.tasks, *limits, build)
+            why_not = check_submission(spec, settings.tasks, most_mib, build)
             check_market(spec, settings)
             return why_not
 

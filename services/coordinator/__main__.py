@@ -23,7 +23,6 @@ from common.runtime.supervisor import Supervisor
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.coordinator.candidates import Candidates
 from services.coordinator.dead_letters import SharedSpans
-from services.coordinator.effects import Effects
 from services.coordinator.loop import JobCoordinator, begins
 from services.coordinator.replica import Replica
 from services.coordinator.replies import ReplyReader
@@ -40,27 +39,27 @@ STEPS = 3  # threads of what takes its time: checkpoints are uploaded, dead lett
 LOOKS = 2
 
 
-def main(effects: type[Effects] = Effects) -> int:
+def main(actor: type[JobCoordinator] = JobCoordinator) -> int:
     """Run until told to end; returns the exit status.
 
     Args:
-        effects: What carries decisions out.
+        actor: One replica's part in one job.
     """
     name = command_line("coordinator").name
     # No two lives of a process are one candidate.
-    return run("coordinator", f"{name}-{uuid.uuid4().hex[:8]}", partial(_coordinate, effects))
+    return run("coordinator", f"{name}-{uuid.uuid4().hex[:8]}", partial(_coordinate, actor))
 
 
-def _coordinate(effects: type[Effects], process: ServiceProcess) -> None:
+def _coordinate(actor: type[JobCoordinator], process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
     metrics = ProcessMetrics("coordinator")
     with closing(open_tracer(process.settings, process.service, process.name)) as tracer:
-        parts = partial(_parts, effects, process, metrics, tracer)
+        parts = partial(_parts, actor, process, metrics, tracer)
         follow_jobs(process, metrics, parts, begins, repairs=True)
 
 
 def _parts(
-    effects: type[Effects],
+    actor: type[JobCoordinator],
     process: ServiceProcess,
     metrics: ProcessMetrics,
     tracer: Tracer,
@@ -95,7 +94,7 @@ def _parts(
         replies=replies,
         spans=spans,
     )
-    return partial(JobCoordinator, replica, effects=effects)
+    return partial(actor, replica)
 
 
 if __name__ == "__main__":

@@ -6,27 +6,29 @@ of an earlier leadership is no longer believed.
 
 from __future__ import annotations
 
-from collections import deque
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from secrets import randbits
 from time import time
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from common.core import events
-from common.core.messages import GENESIS, Gradient, Reply, unused_number
+from common.core.messages import GENESIS, unused_number
 from common.core.spans import LogPosition, Partition
-from common.core.vectors import numbers_in
 from common.errors import (
     CorruptError,
     DollError,
     ExpiredError,
     FutureFormatError,
     OtherModelError,
+    TaskMissingError,
     TruncatedError,
     UnavailableError,
     UnknownTopicError,
+    UserError,
 )
+from common.jobs.build import trainer_of
 from common.kafka.names import (
     control_topic,
     dead_letter_topic,
@@ -48,79 +50,37 @@ from services.coordinator.tails import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from common.core import commands as do
     from common.core.snapshots import Snapshot
-    from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
     from common.ports.servers import FoundTopic
-    from common.telemetry.logging import EventLogger
-    from services.coordinator.metrics_observer import MetricsObserver
-    from services.coordinator.replica import Replica
-    from services.coordinator.snapshots import Lasting, SnapshotStore
+    from services.coordinator.effects.context import JobContext
+    from services.coordinator.effects.lease import Lease
+    from services.coordinator.effects.snapshots import Lasting, SnapshotStore
     from services.coordinator.tails import RawRecords
 
 
-class Stood(NamedTuple):
-    """A leader's status was put on the board."""
-
-    replaced: bool  # an earlier one
-
-
-# Of a gradient: to add it takes less than to wake the actor for it; larger ones are added while
-# others are computed.
-SMALL_BYTES = 64 << 10
-
-# What another thread tells a job's actor: what happened, or why nobody knows.
-News: TypeAlias = "events.CoordinatorEvent | Stood | Exception"
-
-
-class Heard(NamedTuple):
-    """News, and for which leadership; 0 for those that concern every role."""
-
-    leadership: int
-    news: News
+_NO_MODEL = (UserError, MemoryError, SystemExit)  # what a task's code may come to
+UNABLE_TTL_S = 150.0  # of what the board says of it: two attempts may be late
 
 
 class Leadership:
     """One replica's attempts to lead one job, and its leaderships, one after the other.
 
     Args:
-        replica: What all jobs share.
-        record: The job.
-        store: Its snapshots.
-        measuring: Hears of replies that cannot be read, and of streams.
-        logger: Bound to the job.
-        wake: Wakes the job's actor.
+        job: The job, of which it changes role and weights.
+        lease: Given back where this replica has not got the job's task.
+        store: The job's snapshots.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        record: JobRecord,
-        store: SnapshotStore,
-        measuring: MetricsObserver,
-        logger: EventLogger,
-        wake: Callable[[], None],
-    ) -> None:
-        self._heard = deque[Heard]()
-        self._replies = deque[tuple[int, list[Reply]]]()
-        self._sound: SoundReplies | None = None
-        self.number = 0  # what was heard for another one is not believed
-        # Of how many batches gradients wake the actor, which then reads what came besides; 0: it is
-        # woken by whatever comes.
-        self._awaited = 0
-        # Batches of replies: the first is changed by who hears them only, the second by the actor.
-        self._heard_batches = self._read_batches = 0
-        self._record = record
-        self._job = record.id
-        self._replica = replica
-        self._source = replica.log
+    def __init__(self, job: JobContext, lease: Lease, store: SnapshotStore) -> None:
+        self._job = job
+        self._lease = lease
         self._store = store
-        self._measuring = measuring
-        self._log = logger
-        self._wake = wake
-        self._updates = Partition(updates_topic(self._job), 0)
-        self._control = Partition(control_topic(self._job), 0)
-        self._tails = list[TopicTail]()
+        self._source = job.replica.log
+        self._make_trainer: Callable[[], Trainer] | None = None  # of a candidate
+        self._updates = Partition(updates_topic(job.id), 0)
+        self._control = Partition(control_topic(job.id), 0)
         # Of the control topic, and where it began; read once this replica leads.
         self._claims: tuple[LogPosition, TopicTail] | None = None
         self._found = dict[tuple[int, int, int], FoundSnapshot]()  # by rank
@@ -129,67 +89,57 @@ class Leadership:
         # take its place.
         self._other_model = ""
 
-    # --- what is heard -----------------------------------------------------------------------
-
-    def hear(self, leadership: int, news: News, *, wakes: bool = True) -> None:
-        """Take in news, from any thread.
-
-        Args:
-            leadership: For which they are; 0: for whatever this replica is by then.
-            news: What was heard.
-            wakes: Whether the actor is woken for them; else its next turn takes them in.
-        """
-        self._heard.append(Heard(leadership, news))
-        if wakes:
-            self._wake()
-
-    def news(self) -> Iterator[News]:
-        """What was heard since it was asked last, and still concerns this leadership."""
-        while self._heard:
-            heard = self._heard.popleft()
-            if heard.leadership in (0, self.number):
-                yield heard.news
-        replies = list[Reply]()
-        while self._replies:
-            leadership, came = self._replies.popleft()
-            self._read_batches += _batches_of(came)
-            if self._sound and leadership == self.number:
-                replies += [sound for reply in came if (sound := self._sound(reply)) is not None]
-        if replies:
-            yield events.RepliesRead(tuple(replies))
-        number = self.number
-        for tail in tuple(self._tails):
-            for read in tail.read() if number == self.number else ():
-                if number == self.number:
-                    yield read
-
-    def _stream_lost(self, leadership: int, reason: str) -> None:
-        self.hear(leadership, events.Trouble(reason))
-
-    def await_gradients(self, batches: int) -> bool:
-        """Wake the actor for gradients of so many batches; see `Leader.awaited`.
-
-        Returns:
-            Whether to look at once at what may have come while it was not woken.
-        """
-        before, self._awaited = self._awaited, batches
-        return before > 0 and self._heard_batches - self._read_batches >= batches
-
-    def _hear_replies(self, leadership: int, replies: list[Reply]) -> None:
-        self._replies.append((leadership, replies))
-        self._heard_batches += _batches_of(replies)
-        some_are_to_come = self._heard_batches - self._read_batches < self._awaited
-        if not (some_are_to_come and all(map(_can_wait, replies))):
-            self._wake()
-
-    def _hear_of_records(self) -> None:
-        """There is something to read in one of the job's topics."""
-        if not self._awaited:
-            self._wake()
-
     # --- from what is found to what is listened to ---------------------------------------------
 
-    def find(self, source: events.Source) -> events.CoordinatorEvent:
+    @property
+    def lacking(self) -> str:
+        """What this process lacks to lead the job; mostly nothing."""
+        if not self._job.spec.grouped or self._job.replica.blobs is not None:
+            return ""
+        return (
+            "the workers of this job hold its weights, and store them in object storage, of"
+            " which the coordinator's settings name none: set DOLL_BLOBS there and where"
+            " workers run, then `doll job resume`"
+        )
+
+    def find(self, command: do.FindSnapshots) -> Iterator[events.CoordinatorEvent]:
+        """Make sure that there is such a model, and find snapshots."""
+        self._job.role = "candidate"
+        if reason := self.lacking:
+            yield events.Trouble(reason)
+            return
+        try:
+            if not self._job.spec.grouped:
+                self._learn_to_make()
+        except TaskMissingError as error:
+            self._leave_to_others(str(error))
+        except _NO_MODEL as error:
+            yield _trouble(error)
+        else:
+            yield self._look_for(command.source)
+
+    def _learn_to_make(self) -> Callable[[], Trainer]:
+        """How the model is made.
+
+        Raises:
+            TaskMissingError: If this process has not got the task.
+            UserError: If there is no such model.
+        """
+        if self._make_trainer is None:
+            settings = self._job.replica.settings
+            self._make_trainer = trainer_of(self._job.spec, settings.tasks)
+            self._lease.is_able()
+        return self._make_trainer
+
+    def _leave_to_others(self, reason: str) -> None:
+        """Give the lease back, and say why: other replicas may have the task."""
+        if self._job.changes("unable", reason):
+            self._job.log.error("job_left_to_others", reason=reason)
+        self.stand_by()
+        self._lease.leave_to_others()
+        self._job.board.put_unable(self._job.replica.name, reason, UNABLE_TTL_S)
+
+    def _look_for(self, source: events.Source) -> events.CoordinatorEvent:
         """Read a source's snapshots and the audit from the lowest of them on; follow it on."""
         self.end()
         found: events.CoordinatorEvent | None = None
@@ -199,7 +149,7 @@ class Leadership:
             return events.Trouble(self._missing(str(error)))
         except (ExpiredError, TruncatedError) as error:  # in this moment
             return events.Trouble(
-                f"{error}; `doll job resume {self._record.spec.name}` looks again"
+                f"{error}; `doll job resume {self._job.record.spec.name}` looks again"
             )
         except (CorruptError, FutureFormatError) as error:
             return events.Trouble(str(error))
@@ -230,7 +180,7 @@ class Leadership:
         read_from = _begin(source, covered) or LogPosition(end)
         read_from = read_from._replace(topic_id=updates_id or read_from.topic_id)
         if tail is None or read_from != begin:  # which is seldom
-            self._close_tails()
+            self._job.inbox.close_tails()
             tail = self._follow_updates(read_from)
         updates = decoded_updates(tail.read_up_to(end)).records
         self._found = {stored.snapshot.rank: stored for stored in found}
@@ -254,7 +204,7 @@ class Leadership:
     def _snapshots(self, source: events.Source, lasting: Lasting | None) -> list[FoundSnapshot]:
         """Return the snapshots of a source; if two are the same, storage's is the last."""
         if source == "genesis":
-            return [self._store.first(self._record.first)]
+            return [self._store.first(self._job.record.first)]
         return [*self._store.hot(), *(lasting.found if lasting else ())]
 
     def _look_at_settings(self) -> str:
@@ -262,22 +212,23 @@ class Leadership:
         own = [NewTopic(place.topic, kept_forever=True) for place in (self._control, self._updates)]
         letters = [
             NewTopic(dead_letter_topic(stream), kept_forever=True)
-            for stream in self._record.spec.streams
+            for stream in self._job.record.spec.streams
         ]
         wanted = [*own, *letters]
         refused = list[str]()
         found = self._source.settings([topic.name for topic in wanted], refused)
         if refused:
-            self._log.warning("topic_settings_unknown", reason="; ".join(refused))
+            self._job.log.warning("topic_settings_unknown", reason="; ".join(refused))
         lossy = [each for each in differences(own, found) if each.loses]
         if lossy:
             return (
                 f"Kafka would lose records of the job: {'; '.join(map(str, lossy))};"
-                f" set that right: {remedy(lossy)}; then `doll job resume {self._record.spec.name}`"
+                f" set that right: {remedy(lossy)}; then `doll job resume"
+                f" {self._job.record.spec.name}`"
             )
         if differing := differences(wanted, found):
             reason = "; ".join(map(str, differing))
-            self._log.warning("topic_settings_differ", reason=reason, remedy=remedy(differing))
+            self._job.log.warning("topic_settings_differ", reason=reason, remedy=remedy(differing))
         return ""
 
     def _ends(self, topics: Mapping[str, FoundTopic]) -> dict[Partition, LogPosition]:
@@ -348,15 +299,30 @@ class Leadership:
                 left.remove(log)
         return agreed
 
-    def restore(self, snapshot: Snapshot, trainer: Trainer | None) -> events.CoordinatorEvent:
-        """Take a snapshot's weights in hand, before anybody is told that it is the base.
+    def restore(self, command: do.RestoreSnapshot) -> Iterator[events.CoordinatorEvent]:
+        """Take a snapshot's weights in hand, unless workers have them."""
+        job = self._job
+        job.members, job.weights, job.in_hand = command.members, None, None
+        if command.members:
+            yield self._restored("")
+            return
+        try:  # where the job says otherwise, nobody has tried yet whether there is such a model
+            job.weights = self._learn_to_make()()
+        except TaskMissingError as error:
+            self._leave_to_others(str(error))
+            yield events.AttemptFailed(str(error))
+        except _NO_MODEL as error:
+            yield _trouble(error)
+        else:
+            yield self._load(command.snapshot, job.weights)
+
+    def _load(self, snapshot: Snapshot, trainer: Trainer) -> events.CoordinatorEvent:
+        """Load weights, before anybody is told that the snapshot is the base.
 
         Args:
             snapshot: One of those that were found.
-            trainer: A new one, with the weights of the genesis; None where workers hold them.
+            trainer: A new one, with the weights of the genesis.
         """
-        if trainer is None:
-            return self._restored("")
         stored = self._found[snapshot.rank]
         try:
             weights = stored.trainer()
@@ -371,7 +337,7 @@ class Leadership:
             if snapshot.rank in self._hot:  # anybody can write to the board
                 if isinstance(error, OtherModelError) and snapshot.made != GENESIS:
                     self._other_model = f"{stored.title}: {error}"
-                self._log.warning("hot_snapshot_unreadable", reason=str(error))
+                self._job.log.warning("hot_snapshot_unreadable", reason=str(error))
                 return events.SnapshotTorn(snapshot)
             return events.Trouble(f"{stored.title}: {error}")
         return self._restored(trainer.digest)
@@ -380,37 +346,45 @@ class Leadership:
         self._found, self._other_model = {}, ""
         return events.SnapshotRestored(unused_number(time(), randbits(12)), digest)
 
-    def begin(self, epoch: int, snapshot: Snapshot, length: int) -> None:
-        """Listen to workers: claims from the snapshot on, and replies to this epoch; watch streams.
-
-        Args:
-            epoch: The leader's.
-            snapshot: What it starts from.
-            length: P + B, numbers in a well-formed vector.
-        """
-        self._tails.append(self._fetch_claims(snapshot.control))
-        self._sound = SoundReplies(length, self._measuring.metrics, self._log)
-        self._replica.replies.follow(self._job, epoch, partial(self._hear_replies, self.number))
-        self._replica.streams.follow(
-            self._job,
+    def begin(self, command: do.Begin) -> None:
+        """Listen to workers (claims from the snapshot on, and replies), and watch streams."""
+        job, inbox, epoch = self._job, self._job.inbox, command.epoch
+        self._make_trainer = None
+        job.changes("awaited", "")
+        inbox.tails.append(self._fetch_claims(command.snapshot.control))
+        length = 0 if job.members else len(job.trainer.weights()) // 4
+        inbox.sound = SoundReplies(length, job.observer.metrics, job.log)
+        deliver = partial(inbox.put, inbox.leadership)
+        replies = partial(inbox.put_replies, inbox.leadership)
+        job.replica.replies.follow(job.id, epoch, replies)
+        job.replica.streams.follow(
+            job.id,
             epoch,
-            self._record.first,
-            self._measuring,
-            partial(self._stream_lost, self.number),
-            partial(self.hear, self.number),
+            job.record.first,
+            job.observer,
+            lambda reason: deliver(events.Trouble(reason)),
+            deliver,
         )
+
+    def stand_by(self) -> None:
+        """Listen no more, and let go of the weights: jobs that others lead take no memory."""
+        self.end()
+        self._job.role = "standby"
+        self._job.replica.candidates.leave(self._job.id)
+        self._make_trainer = self._job.weights = None
 
     def end(self) -> None:
         """Listen no more, and believe nothing of what was heard."""
-        self.number += 1
-        self._replica.replies.forget(self._job)
-        self._replica.streams.forget(self._job)
-        self._close_tails()
-        self._sound = None
+        self._job.replica.replies.forget(self._job.id)
+        self._job.replica.streams.forget(self._job.id)
+        self._job.inbox.end_leadership()
+        if self._claims is not None:
+            self._claims[1].close()
+            self._claims = None
 
     def _follow_updates(self, position: LogPosition) -> TopicTail:
         tail = self._tail(self._updates, position, decoded_updates)
-        self._tails.append(tail)
+        self._job.inbox.tails.append(tail)
         return tail
 
     def _fetch_claims(self, position: LogPosition) -> TopicTail:
@@ -432,19 +406,12 @@ class Leadership:
         position: LogPosition,
         decode: Callable[[RawRecords, int], events.CoordinatorEvent],
     ) -> TopicTail:
-        return TopicTail(self._source, topic, position, decode, self._hear_of_records, self._log)
-
-    def _close_tails(self) -> None:
-        for tail in self._tails:
-            tail.close()
-        self._tails = []
-        if self._claims is not None:
-            self._claims[1].close()
-            self._claims = None
+        wake = self._job.inbox.wake_for_records
+        return TopicTail(self._source, topic, position, decode, wake, self._job.log)
 
     def _missing(self, told: str) -> str:
         """Which topic of the job is not there; what was told, where all are."""
-        streams = self._record.spec.streams
+        streams = self._job.record.spec.streams
         own = self._updates.topic, self._control.topic
         for topic in (*own, *streams):
             try:
@@ -454,15 +421,10 @@ class Leadership:
         return told
 
 
-def _batches_of(replies: Iterable[Reply]) -> int:
-    return sum(len(reply.batches) for reply in replies if isinstance(reply, Gradient))
-
-
-def _can_wait(reply: Reply) -> bool:
-    """Whether it says nothing to act upon, and is soon added once the others are there."""
-    if not isinstance(reply, Gradient):
-        return False
-    return reply.vector is None or numbers_in(reply.vector).nbytes <= SMALL_BYTES
+def _trouble(error: BaseException) -> events.Trouble:
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    detail = "".join(traceback.format_exception(error)).rstrip()
+    return events.Trouble(f"the model cannot be made: {told}", detail)
 
 
 def _rank(snapshot: Snapshot) -> tuple[int, int, int]:

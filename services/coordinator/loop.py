@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from math import ceil, inf
 from time import monotonic, time
 from typing import TYPE_CHECKING
@@ -16,12 +17,16 @@ from common.errors import DeliveryError, OutsideError
 from common.jobs.notes import window_note
 from common.telemetry.logging import Changes
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
-from services.coordinator.effects import Effects
+from common.telemetry.outages import Outage
+from services.coordinator.effects.context import JobContext
+from services.coordinator.effects.dispatch import Effects
+from services.coordinator.inbox import Inbox
 from services.coordinator.metrics_observer import MetricsObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.core.commands import CoordinatorCommand
     from common.core.events import Wanted
     from common.jobs.store import JobRecord
     from common.runtime.supervisor import Fault
@@ -49,7 +54,6 @@ class JobCoordinator:
         record: Gives the job as it is wanted now; None where it was deleted.
         wake: Makes the supervisor call `turn` soon.
         fault: What ended the part before this one.
-        effects: What carries decisions out.
     """
 
     def __init__(
@@ -58,8 +62,6 @@ class JobCoordinator:
         record: Callable[[], JobRecord | None],
         wake: Callable[[], None],
         fault: Fault | None = None,
-        *,
-        effects: type[Effects] = Effects,
     ) -> None:
         first = record()
         if first is None:
@@ -76,18 +78,27 @@ class JobCoordinator:
         self._gave_up = False  # after faults in a row: whoever resumes it begins anew
         metrics = CoordinatorMetrics(self._checkpoint_age_s)
         self._measuring = MetricsObserver(first.spec, metrics, replica.tracer)
-        self._effects = effects(
+        self._inbox = Inbox(wake, Outage(self._log, "redis"))
+        self._context = JobContext(
             replica,
             first,
+            first.spec,
+            replica.boards.board(first.id),
+            self._inbox,
             self._measuring,
-            lease_ttl_s=protocol.lease_ttl_s,
-            logger=self._log,
-            wake=wake,
+            self._log,
+            self._inbox.outage,
         )
+        self._effects = Effects(self._context, protocol.lease_ttl_s)
         self._begun = False
         self._changes = Changes()
         self._fault = fault
         replica.metrics.follow(self.job, metrics)  # until `close`
+
+    @property
+    def leads(self) -> bool:
+        """True if this replica leads the job."""
+        return self._machine.leader is not None
 
     def turn(self) -> float | None:
         """Take in what has happened, then do what is due."""
@@ -96,21 +107,21 @@ class JobCoordinator:
         self._see_hold()
         self._follow(self._newest())
         left = True
-        passes = 0
-        while left and passes < PASSES:
-            left, passes = self._take_in(), passes + 1
+        for _ in range(PASSES):
+            left = left and self.take_in()
         if not left and monotonic() >= machine.due():  # judged by all that is known by now
-            self._feed(events.Tick())
+            self.decide(events.Tick())
         effects.poll()
         self._see_hold()
         self._see_workers()
-        is_led = machine.leader is not None or effects.ends
-        if effects.finished or (self._stopping and not is_led):
+        is_led = self.leads or self._context.ends
+        if effects.ending.finished or (self._stopping and not is_led):
             return None
-        if self._wish.wanted == "stopped" and effects.stands_by and effects.unable:
+        stands_by = self._context.role == "standby"
+        if self._wish.wanted == "stopped" and stands_by and effects.lease.unable:
             return None
         leader = self._machine.leader
-        missed = effects.leadership.await_gradients(0 if leader is None else leader.awaited)
+        missed = self._inbox.await_gradients(0 if leader is None else leader.awaited)
         return monotonic() if missed or left else self._due()
 
     def close(self) -> None:
@@ -124,15 +135,15 @@ class JobCoordinator:
         if self._begun:
             return
         self._begun = True
-        self._feed(self._wish)
+        self.decide(self._wish)
         if self._fault is not None and _is_hopeless(self._fault):
             self._gave_up = True
-            self._feed(events.Trouble(_given_up(self.job, self._fault), self._fault.detail))
+            self.decide(events.Trouble(_given_up(self.job, self._fault), self._fault.detail))
 
     def _see_hold(self) -> None:
         """Pause once the hold is written, before any record is looked at: each is newer."""
-        if self._effects.hold_written:
-            self._effects.hold_written = False
+        if self._effects.ending.hold_written:
+            self._effects.ending.hold_written = False
             self._want("paused")
 
     def _see_workers(self) -> None:
@@ -151,24 +162,23 @@ class JobCoordinator:
             if self._changes("window", note) and note:
                 self._log.warning("window_too_small", reason=note)
 
-    def _take_in(self) -> bool:
-        """Feed the machine with what was heard; whether there was anything."""
+    def take_in(self) -> bool:
+        """Decide about all that is in the inbox; False if it was empty."""
         some = False
-        for news in self._effects.leadership.news():
+        for event in self._inbox.read():
             some = True
-            for event in self._effects.heard(news):
-                self._feed(event)
+            self.decide(event)
         return some
 
     def _due(self) -> float:
         """When the next turn is at the latest."""
-        effects, due = self._effects, self._machine.due()
+        due = self._machine.due()
         leader_status = self._measuring.leader_status
         idle = leader_status is not None and not leader_status.live and not leader_status.waiting
-        effects.calm = idle and not self._machine.finished
-        if (idle or effects.stands_by) and due < inf:
+        self._context.calm = idle and not self._machine.finished
+        if (idle or self._context.role == "standby") and due < inf:
             due = ceil(due / GRID_S) * GRID_S
-        return min(due, effects.due())
+        return min(due, self._effects.ending.due())
 
     def _follow(self, record: JobRecord | None) -> None:
         """Hear what the owner has made of the job."""
@@ -180,10 +190,10 @@ class JobCoordinator:
             return
         if record.revision != self._record.revision:
             self._log.info("job_changed", revision=record.revision)
-            self._effects.change(record.spec)
-            self._feed(events.SettingsChanged(protocol_settings(record)))
-            if self._machine.leader is not None and (reason := self._effects.lacking):
-                self._feed(events.Trouble(reason))
+            self._effects.models.change(record.spec)
+            self.decide(events.SettingsChanged(protocol_settings(record)))
+            if self.leads and (reason := self._effects.leadership.lacking):
+                self.decide(events.Trouble(reason))
         self._record, self._measuring.spec = record, record.spec
         if self._gave_up and record.wanted == "running" and self._wish.wanted == "paused":
             self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
@@ -193,23 +203,29 @@ class JobCoordinator:
         wish = replace(wish_of(self._record), wanted=wanted)
         if wish != self._wish:
             self._wish = wish
-            self._feed(wish)
+            self.decide(wish)
 
-    def _feed(self, event: events.CoordinatorEvent) -> None:
-        measuring, waiting = self._measuring, [event]
+    def decide(self, event: events.CoordinatorEvent) -> None:
+        """Decide about an event, and carry the decisions out."""
+        measuring, waiting = self._measuring, deque([event])
         while waiting:
-            event = waiting.pop(0)
+            event = waiting.popleft()
             measuring.heard(event, time())
             for command in self._machine.on(event, monotonic()):
-                begin_s = time()
-                waiting += self._effects.do(command)
-                measuring.done(command, begin_s, time())
+                waiting += self.carry_out(command)
             if isinstance(event, events.ControlRead) and self._machine.leader is not None:
                 measuring.decided(self._machine.leader.ledger)
 
+    def carry_out(self, command: CoordinatorCommand) -> list[events.CoordinatorEvent]:
+        """Carry out a decision; returns what it brings about at once."""
+        begin_s = time()
+        made = list(self._effects.carry_out(command))
+        self._measuring.done(command, begin_s, time())
+        return made
+
     def _checkpoint_age_s(self) -> float | None:
         """Told by the leader alone; asked by the thread that answers scrapes."""
-        return None if self._machine.leader is None else self._effects.checkpoint_age_s()
+        return self._effects.snapshots.store.age_s() if self.leads else None
 
 
 def _is_hopeless(fault: Fault) -> bool:

@@ -7,7 +7,7 @@ than a second is told later, until the next version is in hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from time import monotonic, time
@@ -24,6 +24,7 @@ from services.evaluator.sampling import sample
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
+    from common.core.spans import Span
     from common.data.fields import Columns
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.ports.servers import Board, Log
@@ -152,7 +153,7 @@ class EvaluationRunner:
             return  # more may come at any moment
         # All is read before anything is told: this may be done again.
         read = {
-            stream: self._records.read(sample(after[stream], self._most).get(stream, ()))
+            stream: self._records.read(sample(_spans_of(stream, after[stream]), self._most))
             for stream in sorted(known)
         }
         means = {
@@ -229,3 +230,7 @@ class EvaluationRunner:
     def _complain(self, what: str, reason: str) -> None:
         if self._told(what, reason):
             self._log.warning("evaluation_failed", of=what, reason=reason)
+
+
+def _spans_of(stream: str, batches: Iterable[Batch]) -> list[Span]:
+    return [span for batch in batches for span in batch.address if span.topic == stream]

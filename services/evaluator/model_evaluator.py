@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition, Span
@@ -18,7 +19,6 @@ from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
 from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import errors_of
-from services.evaluator.sampling import Piece
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Bounds, Log, SchemaRegistry
 
 AT_ONCE = 256  # records of one forward pass: bounds the memory
-READ_S = 10.0  # for one piece
+READ_S = 10.0  # for one span
 TEST_READ_S = 30.0  # for one partition's part of the test set
 
 
@@ -107,18 +107,16 @@ class Records:
         self._tested = list[Span]()  # what `_test` was made of
         self._test: Columns | None = None
 
-    def read(self, pieces: Iterable[Piece]) -> Columns | None:
+    def read(self, spans: Iterable[Span]) -> Columns | None:
         """Read records back from Kafka; what is no longer there is left out. None: nothing is.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
         found = list[Decoded]()
-        for piece in pieces:
-            try:
-                found.append(self._decoded(piece, READ_S))
-            except (ExpiredError, UnknownTopicError):
-                continue
+        for span in spans:
+            with suppress(ExpiredError, UnknownTopicError):
+                found.append(self._decoded(span, READ_S))
         return _together(found)
 
     def test(self) -> Columns | None:
@@ -151,7 +149,7 @@ class Records:
             self._log.warning("test_set_missing", reason=missing)
 
     def _take(self, spans: list[Span]) -> None:
-        found = [self._decoded(Piece(span, frozenset()), TEST_READ_S) for span in spans]
+        found = [self._decoded(span, TEST_READ_S) for span in spans]
         self._tested, self._test = spans, _together(found)
         self._log.info(
             "test_set_read",
@@ -160,10 +158,8 @@ class Records:
             left_out=sum(len(decoded.skipped) for decoded in found),
         )
 
-    def _decoded(self, piece: Piece, timeout_s: float) -> Decoded:
-        fetched = self._spans.read(piece.span, timeout_s)
-        pairs = zip(fetched.offsets, fetched.values, strict=True)
-        values = [value for at, value in pairs if at not in piece.skipped]
+    def _decoded(self, span: Span, timeout_s: float) -> Decoded:
+        values = [*self._spans.read(span, timeout_s).values]
         if isinstance(self._codec, RegisteredCodec):
             self._schemas.teach(self._codec, values)
         return self._codec.decode(values)

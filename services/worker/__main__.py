@@ -72,7 +72,7 @@ def _work(only: str, process: ServiceProcess) -> None:
     keep_freed_memory()
     notices = open_notices(settings)
     if notices is not None:  # a notice that stands already keeps the worker from joining
-        NoticeWatch(notices, process.stopping, settings.on_rebalance, process.logger).start()
+        NoticeWatch(notices, process.stopping, process.logger).start()
     metrics, watchdog = ProcessMetrics("worker"), process.watchdogs.begin("the main loop")
     process.serve_metrics(metrics)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:

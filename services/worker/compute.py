@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from common.core.messages import MOST_TRACEBACK, Failed, Gradient
 from common.core.vectors import squared_norm
 from common.data.fields import Columns, concatenate
-from common.errors import ExpiredError, OutsideError, UserError
+from common.errors import ExpiredError, OutsideError, UnavailableError, UserError
 from common.learning.errors import NotFiniteError, Origin, TaskError, WrongTaskError
 from common.telemetry.logging import StageTimes
 from common.wire.vectors import smallest
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.core.assignments import Compute
-    from common.core.messages import Batch, FailedReason, TriggerStream, Unsettled, WorkerId
+    from common.core.messages import (
+        Batch,
+        FailedReason,
+        Reply,
+        TriggerStream,
+        Unsettled,
+        WorkerId,
+    )
     from common.core.spans import Span
     from common.data.codecs import Codec
     from common.learning.gradients import GradientComputer
@@ -32,8 +39,9 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdog
     from common.telemetry.metrics.worker import WorkerMetrics
+    from common.telemetry.outages import Outage
+    from services.worker.effects.schemas import SchemaFinder
     from services.worker.rows import BatchCache
-    from services.worker.schemas import SchemaFinder
     from services.worker.traces import BatchTraces
 
 READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it to others by then
@@ -52,6 +60,16 @@ class Shell(NamedTuple):
     # Told when a trigger is heard: of which leader, and what it says of room.
     round_began: Callable[[int, Unsettled | None], None]
     stream: Callable[[], TriggerStream]  # says where the leader's triggers are
+    outage: Outage  # of the board
+
+    def push(self, reply: Reply, to: str) -> bool:
+        """Send a reply, and return True if the board took it; what gets lost is asked for again."""
+        try:
+            self.board.push_reply(reply, to)
+        except UnavailableError as error:
+            self.outage.met(error)
+            return False
+        return True
 
 
 class NoGradientError(Exception):

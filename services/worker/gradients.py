@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from common.core.assignments import Assignments
 from common.core.messages import Gradient
 from common.errors import CorruptError, UnavailableError, WireError
-from common.telemetry.outages import Outage
 from common.wire.vectors import decode_sparse, encoded_bytes
 from services.worker.compute import NoGradientError
 from services.worker.traffic import TrafficCounter
@@ -66,7 +65,7 @@ class GradientLoop:
         self._lock = threading.Lock()  # guards the orders
         self._loaded: ModelId | None = None
         self._missing: ModelId | None = None  # was not on the board, which the leader was told
-        self._board_outage = Outage(self._log, "redis")
+        self._board_outage, self._push = shell.outage, shell.push
         self._times = compute.times
         self._count = TrafficCounter(shell.measures)
         self._heard_s = 0.0  # when triggers were heard last, since 1970
@@ -145,10 +144,7 @@ class GradientLoop:
         size = 0
         if isinstance(reply, Gradient):
             size, reply = encoded_bytes(reply.vector), replace(reply, traffic=self._count.traffic)
-        try:
-            self._board.push_reply(reply, to)
-        except UnavailableError as error:
-            self._board_outage.met(error)
+        if not self._push(reply, to):
             return False
         self._count.moved(sent=size)
         took_s = self._times.add("push", started)

@@ -40,9 +40,8 @@ from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
 from common.ports.group import Peer
-from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes
 from common.storage.states import stored_state
-from common.telemetry.outages import Outage
+from services.worker.effects.weights import StateUploader, WeightsSharer
 from services.worker.held import Formed
 from services.worker.traffic import LIFE_BITS, TrafficCounter, counted
 
@@ -72,12 +71,8 @@ if TYPE_CHECKING:
 
 _Key: TypeAlias = tuple[tuple[int, ...], float]  # of a gradient: its batches, its local rate
 
-STORE_S = 1.0  # between attempts to reach storage
 LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
 JOIN_S = 1.0  # for threads that were told to end: forming a group cannot be given up at once
-# Times as long as it took to put the weights on the board: not again before. Large ones make their
-# way as seldom as that, whatever the job's settings say.
-PAUSE = 20
 NOBODY: tuple[Member, ...] = ()
 # To store what nobody else holds, or pass it on: the shortest notice leaves 10 s and more.
 LEAVE_S = 5.0
@@ -118,30 +113,20 @@ class GroupLoop:
     ) -> None:
         self._own_slices = slices
         self.slices: int | UnsetType = slices  # as the leader that was heard last has it
-        self._id = worker
         self._compute = compute
+        self._shell = shell
         self._access = access
         self._make_held = make_held
-        self._board, self._log = shell.board, shell.logger
-        self._measures, self._traces = shell.measures, shell.traces
-        self._watchdog = shell.watchdog
-        self._round_began, self._stream = shell.round_began, shell.stream
-        self._numbers = len(compute.computer.model.vector)
         self._member = Member(worker, randbits(LIFE_BITS))
         self._count = TrafficCounter(shell.measures)
-        self._group = counted(access.groups, self._count)
         self._changed = threading.Condition()  # guards what follows, up to the threads
         runs_on = None if machine is None else Machine(self._member, *machine)
-        self._replica = Replica(self._member, access.groups.address, self._numbers, runs_on)
+        numbers = len(compute.computer.model.vector)
+        self._replica = Replica(self._member, access.groups.address, numbers, runs_on)
         self._orders = Assignments(worker)
         self._held: Held | None = None  # what the replica says
         self._vectors = dict[_Key, tuple["Vector", int]]()  # and samples
         self._formed: Formed | None = None
-        self._to_store: tuple[ModelId, Slices, bytes] | None = None
-        self._storing = False
-        self._sharing = False
-        self._due: ShareWeights | None = None
-        self._share_at = 0.0  # with hot snapshots, at the earliest
         self._giving = 0  # copies that others take
         self._leaving = False
         self._is_double = False  # another process of its name is a member
@@ -150,13 +135,9 @@ class GroupLoop:
         self._heard_s = 0.0  # when triggers were heard last, since 1970
         self._over = threading.Event()
         self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
-        self._board_outage = Outage(self._log, "redis")
-        self._storage_outage = Outage(self._log, "storage")
-        self._threads = [
-            threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
-            for name, body in (("group-control", self._control), ("group", self._collective))
-        ]
-        self._begun = False
+        self._uploader = StateUploader(access.checkpoints, self._over, shell.logger, self._stored)
+        self._sharer = WeightsSharer(shell.board, self._count, compute.times, shell.logger)
+        self._threads = list[threading.Thread]()  # begun by the first turn
 
     def turn(self) -> None:
         """One turn of the gradient thread: carry out one order.
@@ -164,11 +145,14 @@ class GroupLoop:
         Raises:
             BaseException: What ended one of the other threads.
         """
-        if not self._begun:
-            self._begun = True
-            for thread in self._threads:
+        if not self._threads:
+            for body, name in ((self._control, "group-control"), (self._collective, "group")):
+                thread = threading.Thread(
+                    target=self._guarded, args=(body,), name=name, daemon=True
+                )
+                self._threads.append(thread)
                 thread.start()
-        self._watchdog.beat()
+        self._shell.watchdog.beat()
         with self._changed:
             self._changed.wait_for(
                 lambda: len(self._orders) or self._fault or self._is_another, LISTEN_S
@@ -182,7 +166,7 @@ class GroupLoop:
                 return
             heard_s, reply = self._heard_s, self._answered_before(compute)
         if reply is not None:
-            self._send(reply, compute.reply_to)
+            self._shell.push(reply, compute.reply_to)
         else:
             self._answer(compute, heard_s)
         with self._changed:
@@ -203,7 +187,7 @@ class GroupLoop:
             self._leaving = True
             said, reply_to = self._orders.leave(finish=finish), self._orders.reply_to
         if said is not None:
-            self._send(said, reply_to)
+            self._shell.push(said, reply_to)
 
     @property
     def pinned(self) -> bool:
@@ -223,10 +207,10 @@ class GroupLoop:
         if formed is not None:
             formed.group.abort()
         until = monotonic() + JOIN_S
-        for thread in self._threads if self._begun else ():
+        for thread in self._threads:
             thread.join(max(until - monotonic(), 0.0))
         self._compute.close()
-        self._compute.times.tell(self._log)
+        self._compute.times.tell(self._shell.logger)
 
     @property
     def _needed(self) -> bool:
@@ -249,7 +233,7 @@ class GroupLoop:
             self._compute.computer.load(self._held.weights())
             self._loaded = held
             took_s = self._compute.times.add("fetch", started)
-            self._measures.stage_s.labels("fetch").observe(took_s)
+            self._shell.measures.stage_s.labels("fetch").observe(took_s)
             # Not before: gradients wait for the weights, and nothing for this yet.
             self._tasks.put(partial(self._settle, self._held))
         return None
@@ -260,7 +244,7 @@ class GroupLoop:
         reply: Reply = found
         if not isinstance(found, Failed):
             ready = GradientReady(
-                *(self._id, compute.model, found.batches, found.samples, found.loss_sum),
+                *(self._member.worker, compute.model, found.batches, found.samples, found.loss_sum),
                 *(found.metric_sums, found.seconds, self._member.life),
                 *(found.local_rate, found.square, found.scores),
                 traffic=self._count.traffic,
@@ -273,22 +257,22 @@ class GroupLoop:
                     part = self._vectors[key] = dense(found.vector), found.samples
                     # While the others' are waited for.
                     self._tasks.put(partial(self._add_own, held, key, part))
-        sent = self._send(reply, compute.reply_to)
-        self._traces.answered(compute, heard_s, found, sent=sent)
+        sent = self._shell.push(reply, compute.reply_to)
+        self._shell.traces.answered(compute, heard_s, found, sent=sent)
 
     # --- control ------------------------------------------------------------------------------
 
     def _control(self) -> None:
         while not (self._over.is_set() or self._is_another):
             with self._changed:
-                self._orders.listen(self._stream())
+                self._orders.listen(self._shell.stream())
                 self._replica.listen(self._orders.heard)
                 heard, stream = self._orders.heard, self._orders.stream
             try:
-                found = self._board.triggers(heard, LISTEN_S, stream)
-                self._board_outage.quiet()
+                found = self._shell.board.triggers(heard, LISTEN_S, stream)
+                self._shell.outage.quiet()
             except UnavailableError as error:
-                self._board_outage.met(error)
+                self._shell.outage.met(error)
                 self._over.wait(LISTEN_S)
                 continue
             with self._changed:
@@ -297,7 +281,7 @@ class GroupLoop:
                 self._over.wait(LISTEN_S)  # they are found again at once
             if triggers:
                 self._hear(triggers)
-                self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
+                self._shell.round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
             with self._changed:
                 self._share()
 
@@ -321,11 +305,12 @@ class GroupLoop:
     def _follow(self, epoch: int, orders: GroupOrders) -> None:
         """Leave the group of the membership before, and form that of the next one."""
         place, members = (epoch, orders.membership.number), orders.membership.members
-        others = [each for each in members if each.worker == self._id and each != self._member]
+        me = self._member
+        others = [each for each in members if each.worker == me.worker and each != me]
         if others and not self._is_double:
-            self._log.warning(
+            self._shell.logger.warning(
                 "left_out",
-                worker=self._id,
+                worker=me.worker,
                 reason="another process of this name is believed, as it was heard first: stop one"
                 " of the two, or give it another --name",
             )
@@ -338,7 +323,7 @@ class GroupLoop:
         if self._member in members:
             peers = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in members]
             rank = members.index(self._member)
-            group = self._group("{}-{}".format(*place), peers, rank)
+            group = counted(self._access.groups, self._count)("{}-{}".format(*place), peers, rank)
             self._formed = Formed(place, orders.membership, rank, group)
             self._tasks.put(partial(self._form, self._formed))
 
@@ -362,7 +347,7 @@ class GroupLoop:
                 case StoreState(made, slices):
                     self._store(made, slices)
                 case ShareWeights():
-                    self._due = command
+                    self._sharer.due = command
                     self._share()
         return said
 
@@ -370,16 +355,7 @@ class GroupLoop:
         with self._changed:
             reply_to = self._orders.reply_to
         for each in said:
-            self._send(each.reply, reply_to)
-
-    def _send(self, reply: Reply, to: str) -> bool:
-        """What gets lost is asked for again."""
-        try:
-            self._board.push_reply(reply, to)
-        except UnavailableError as error:
-            self._board_outage.met(error)
-            return False
-        return True
+            self._shell.push(each.reply, reply_to)
 
     def _apply(self) -> None:
         if self._held is None:
@@ -405,7 +381,7 @@ class GroupLoop:
             formed.group.form()
         except GroupError as error:
             formed.failed = error
-            self._log.info("group_not_formed", reason=str(error))
+            self._shell.logger.info("group_not_formed", reason=str(error))
         self._compute.times.add("form", started)
 
     def _settle(self, held: Held) -> None:
@@ -454,7 +430,7 @@ class GroupLoop:
             with self._changed:
                 said = self._replica.failed(reduce.attempt, "left", lost)
             if said:
-                self._log.info("group_broke", reason=str(error))
+                self._shell.logger.info("group_broke", reason=str(error))
         self._compute.times.add("reduce", started)
         self._say(said)
 
@@ -471,7 +447,8 @@ class GroupLoop:
         """The group of two in which one copies from the other."""
         both = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in (source, to)]
         name = f"{ordered.epoch}-copy-{ordered.number}-{to.worker}"
-        return self._group(name, both, (source, to).index(self._member))
+        rank = (source, to).index(self._member)
+        return counted(self._access.groups, self._count)(name, both, rank)
 
     def _copy(self, copy: CopyState, get: Callable[[], tuple[bytes, int]]) -> None:
         started = perf_counter()
@@ -481,10 +458,10 @@ class GroupLoop:
             data, origin = get()
             if data:
                 held.restore(data, slices)
-                self._measures.copied_bytes.inc(len(data))
+                self._shell.measures.copied_bytes.inc(len(data))
             got = True
         except OutsideError as error:
-            self._log.info("copy_failed", version=made.version, reason=str(error))
+            self._shell.logger.info("copy_failed", version=made.version, reason=str(error))
             if source is not None and isinstance(error, GroupError):
                 unreachable = (source,) if source.worker in error.unreachable else ()
         with self._changed:
@@ -497,7 +474,9 @@ class GroupLoop:
                 self._held.adopt(held, slices)
             if (self._replica.held, self._replica.slices) != before:
                 of = None if source is None else source.worker
-                self._log.info("weights_copied", epoch=made.epoch, version=made.version, of=of)
+                self._shell.logger.info(
+                    "weights_copied", epoch=made.epoch, version=made.version, of=of
+                )
             self._changed.notify_all()
         self._compute.times.add("copy", started)
         self._say(said)
@@ -540,64 +519,19 @@ class GroupLoop:
 
     def _store(self, made: ModelId, slices: Slices) -> None:
         """Copy it now, and store it in place of what was to be stored before."""
-        if self._held is not None:
-            self._to_store = made, slices, self._held.stored(slices)
-            if not self._storing:
-                self._storing = True
-                self._aside(self._upload)
+        if self._held is not None and self._uploader.put(made, slices, self._held.stored(slices)):
+            self._aside(self._uploader.run)
 
-    def _upload(self) -> None:
-        """Store what is newest, and go on trying until it is there."""
-        while True:
-            with self._changed:
-                waiting = self._to_store
-                if waiting is None or self._over.is_set():
-                    self._storing = False
-                    return
-            made, slices, data = waiting
-            try:
-                if slices is UNSET:
-                    self._access.checkpoints.put_state(made, data)
-                else:
-                    self._access.checkpoints.put_slices(made, slices, data)
-                self._storage_outage.over()
-            except OutsideError as error:
-                self._storage_outage.met(error)
-                self._over.wait(STORE_S)
-                continue
-            with self._changed:
-                if self._to_store is waiting:
-                    self._to_store = None
-                said = self._replica.stored(made, slices)
-            self._say(said)
+    def _stored(self, made: ModelId, slices: Slices) -> None:
+        with self._changed:
+            said = self._replica.stored(made, slices)
+        self._say(said)
 
     def _share(self) -> None:
         """Leave weights on the board, once those before are there and that is some time ago."""
-        share, began = self._due, perf_counter()
-        if share is None or self._sharing or not (share.offered or began >= self._share_at):
-            return
-        self._due = None
-        if self._held is not None and self._replica.made == share.made:
-            self._sharing = True
-            weights = self._held.model()
-            self._aside(partial(self._put_on_board, share, weights, began))
-
-    def _put_on_board(self, share: ShareWeights, data: bytes, began: float) -> None:
-        try:
-            if share.offered:
-                self._board.offer_model(share.made, data)
-                self._count.moved(sent=len(data))
-            for hot in self._board.snapshots(share.by) if share.hot else ():
-                snapshot = from_bytes(hot).snapshot
-                if snapshot.made == share.made:  # else the leader has put a newer one
-                    whole = to_bytes(SnapshotFile(snapshot, data))
-                    self._board.put_whole_snapshot(share.by, whole)
-                    self._count.moved(sent=len(whole))
-        except OutsideError as error:
-            self._log.warning("weights_not_shared", version=share.made.version, reason=str(error))
-        finally:
-            took_s = self._compute.times.add("share", began)
-            self._share_at, self._sharing = perf_counter() + PAUSE * took_s, False
+        share = self._sharer.begin(None if self._held is None else self._replica.made)
+        if share is not None and self._held is not None:
+            self._aside(partial(self._sharer.put, share, self._held.model()))
 
     # --- threads ------------------------------------------------------------------------------
 

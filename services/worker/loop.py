@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET
 
 from common.core.settings import WorkerSettings, slices_of
+from common.core.worker import Worker
 from common.data.registered import RegisteredCodec
 from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
+from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import digest_of
 from common.learning.gradients import GradientComputer, resolve_device
@@ -21,15 +23,18 @@ from common.learning.tasks import build_model
 from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.outages import Outage
 from services.worker.compute import OrderComputer, Shell
+from services.worker.effects.board import LeftOut, WorkerBoard
+from services.worker.effects.claims import ClaimSender
+from services.worker.effects.schemas import SchemaFinder, SchemaGate
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
 from services.worker.held import HeldSlices, HeldWhole
-from services.worker.left_out import LeftOut
-from services.worker.memory import check_group_memory, room_for_slices
-from services.worker.rows import ArrivedRows, BatchCache
-from services.worker.schemas import SchemaFinder
+from services.worker.memory import check_group_memory, group_bytes, room_for_slices
+from services.worker.rows import BatchCache
 from services.worker.stream import Stream
+from services.worker.time_lag import TimeLag
 from services.worker.traces import BatchTraces
 
 if TYPE_CHECKING:
@@ -122,37 +127,40 @@ class JobWorker:
         self._spec, self._settings = spec, settings
         self._observers = observers
         self._watchdog = Watchdog(what="the gradient thread", limit_s=GRADIENT_STILL_S)
+        machine = Worker(
+            worker,
+            WorkerSettings(
+                spec.batch_size,
+                spec.waiting_bound,
+                spec.batch_linger_s,
+                spec.largest_group,
+                2 if computer.has_batch_norm else 1,
+            ),
+        )
         with ExitStack() as undo:
             self._measures = measures = WorkerMetrics(spec.streams)
             observers.metrics.count_faults(spec.name)
             observers.metrics.follow(spec.name, measures)
             undo.callback(observers.metrics.forget, measures)
             traces = BatchTraces(observers.tracer, spec.name, worker)
+            claims = ClaimSender(log, job.id, self._log, measures, traces)
+            undo.callback(claims.close)
+            hold = spec.on_preemption == "hold"
+            reader = log.stream(group_name(job.id), spec.streams, worker, hold=hold)
+            undo.callback(reader.close)
+            left_out = LeftOut(worker, layout, board, self._log)
             self._stream = Stream(
-                worker,
-                job.id,
-                WorkerSettings(
-                    spec.batch_size,
-                    spec.waiting_bound,
-                    spec.batch_linger_s,
-                    spec.largest_group,
-                    2 if computer.has_batch_norm else 1,
-                ),
+                machine,
+                reader,
+                claims,
+                WorkerBoard(worker, board, self._digest, left_out, self._log),
+                gate=SchemaGate(schemas),
                 codec=codec,
-                schemas=schemas,
-                log=log,
-                board=board,
-                arrived=ArrivedRows(),
                 cache=cache,
+                time_lag=TimeLag(spec.streams, self._log, measures),
                 logger=self._log,
                 measures=measures,
-                traces=traces,
-                streams=spec.streams,
-                hold=spec.on_preemption == "hold",
-                digest=self._digest,
-                left_out=LeftOut(worker, layout, board, self._log),
             )
-            undo.callback(self._stream.close)
             self._computer_of = partial(
                 OrderComputer,
                 worker,
@@ -164,7 +172,7 @@ class JobWorker:
                 logger=self._log,
                 measures=measures,
                 watchdog=self._watchdog,
-                topic_id=self._stream.topic_id,
+                topic_id=machine.topic_id,
             )
             self._shell = Shell(
                 board=board,
@@ -173,8 +181,9 @@ class JobWorker:
                 traces=traces,
                 watchdog=self._watchdog,
                 wait=self._ended.wait,
-                round_began=self._stream.round_began,
-                stream=self._stream.triggers,
+                round_began=self._stream.inbox.round_began,
+                stream=lambda: machine.triggers,
+                outage=Outage(self._log, "redis"),
             )
             self._id, self._numbers, self._access = worker, len(computer.model.vector), access
             self._groups: Groups | None = None
@@ -199,10 +208,10 @@ class JobWorker:
         states = len(set(STATE_NAMES[spec.optimizer.name]) - {"step"})
         runs_on: tuple[Tier, float, int] | None = None
         if slices:
-            room = room_for_slices(self._numbers, states, slices, spec.largest_group, settings)
+            room = room_for_slices(self._numbers, states, slices, spec.largest_group, group_bytes())
             runs_on = settings.tier, time(), room
         else:
-            check_group_memory(self._numbers, states, settings)
+            check_group_memory(self._numbers, states, group_bytes())
         access = self._access(spec)
         self._groups = access.groups
         make = partial(_held, spec, settings, slices)
@@ -303,7 +312,7 @@ class JobWorker:
 
 
 def _held(spec: JobSpec, settings: Settings, slices: int) -> Held:
-    made_by = spec, settings.tasks, settings.max_model_mb
+    made_by = spec, settings.tasks
     if not slices:
         return HeldWhole(trainer_of(*made_by)())
     return HeldSlices(sliced_trainer_of(*made_by, slices)())

@@ -17,12 +17,8 @@ import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from common.config.settings import Settings
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 KEPT_BYTES = 1 << 30  # freed memory that the process keeps at the top of its heap
@@ -54,22 +50,22 @@ def keep_freed_memory() -> bool:
     return all(mallopt(parameter, value) for parameter, value in advice.items())
 
 
-def check_group_memory(numbers: int, states: int, settings: Settings) -> None:
+def check_group_memory(numbers: int, states: int, allowed: int) -> None:
     """Refuse weights for which a member of a group has no room.
 
     Args:
         numbers: P + B, of the model.
         states: How many the optimizer keeps for each.
-        settings: Of the process.
+        allowed: Bytes, such as `group_bytes`.
 
     Raises:
         UserError: If they are too many.
     """
     # A copy has the optimizer's state, too.
-    _check_fits(4 * numbers * (_HELD + 2 * states), settings)
+    _check_fits(4 * numbers * (_HELD + 2 * states), allowed)
 
 
-def room_for_slices(numbers: int, states: int, count: int, members: int, settings: Settings) -> int:
+def room_for_slices(numbers: int, states: int, count: int, members: int, allowed: int) -> int:
     """How many slices a member can own; refuses weights for which there is no room even so.
 
     An owner holds of each slice the optimizer's state, the next one, one on its way to another
@@ -80,33 +76,32 @@ def room_for_slices(numbers: int, states: int, count: int, members: int, setting
         states: How many the optimizer keeps for each.
         count: Of all slices.
         members: How many send gradients of it.
-        settings: Of the process.
+        allowed: Bytes, such as `group_bytes`.
 
     Raises:
         UserError: If they are too many.
     """
     base = 4 * numbers * _HELD_OF_ALL
-    _check_fits(base, settings)
+    _check_fits(base, allowed)
     each = 4 * -(-numbers // count) * (4 * states + 2 + members)
-    return min((_allowed(settings) - base) // each, count)
+    return min((allowed - base) // each, count)
 
 
-def _check_fits(needed: int, settings: Settings) -> None:
-    allowed = _allowed(settings)
-    if needed >> 20 > allowed >> 20:
-        raise UserError(
-            f"aggregation.mode: the weights of this job take {needed >> 20:,} MiB of each worker,"
-            f" more than the {allowed >> 20:,} that DOLL_GROUP_MEMORY_MIB allows (by default half"
-            " of the machine): take larger machines, or mode: board"
-        )
+def group_bytes() -> int:
+    """Memory for the weights of a job and all that goes with them: half of the machine's.
 
-
-def _allowed(settings: Settings) -> int:
-    return settings.group_memory_mib << 20 or _machine_bytes() >> 1
-
-
-def _machine_bytes() -> int:
+    The rest is for torch, batches and the system. Of a container its limit counts.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no cgroup, or "max"
         machine = min(machine, int(_CGROUP.read_text()))
-    return machine
+    return machine >> 1
+
+
+def _check_fits(needed: int, allowed: int) -> None:
+    if needed >> 20 > allowed >> 20:
+        raise UserError(
+            f"aggregation.mode: the weights of this job take {needed >> 20:,} MiB of each worker,"
+            f" more than {allowed >> 20:,}, half of its machine or container: take larger ones, or"
+            " mode: board"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from common.telemetry.outages import Outage
 
@@ -24,19 +24,11 @@ class NoticeWatch:
 
     Args:
         leaving: Set when the worker shall leave; whoever else sets it ends the watch.
-        on_rebalance: Whether a recommendation to rebalance is a reason to leave.
     """
 
-    def __init__(
-        self,
-        notices: Notices,
-        leaving: threading.Event,
-        on_rebalance: Literal["leave", "stay"],
-        logger: EventLogger,
-    ) -> None:
+    def __init__(self, notices: Notices, leaving: threading.Event, logger: EventLogger) -> None:
         self._notices = notices
         self._leaving = leaving
-        self._on_rebalance = on_rebalance
         self._log = logger
         self._outage = Outage(logger, "notices")
         self._told: Notice | None = None
@@ -61,16 +53,12 @@ class NoticeWatch:
         if notice is None or notice == self._told:
             return
         self._told = notice
-        leaves = notice.kind == "interruption" or self._on_rebalance == "leave"
         self._log.warning(
             "notice_received",
-            kind=notice.kind,
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(notice.at_s)),
             detail=notice.detail,
-            leaves=leaves,
         )
-        if leaves:
-            self._leaving.set()
+        self._leaving.set()
 
     def _watch(self, every_s: float) -> None:
         while not self._leaving.wait(every_s):

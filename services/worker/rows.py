@@ -1,4 +1,4 @@
-"""The records that a worker has decoded: first in order of arrival, then by the batch they are in.
+"""The records that a worker has decoded, by the batch they are in.
 
 What is kept is a cache keyed by address; correctness never depends on it. The stream thread puts
 and forgets, the gradient thread gets.
@@ -6,45 +6,24 @@ and forgets, the gradient thread gets.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
 
-from common.core.spans import Address, Partition
+from common.core.spans import Address
 from common.data.fields import Columns, concatenate
 
+if TYPE_CHECKING:
+    from common.core.batching import RowSlice
 
-class ArrivedRows:
-    """Decoded rows that no announced batch holds yet, per partition, oldest first."""
 
-    def __init__(self) -> None:
-        self._runs = dict[Partition, deque[Columns]]()
-
-    def add(self, partition: Partition, rows: Columns) -> None:
-        """Take in the rows of one run."""
-        self._runs.setdefault(partition, deque()).append(rows)
-
-    def drop(self, partition: Partition) -> None:
-        """Forget a partition's rows."""
-        self._runs.pop(partition, None)
-
-    def take(self, address: Address, counts: Iterable[int]) -> Columns:
-        """Take the oldest rows of each span out, joined in the order of the address."""
-        parts = list[Columns]()
-        for span, count in zip(address, counts, strict=True):
-            parts += self._take(span.place, count)
-        return concatenate(parts)
-
-    def _take(self, partition: Partition, count: int) -> list[Columns]:
-        runs, parts = self._runs.get(partition, deque()), list[Columns]()
-        while count > 0:
-            rows = runs.popleft()
-            size = len(next(iter(rows.values())))
-            if size > count:
-                runs.appendleft({name: column[count:] for name, column in rows.items()})
-                rows = {name: column[:count] for name, column in rows.items()}
-            parts.append(rows)
-            count -= min(size, count)
-        return parts
+def joined(slices: Iterable[RowSlice]) -> Columns:
+    """Return the rows of a batch, joined in the order of its address."""
+    return concatenate(
+        [
+            {name: column[start:stop] for name, column in cast("Columns", rows).items()}
+            for rows, start, stop in slices
+        ]
+    )
 
 
 class BatchCache:

@@ -39,7 +39,7 @@ from common.spot.market.market_file import (
     ProcessProvider,
     SpotPool,
 )
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 from tests.memory_fleet import MemoryFleet
 
 if TYPE_CHECKING:

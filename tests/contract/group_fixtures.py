@@ -18,8 +18,8 @@ from common.embedded.fork_server import prepare
 from common.embedded.process import Child, short_folder
 from common.ports.group import Peer
 from common.redis.exchange import RedisBoards
-from common.testing.group import MemoryNetwork
 from tests.contract.group_member import Member
+from tests.fakes.group import MemoryNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

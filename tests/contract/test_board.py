@@ -31,7 +31,6 @@ from common.redis.access import RedisAccess
 from common.redis.board import RedisBoard
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.redis.server import RedisServer, connect
-from common.testing.clock import ManualClock
 from common.wire import messages as wire
 from tests.contract.board_fixtures import (
     LONG_S,
@@ -41,6 +40,7 @@ from tests.contract.board_fixtures import (
     eventually,
     leader_status,
 )
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from common.embedded.redis import EmbeddedRedis
@@ -477,7 +477,7 @@ def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
     embedded_redis: EmbeddedRedis, free: bytes | None
 ) -> None:
     key = "doll:{taken}:lease"
-    with closing(connect(embedded_redis.url, LONG_S, RedisAccess())) as client:
+    with closing(connect(embedded_redis.url, RedisAccess())) as client:
         server = RedisServer(client, "doll:", pytest.fail)
         server.ask(("UNLINK", key, "doll:{taken}:a"))
         if free is not None:

@@ -11,7 +11,7 @@ from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import UnavailableError
 from common.ports.servers import Notice
-from common.testing.notices import MemoryNotices
+from tests.fakes.notices import MemoryNotices
 from tests.metadata_server import MetadataServer
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 20.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0
-SOONER_S = AT_S - 600.0
-TERMINATE = Notice("interruption", AT_S, "terminate")
+TERMINATE = Notice(AT_S, "terminate")
 
 
 @dataclass
@@ -53,24 +52,12 @@ def test_an_interruption_says_when_and_what_becomes_of_the_machine(
     machine: Machine, action: str
 ) -> None:
     machine.provider.interrupt(AT_S, action)
-    assert machine.notices.look() == Notice("interruption", AT_S, action)
-
-
-def test_a_rebalance_says_since_when(machine: Machine) -> None:
-    machine.provider.recommend_rebalance(SOONER_S)
-    assert machine.notices.look() == Notice("rebalance", SOONER_S, "")
+    assert machine.notices.look() == Notice(AT_S, action)
 
 
 def test_a_notice_stands_until_the_end(machine: Machine) -> None:
     machine.provider.interrupt(AT_S)
     assert [machine.notices.look() for _ in range(3)] == [TERMINATE] * 3
-
-
-def test_an_interruption_comes_before_a_rebalance(machine: Machine) -> None:
-    machine.provider.recommend_rebalance(SOONER_S)
-    assert machine.notices.look() is not None
-    machine.provider.interrupt(AT_S)
-    assert machine.notices.look() == TERMINATE
 
 
 def test_a_source_that_is_away_says_so_until_it_is_back(machine: Machine) -> None:
@@ -83,12 +70,10 @@ def test_a_source_that_is_away_says_so_until_it_is_back(machine: Machine) -> Non
     assert machine.notices.look() == TERMINATE
 
 
-def test_nonsense_is_counted_and_hides_nothing_else(machine: Machine) -> None:
+def test_nonsense_is_counted_and_hides_nothing(machine: Machine) -> None:
     machine.provider.talk_nonsense()
     assert machine.notices.look() is None
-    machine.provider.recommend_rebalance(SOONER_S)
-    assert machine.notices.look() == Notice("rebalance", SOONER_S, "")
-    assert machine.notices.rejected == 2
+    assert machine.notices.rejected == 1
     machine.provider.interrupt(AT_S)
     assert machine.notices.look() == TERMINATE
-    assert machine.notices.rejected == 2
+    assert machine.notices.rejected == 1

@@ -13,8 +13,8 @@ from common.spot.fleets.prices import FixedPrices, PricesTogether, TracePrices
 from common.spot.machines import Offer, by_pool
 from common.spot.market.market_file import Ec2Provider, SpotPool
 from common.spot.traces.spec import TraceSpec
-from common.testing.clock import ManualClock
 from tests.contract.fleet_providers import REGION, TEMPLATE
+from tests.fakes.clock import ManualClock
 from tests.memory_fleet import MemoryPrices
 
 if TYPE_CHECKING:

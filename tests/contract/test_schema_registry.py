@@ -22,7 +22,7 @@ from common.kafka.memory import MemoryLog
 from common.kafka.registry import ConfluentRegistry
 from common.kafka.schemas import JobSchemas
 from common.telemetry.logging import event_logger
-from services.worker.schemas import SchemaFinder
+from services.worker.effects.schemas import SchemaFinder
 from tests.contract.odd_servers import ODD, OddServer, hangs, said
 from tests.unit.services.replicas import until
 

@@ -19,9 +19,9 @@ from common.adapters.mlflow import MlflowServer
 from common.embedded.process import free_port
 from common.errors import NotFoundError, UnavailableError, UserError
 from common.ports.tracking import Metric
-from common.testing.tracking import MemoryTracking
 from tests.contract.mlflow_fake import FakeMlflow, refused
 from tests.contract.odd_servers import ODD, OddServer, said
+from tests.fakes.tracking import MemoryTracking
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,12 +39,12 @@ class ComposedKafka(ApacheKafka):
             "kafka:9092": f"127.0.0.1:{self._port}",
             "://:9092": f"://127.0.0.1:{self._port}",
             ":29092": f":{self.host_port}",
-            "localhost:9093": f"127.0.0.1:{self._controller_port}",
-            f"={data}": f"={self._data}/log",
+            "localhost:9093": f"127.0.0.1:{self.controller_port}",
+            f"={data}": f"={self.data}/log",
         }.items():
             assert old in text, f"the properties of Kafka have no {old} any more"
             text = text.replace(old, new)
-        (self._data / "server.properties").write_text(text)
+        (self.data / "server.properties").write_text(text)
 
 
 def kafka_variables(kafka: Part) -> dict[str, str]:

@@ -44,7 +44,7 @@ HELD = {  # what the reason or its detail says
     "imports": "the task's package needs a licence file",
     "options": "100 records are odd",
     "builds": "KeyError: 'layers'",
-    "too-large": "DOLL_MAX_MODEL_MB",
+    "too-large": "MiB, more than 16,384",
     "no-stream": "no-stream-a",
     "no-control": control_topic("no-control"),
     "no-updates": updates_topic("no-updates"),

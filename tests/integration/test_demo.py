@@ -98,7 +98,7 @@ def machines_of(owner: int) -> set[int]:
         with suppress(OSError):  # somebody else's, or it ended while we looked
             variables = path.read_bytes().split(b"\0")
             mine = b"DOLL_OWNER_PID=%d" % owner in variables
-            if mine and any(each.startswith(b"DOLL_MACHINE=") for each in variables):
+            if mine and any(each.startswith(b"FLEET_MACHINE=") for each in variables):
                 found.add(int(path.parent.name))
     return found
 
@@ -112,7 +112,7 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
     tmp_path: Path, temporary: Path
 ) -> None:
     seen = set[int]()
-    arguments = ["demo", "--records", "8000", "--rate", "2000", "--away", "2"]
+    arguments = ["demo", "--seconds", "8", "--rate", "1000"]
     with running([*arguments, "--out", str(tmp_path)], temporary, tmp_path / "said") as process:
 
         def ended() -> bool:
@@ -242,7 +242,7 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
     machine: tuple[str, str], tmp_path: Path, temporary: Path
 ) -> None:
     said, folder = tmp_path / "said", tmp_path / "up"
-    arguments = ["up", "--workers", "1", "--port", "0", "--directory", str(folder)]
+    arguments = ["up", "--workers", "1", "--directory", str(folder)]
     path, started = machine
     with running(arguments, temporary, said, path) as process:
         await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
@@ -281,7 +281,7 @@ def test_task_that_ends_its_process_ends_no_stack_and_no_other_job(
     task = "tests.integration.bad_tasks:EndsItsProcess"
     monkeypatch.setenv("DOLL_TASKS", f"{task},{ENTRYPOINT}")
     said, folder = tmp_path / "said", tmp_path / "up"
-    arguments = ["up", "--workers", "1", "--port", "0", "--directory", str(folder)]
+    arguments = ["up", "--workers", "1", "--directory", str(folder)]
     with running([*arguments, "--kafka-built-in"], temporary, said) as process:
         await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
         lines = (folder / "environment").read_text().splitlines()
@@ -316,7 +316,7 @@ def test_redis_that_dies_is_restarted_and_the_built_in_kafka_ends_the_stack(
     tmp_path: Path, temporary: Path
 ) -> None:
     said = tmp_path / "said"
-    arguments = ["up", "--workers", "0", "--port", "0", "--kafka-built-in"]
+    arguments = ["up", "--workers", "0", "--kafka-built-in"]
     with running(arguments, temporary, said) as process:
         await_condition(lambda: "Ctrl-C ends all" in said.read_text(), "everything is up")
         os.kill(server_of(process.pid, "redis-server"), signal.SIGKILL)

@@ -189,7 +189,7 @@ aggregation: {mode: group}
 
     task = task_of(spec, ())
     computer = GradientComputer(task, build_model(task, spec.seed), torch.device("cpu"))
-    trainer = trainer_of(spec, (), 1)()
+    trainer = trainer_of(spec, ())()
     for update in job.audit().updates:
         computer.load(trainer.weights())
         for batch in update.batches:

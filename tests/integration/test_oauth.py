@@ -19,7 +19,6 @@ from confluent_kafka.admin import AdminClient
 from common.config.settings import read_settings
 from common.core.events import Assigned
 from common.core.spans import Partition
-from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.errors import OutsideError, UnavailableError
 from common.kafka.log import KafkaLog
 from common.ports.servers import NewTopic
@@ -27,6 +26,7 @@ from common.runtime.connect import kafka_settings, open_log
 from tests.certificates import Authority
 from tests.integration.test_security import acls_of, rights
 from tests.integration.token_issuer import token_issuer
+from tests.kafka_nodes import GuardedKafka, Safe
 from tests.servers import kafka_jars
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def issued(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Is
     keystore = folder / "keystore.pem"
     keystore.write_bytes(pair.key.read_bytes() + pair.cert.read_bytes())
     safe = Safe(keystore, "someone", "else", issuer, AUDIENCE)
-    with ApacheKafka(jars, folder / "data", safe=safe) as kafka:
+    with GuardedKafka(jars, folder / "data", safe) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.settings.bootstrap})
         allowed = [acl for line in rights(("topic ", "group ")) for acl in acls_of(line)]
         for answer in admin.create_acls(allowed).values():

@@ -37,10 +37,11 @@ from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
 from common.wire.messages import decode_audit
+from load.harness.browser import browser, chromium
 from load.harness.s3_servers import S3Server
-from load.page.pictures import browser, chromium
 from tests.contract.test_board_failover import NOBODY, REFUSALS
 from tests.integration.cluster import PATIENCE_S, Cluster, await_condition
+from tests.kafka_nodes import FurtherBroker
 from tests.servers import configure, kafka_jars, lacking
 
 if TYPE_CHECKING:
@@ -419,7 +420,7 @@ def stack(system_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch, ExitStack() as undo:
         kafka = ApacheKafka(jars, folder / "1", properties=COPIES)
         undo.callback(kafka.kill)
-        second = ApacheKafka(jars, folder / "2", properties=COPIES, seat=kafka.seat(2))
+        second = FurtherBroker(jars, folder / "2", kafka, 2, COPIES)
         undo.callback(second.kill)
         for name, value in (
             ("AWS_ACCESS_KEY_ID", "test"),

@@ -34,10 +34,10 @@ from common.core.spread import JobDemand, View, WorkerPlacement, elsewhere
 from common.kafka.dead_letters import letter_of
 from common.learning.checkpoint import unpack
 from common.spot.provisioning.records import LaunchRequested, Planned, Started
-from load.page.pictures import browser, chromium
-from load.page.service import PageService, served
-from load.page.world import AGE_S, World, make_record, make_world
+from load.harness.browser import browser, chromium
 from tests.changes import once_changed
+from tests.page.service import PageService, served
+from tests.page.world import AGE_S, World, make_record, make_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 SEEN = once_changed(  # what there is to see comes to the same where nothing of this changed
-    *("services/admin/", "common/api/", "load/page/", "tests/integration/test_page.py"),
+    *("services/admin/", "common/api/", "tests/page/", "tests/integration/test_page.py"),
 )
 SOON_MS = 60_000.0
 HOSTILE = '<img src=x onerror="window.harmed = 1"><script>window.harmed = 1</script>&lt;b&gt; $&'
@@ -860,7 +860,7 @@ def make_held(name: str, now_s: float) -> World:
     record = make_record(name, now_s, "paused", why, rented=False)
     detail = "Traceback (most recent call last):\n  ...\nKeyError: 'label'"
     quarantined = [Quarantined(0, poison(offset), "poison: KeyError") for offset in range(3)]
-    happened: list[AuditRecord] = [Lead(-1, GENESIS, "c1"), *quarantined]
+    happened: list[AuditRecord] = [Lead(-1, GENESIS, "c1", 0), *quarantined]
     return World(
         record._replace(held=True, detail=detail),
         updates=[(now_s - 60.0, each) for each in happened],

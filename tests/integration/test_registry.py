@@ -41,7 +41,7 @@ from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log, open_registry
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
-from tests.integration.looked_at import look_at_jobs
+from tests.integration.looking import progress_of
 from tests.integration.token_issuer import answers
 from tests.servers import lacking
 from tests.tables import job_file, needs_tables, table
@@ -159,11 +159,10 @@ class Training:
 
     def state(self) -> str:
         """How the job is, as `doll job list` says it."""
-        name = self.spec.name
         with closing(JobStore(self.log)) as jobs:
-            records = {name: jobs.read()[name]}
+            record = jobs.read()[self.spec.name]
         board = partial(open_board, self._settings)
-        word, why = look_at_jobs(records, self.log, board, time.time())[name].state(time.time())
+        word, why = progress_of(record, self.log, board, time.time()).state(time.time())
         return f"{word}: {why}"
 
     def produce(self, *values: bytes) -> None:

@@ -26,7 +26,6 @@ from common.api.keys import KeyStore
 from common.config.settings import Settings, read_settings
 from common.core.audit import audit
 from common.core.spans import Partition
-from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.process import free_port
 from common.embedded.services import Service, stop_all
 from common.jobs.store import JobStore
@@ -40,6 +39,7 @@ from services.cli.system.outside import Ways
 from tests.certificates import Authority
 from tests.integration.cluster import await_condition
 from tests.integration.test_security import GUIDE
+from tests.kafka_nodes import GuardedKafka, Safe
 from tests.servers import kafka_jars
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ RIGHTS = rights()
 class Guarded:
     """A system each of whose services has the rights of its row alone."""
 
-    def __init__(self, kafka: ApacheKafka, redis: str, ca: Path, folder: Path) -> None:
+    def __init__(self, kafka: GuardedKafka, redis: str, ca: Path, folder: Path) -> None:
         self._folder = folder
         self._api = free_port()
         (folder / "market.yaml").write_text(MARKET)
@@ -352,7 +352,7 @@ def without_services(
     pair = authority.issue("kafka")
     keystore = folder / "keystore.pem"
     keystore.write_bytes(pair.key.read_bytes() + pair.cert.read_bytes())
-    with ApacheKafka(jars, folder / "data", safe=Safe(keystore, "doll", PASSWORD)) as kafka:
+    with GuardedKafka(jars, folder / "data", Safe(keystore, "doll", PASSWORD)) as kafka:
         system = Guarded(kafka, system_redis.url, authority.cert, folder)
         yield system
         system.close()

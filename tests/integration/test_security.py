@@ -31,7 +31,6 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.core.spread import JobDemand
-from common.embedded.apache_kafka import ApacheKafka, Safe
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
@@ -39,6 +38,7 @@ from common.ports.servers import Fetched, NewRecord, NewTopic
 from common.redis.board import RedisBoard
 from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
+from tests.kafka_nodes import GuardedKafka, Safe
 from tests.redis_servers import system_redis_server
 from tests.servers import kafka_jars, lacking
 
@@ -104,8 +104,7 @@ def safe_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeRedis]:
         "aclfile": str(folder / "users.acl"),
     }
     environ = {
-        "DOLL_REDIS": f"rediss://127.0.0.1:{port}",
-        "DOLL_REDIS_USERNAME": "doll",
+        "DOLL_REDIS": f"rediss://doll@127.0.0.1:{port}",
         "DOLL_REDIS_PASSWORD": PASSWORD,
         "DOLL_REDIS_CA": str(authority.cert),
         "DOLL_REDIS_CERT": str(ours.cert),
@@ -118,8 +117,9 @@ def safe_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeRedis]:
             yield SafeRedis(environ, admin, folder)
 
 
-def board_with(server: SafeRedis, **changes: str) -> Board:
+def board_with(server: SafeRedis, user: str = "doll@", **changes: str) -> Board:
     changed = {f"DOLL_REDIS{name}": value for name, value in changes.items()}
+    changed["DOLL_REDIS"] = server.environ["DOLL_REDIS"].replace("doll@", user)
     return open_board(read_settings({**server.environ, **changed}), "job")
 
 
@@ -214,8 +214,8 @@ def test_the_rights_in_the_guide_end_at_our_keys(safe_redis: SafeRedis) -> None:
     ("changes", "message"),
     [
         ({"_PASSWORD": WRONG}, "does not accept our name or password.*DOLL_REDIS_PASSWORD"),
-        ({"_USERNAME": "nobody"}, "does not accept our name or password.*DOLL_REDIS_USERNAME"),
-        ({"_USERNAME": "", "_PASSWORD": ""}, "does not accept our name or password"),
+        ({"user": "nobody@"}, "does not accept our name or password.*the URL in DOLL_REDIS"),
+        ({"user": "", "_PASSWORD": ""}, "does not accept our name or password"),
         ({"_CA": ""}, "CERTIFICATE_VERIFY_FAILED.*DOLL_REDIS_CA must name the file"),
     ],
 )
@@ -242,7 +242,7 @@ def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: Saf
 @pytest.mark.redis
 def test_a_right_that_is_missing_is_named(safe_redis: SafeRedis) -> None:
     safe_redis.admin.acl_setuser("narrow", enabled=True, passwords=f"+{PASSWORD}", keys="doll:*")
-    board = board_with(safe_redis, _USERNAME="narrow")
+    board = board_with(safe_redis, user="narrow@")
     with pytest.raises(
         OutsideError, match=r"does not let us do EXISTS.*howto/security\.md"
     ) as told:
@@ -288,7 +288,7 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
     keystore = folder / "keystore.pem"
     keystore.write_bytes(pair.key.read_bytes() + pair.cert.read_bytes())
     (folder / "password").write_text(PASSWORD + "\n")
-    with ApacheKafka(jars, folder / "data", safe=Safe(keystore, "doll", PASSWORD)) as kafka:
+    with GuardedKafka(jars, folder / "data", Safe(keystore, "doll", PASSWORD)) as kafka:
         environ = {
             "DOLL_KAFKA": kafka.safe_address,
             "DOLL_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",

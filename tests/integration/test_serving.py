@@ -123,7 +123,7 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
     log.create_topics([NewTopic(asked, PARTITIONS), NewTopic(answered)])
     with closing(JobStore(log)) as book:
         book.submit(spec)
-    trainer = trainer_of(spec, (), 100)()
+    trainer = trainer_of(spec, ())()
     kept = SnapshotFile(Snapshot(0, ModelId(0, 1), 2, 0, {}), trainer.snapshot())
     with closing(open_board(settings, name)) as board:
         board.put_snapshot(0, to_bytes(kept), "c1")

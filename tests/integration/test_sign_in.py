@@ -16,10 +16,10 @@ from common.embedded.process import free_port
 from common.kafka.memory import MemoryLog
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
-from load.page.service import served_app
 from services.admin.app import create_app
 from services.admin.oidc import AGAIN_S
 from tests.integration.token_issuer import token_issuer
+from tests.page.service import served_app
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,7 @@ from common.jobs.build import codec_of
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
 from tests.integration.cluster import Cluster, await_condition
-from tests.integration.looked_at import look_at_jobs
+from tests.integration.looking import progress_of
 from tests.servers import kafka_jars
 
 if TYPE_CHECKING:
@@ -104,12 +105,8 @@ def test_partitions_that_are_added_are_trained_and_told(growing: Growing) -> Non
     assert (audit.trained, audit.unsettled) == (600, 0)
     assert len(audit.settled) == 8
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
-    view = look_at_jobs(
-        {cluster.job: cluster.record()},
-        cluster.log,
-        lambda job: open_board(growing.settings, job),
-        NOW_S,
-    )[cluster.job]
+    board = partial(open_board, growing.settings)
+    view = progress_of(cluster.record(), cluster.log, board, NOW_S)
     assert view.lag == 0
     assert [state.partitions for state in view.streams()] == [4, 4]
 

@@ -27,7 +27,7 @@ from confluent_kafka.cimpl import NewTopic as KafkaTopic
 from common.config.settings import Settings
 from common.core.events import Assigned
 from common.core.spans import Partition
-from common.embedded.apache_kafka import ApacheKafka, Seat
+from common.embedded.apache_kafka import ApacheKafka
 from common.kafka.log import KafkaLog
 from common.kafka.names import control_topic, updates_topic
 from common.ports.servers import Fetched, NewTopic
@@ -41,6 +41,7 @@ from tests.integration.test_lost_records import (
     goes_on_as_its_reason_says,
     train_some,
 )
+from tests.kafka_nodes import FurtherBroker
 from tests.servers import kafka_jars
 
 if TYPE_CHECKING:
@@ -92,13 +93,12 @@ class Brokers(NamedTuple):
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     jars, folder = kafka_jars(), tmp_path_factory.mktemp("brokers")
 
-    def broker(node: int, seat: Seat | None = None) -> ApacheKafka:
-        properties = PROPERTIES.format(node)
-        return ApacheKafka(jars, folder / str(node), properties=properties, seat=seat)
+    with ApacheKafka(jars, folder / "1", properties=PROPERTIES.format(1)) as first:
 
-    with broker(1) as first:
-        seats = [first.seat(node) for node in (2, 3)]
-        with broker(2, seats[0]) as leader, broker(3, seats[1]) as follower:
+        def broker(node: int) -> ApacheKafka:
+            return FurtherBroker(jars, folder / str(node), first, node, PROPERTIES.format(node))
+
+        with broker(2) as leader, broker(3) as follower:
             admin = AdminClient({"bootstrap.servers": first.settings.bootstrap, "log_level": 2})
             yield Brokers(first, leader, follower, admin)
 

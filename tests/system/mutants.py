@@ -737,8 +737,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "        self._epoch, self._number = lead.epoch_at(offset), 0\n",
-                "        self._epoch, self._number = lead.epoch_at(offset), 0\n"
+                "        self._epoch, self._number = lead.epoch, 0\n",
+                "        self._epoch, self._number = lead.epoch, 0\n"
                 "        self._quarantined = {}\n",
             ),
         ),
@@ -985,7 +985,11 @@ SLICES_MUTANTS = (
                 "able = self.whole and self._holds(self._owned)",
                 "able = self.whole",
             ),
-            Edit(GROUP + "leading.py", "self._stranded or self._waits(now)", "self._stranded"),
+            Edit(
+                GROUP + "leading.py",
+                "self._owned.stranded or self._waits(now)",
+                "self._owned.stranded",
+            ),
         ),
     ),
     Mutant(

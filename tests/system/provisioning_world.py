@@ -248,7 +248,7 @@ class World:
         self.lease: tuple[str, float] | None = None
         self.faults = Faults(self)
         self.claims: list[Claim] = []
-        self.updates: list[AuditRecord] = [Lead(-1, GENESIS, "c")]
+        self.updates: list[AuditRecord] = [Lead(-1, GENESIS, "c", 0)]
         self.takeovers = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0

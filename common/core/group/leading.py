@@ -17,6 +17,7 @@ is there (`common.core.group.stages`); who is to own more copies it first.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.messages import GroupReply, TriggerId, UpdateApplied, WorkerId
     from common.core.rounds import Round, Rounds
-    from common.core.settings import AggregationSettings, Stage
+    from common.core.settings import AggregationSettings, SliceSettings, Stage
     from common.core.snapshots import Snapshot
 
 STILL_S = 1.0  # between looks of a leader whom nothing held up
@@ -97,6 +98,50 @@ DIFFERENT = (
 )
 
 
+@dataclass(slots=True)
+class _Tries:
+    """Attempts at the update that comes next."""
+
+    current: Attempt | None = None
+    verdict: str = "open"
+    times: AttemptTimes = field(default_factory=AttemptTimes)
+    pending: Attempt | None = None  # its record is on its way
+    doubtful: int = 0  # in a row whose results differ, or are not finite
+
+
+@dataclass(slots=True)
+class _NextOrders:
+    """What the next trigger is to say."""
+
+    report: bool = True
+    copies: dict[Member, Copy] = field(default_factory=dict)
+    stores: tuple[Member, ...] = ()
+    hot: ModelId | None = None  # the version of the newest hot snapshot
+    offered: bool = False  # whether this version is for evaluators
+
+
+@dataclass(slots=True)
+class _Owned:
+    """Who holds which slices of the weights."""
+
+    stage: Stage | None = None
+    holders: tuple[tuple[Member, ...], ...] = ()  # by slice, of all who are whole
+    cramped: bool = False  # all who stay lack the memory for some slices
+    stranded: bool = False  # some slices are held by none that could pass them on
+
+
+@dataclass(slots=True)
+class _Since:
+    """Times of what is asked and what is not known."""
+
+    asked_at: float = float("-inf")
+    looked_at: float = float("-inf")
+    lost: float = float("inf")  # nobody in sight holds the newest update
+    unclear: float = float("inf")  # somebody lacks the weights, or nobody holds them
+    # Until then all are to say what they hold, before the first who does is asked for all.
+    patient: float = float("inf")
+
+
 class GroupAggregation:
     """What a leader knows of its members.
 
@@ -120,9 +165,7 @@ class GroupAggregation:
     ) -> None:
         self._epoch = epoch
         self._settings = settings
-        self._slices = settings.slices
         self._count = 0 if settings.slices is None else settings.slices.count
-        self._stage: Stage | None = None
         self._grace_s = grace_s
         self._history = history
         self._made = snapshot.made  # read back, so that members may apply it
@@ -138,36 +181,24 @@ class GroupAggregation:
         self._reports = StateReports()
         self._accusations = Accusations()
         self._membership = Membership(0)
-        self._holders = tuple[tuple[Member, ...], ...]()  # by slice, of all who are whole
-        self._attempt: Attempt | None = None
-        self._verdict = "open"
-        self._times = AttemptTimes()
-        self._pending: Attempt | None = None  # its record is on its way
+        self._tries = _Tries()
+        self._next = _NextOrders()
+        self._owned = _Owned()
+        self._since = _Since()
         self._copying = dict[Member, tuple[float, float]]()  # since when; last ordered
-        self._asked_at = float("-inf")
-        self._lost_since = float("inf")  # nobody in sight holds the newest update
-        self._cramped = False  # all who stay lack the memory for some slices
-        self._stranded = False  # some slices are held by none that could pass them on
-        self._looked_at = float("-inf")
-        # Until then all are to say what they hold, before the first who does is asked for all.
-        self._patient = float("inf")
         self._expiring = False  # all who hold it, or a slice of it, leave, and it is not in storage
         self._live = frozenset["WorkerId"]()
         self._there = frozenset["WorkerId"]()
-        # For the next trigger.
-        self.news = True
-        self._report = True
-        self._copies = dict[Member, Copy]()
-        self._stores = tuple[Member, ...]()
+        self.news = True  # for the next trigger
         self._progress = snapshot.progress
-        self._hot: ModelId | None = None  # the version of the newest hot snapshot
-        self._offered = False  # whether this version is for evaluators
         # A worker that holds the newest version, as far as that is known.
         self.holder: WorkerId | None = None
-        self._unclear_since = float("inf")  # somebody lacks the weights, or nobody holds them
         self._refused = dict["WorkerId", tuple[float, str]]()  # until when it is told, and why
-        self._doubtful = 0  # attempts in a row whose results differ, or are not finite
         self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
+
+    @property
+    def _slices(self) -> SliceSettings | None:
+        return self._settings.slices
 
     @property
     def _heal_s(self) -> float:
@@ -199,7 +230,7 @@ class GroupAggregation:
     def orders(self, trigger: TriggerId) -> GroupOrders:
         """What the next trigger says."""
         self._reports.posted(trigger)
-        copies = tuple(self._copies.values())
+        copies = tuple(self._next.copies.values())
         named = {*self._membership.members, *(copy.member for copy in copies)}
         named |= {copy.source for copy in copies if copy.source is not None}
         whole = self._reports.whole(self._live, self._made, self._origin)
@@ -209,20 +240,20 @@ class GroupAggregation:
             self._membership,
             self._by,
             self._origin,
-            None if self._attempt is None else self._attempt.reduce,
+            None if self._tries.current is None else self._tries.current.reduce,
             copies,
-            self._report,
-            holder if self._hot == self._made else None,
-            holder if self._offered else None,
-            self._stores,
-            self._backups.made if self._stores and self._backups.made != self._made else UNSET,
+            self._next.report,
+            holder if self._next.hot == self._made else None,
+            holder if self._next.offered else None,
+            self._next.stores,
+            self._backups.made if self._next.stores and self._backups.made != self._made else UNSET,
             self._reports.addresses(sorted(named)),
             self._count,
         )
-        self.news = self._report = False
-        self._copies, self._stores = {}, ()
+        self.news = self._next.report = False
+        self._next.copies, self._next.stores = {}, ()
         if holder is not None:
-            self._hot, self._offered = None, False
+            self._next.hot, self._next.offered = None, False
         return orders
 
     def publish(self, model: ModelId, *, whole: bool = True) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
@@ -236,7 +267,7 @@ class GroupAggregation:
         if why := self._why_unbelieved(reply, now):
             return (do.Drop(reply, why),)
         member = Member(reply.worker, reply.life)
-        attempt = self._attempt
+        attempt = self._tries.current
         match reply:
             case StateReport():
                 self._accuse(member, reply.unreachable, now)
@@ -289,11 +320,11 @@ class GroupAggregation:
 
     def _stand_still(self, now: float) -> None:
         """Hold it against nobody that the leader itself stood still."""
-        pause_s = max(now - self._looked_at - STILL_S, 0.0) if self._there else 0.0
-        self._lost_since += pause_s
-        self._unclear_since += pause_s
+        pause_s = max(now - self._since.looked_at - STILL_S, 0.0) if self._there else 0.0
+        self._since.lost += pause_s
+        self._since.unclear += pause_s
         self._reports.stood_still(pause_s)
-        self._looked_at = now
+        self._since.looked_at = now
 
     def take_reborn(self) -> frozenset[WorkerId]:
         """Workers of whom another process came back under the name, since this was last asked."""
@@ -315,30 +346,30 @@ class GroupAggregation:
         self._stand_still(now)
         self._there, self._live = there, live
         if there:
-            self._patient = min(self._patient, now + REPORT_S)
+            self._since.patient = min(self._since.patient, now + REPORT_S)
         if gone := self._reports.known - there:
             self._reports.gone(gone)
-        if now >= self._asked_at + self._question_s(now):
-            self._asked_at, self._report, self.news = now, True, True
-        if self._pending is not None:
+        if now >= self._since.asked_at + self._question_s(now):
+            self._since.asked_at, self._next.report, self.news = now, True, True
+        if self._tries.pending is not None:
             return
-        if self._attempt is not None:
-            self._judge(self._attempt, now)
-        if self._attempt is not None:
+        if self._tries.current is not None:
+            self._judge(self._tries.current, now)
+        if self._tries.current is not None:
             return
         whole = self._reports.whole(there, self._made, self._origin)
-        self._holders = self._reports.holders(whole, self._count)
-        lost = tuple(number for number, held in enumerate(self._holders) if not held)
+        self._owned.holders = self._reports.holders(whole, self._count)
+        lost = tuple(number for number, held in enumerate(self._owned.holders) if not held)
         found = bool(whole) and not lost
         if found:
-            self._lost_since = float("inf")
-            every = (whole, *self._holders)
+            self._since.lost = float("inf")
+            every = (whole, *self._owned.holders)
             stay = all(any(m.worker in live for m in each) for each in every)
             self._expiring = not (stay or self._made in {GENESIS, *self._backups.stored})
         else:
             self._seek(whole, lost, now)
             whole = self._reports.whole(there, self._made, self._origin)
-            self._holders = self._reports.holders(whole, self._count)
+            self._owned.holders = self._reports.holders(whole, self._count)
         self.holder = min(whole).worker if whole else self.holder
         members = self._candidates(whole, rounds, now)
         wanted = self._wanted(members)
@@ -346,7 +377,7 @@ class GroupAggregation:
             self._heal(whole, wanted, now)
             self._ask_to_store(min(whole), now)
         self._doubt(whole, now)
-        if self._membership.number or not self._reports.unknown(there) or now > self._patient:
+        if self._membership.number or not self._reports.unknown(there) or now > self._since.patient:
             self._choose(members, wanted, rounds)
 
     def _question_s(self, now: float) -> float:
@@ -355,20 +386,20 @@ class GroupAggregation:
         silent = {worker for worker, (_, why) in self._refused.items() if why == SILENT}
         if unknown - silent:
             return REPORT_S
-        unclear = unknown or self._reports.rivals(now) or self._unclear_since < float("inf")
+        unclear = unknown or self._reports.rivals(now) or self._since.unclear < float("inf")
         return STILL_S if unclear else float("inf")
 
     def _doubt(self, whole: frozenset[Member], now: float) -> None:
         """Forget who does not answer while something is unclear: its words may be forged."""
         unclear = bool(self._reports.members(self._live) - whole)
-        self._unclear_since = min(self._unclear_since, now) if unclear else float("inf")
-        if now < self._unclear_since + LIFETIME_S:
+        self._since.unclear = min(self._since.unclear, now) if unclear else float("inf")
+        if now < self._since.unclear + LIFETIME_S:
             return
         # Without these an update would be taken back: so they may stand still for longer.
         needed = self._sole_holders() | (whole if len(whole) == 1 else frozenset())
         for member in sorted(self._reports.members(self._there)):
             patience = SOLE if member in needed and self._made != GENESIS else 1
-            heard_s = max(self._unclear_since, self._reports.heard_s(member))
+            heard_s = max(self._since.unclear, self._reports.heard_s(member))
             if now >= heard_s + patience * LIFETIME_S:
                 self._reports.forget([member.worker])
                 self._copying.pop(member, None)
@@ -376,22 +407,22 @@ class GroupAggregation:
 
     def _judge(self, attempt: Attempt, now: float) -> None:
         there = self._reports.members(self._there)
-        self._verdict = attempt.judge(there, COPIES, now)
-        if self._verdict in {"diverged", "different"}:
-            self._doubtful += 1
-            if self._doubtful < CONFIRMED:
+        self._tries.verdict = attempt.judge(there, COPIES, now)
+        if self._tries.verdict in {"diverged", "different"}:
+            self._tries.doubtful += 1
+            if self._tries.doubtful < CONFIRMED:
                 self._end_attempt()
-        elif self._verdict == "whole":
-            self._doubtful = 0
-            self._times.observe(now - attempt.begun)
-        elif self._verdict == "over":
+        elif self._tries.verdict == "whole":
+            self._tries.doubtful = 0
+            self._tries.times.observe(now - attempt.begun)
+        elif self._tries.verdict == "over":
             if now >= attempt.due:  # else some were not waited for
                 self._reports.forget(member.worker for member in attempt.silent(there))
             self._end_attempt()
 
     def _end_attempt(self) -> None:
         """All leave it, by a later membership: what it began never meets what comes next."""
-        self._attempt, self._verdict = None, "open"
+        self._tries.current, self._tries.verdict = None, "open"
         self._membership = replace(self._membership, number=self._membership.number + 1)
         self.news = True
 
@@ -424,7 +455,7 @@ class GroupAggregation:
                 for number in range(self._count)
             )
             owners = tuple(each[: self._slices.owners] for each in owners)
-            self._stranded = bool(members) and () in owners
+            self._owned.stranded = bool(members) and () in owners
         if (members, owners) != (self._membership.members, self._membership.owners):
             self._membership = Membership(self._membership.number + 1, members, owners)
             self.news = True
@@ -434,7 +465,7 @@ class GroupAggregation:
     def able(self, workers: frozenset[WorkerId]) -> frozenset[WorkerId]:
         """Those of these that can compute: they hold the weights, and others reach them."""
         members = self._membership.members
-        if self._stage == LAST:
+        if self._owned.stage == LAST:
             machines = self._reports.machines(members)
             members = tuple(m.member for m in machines if m.tier == "spot") or members
         return workers & {member.worker for member in members}
@@ -444,7 +475,7 @@ class GroupAggregation:
     def _sole_holders(self) -> set[Member]:
         """Who alone holds a slice, of those that stay."""
         found = set[Member]()
-        for holders in self._holders:
+        for holders in self._owned.holders:
             staying = [member for member in holders if member.worker in self._live]
             if len(staying) <= 1:
                 found.update(staying or holders)
@@ -457,16 +488,16 @@ class GroupAggregation:
             return ()
         staying = tuple(member for member in members if member.worker in self._live)
         machines = self._reports.machines(staying or members)
-        self._stage = settings.stage or stage_of(machines, self._stage)
+        self._owned.stage = settings.stage or stage_of(machines, self._owned.stage)
         rooms = {each.member: each.room for each in machines}
-        servers = servers_of(machines, self._stage, settings)
+        servers = servers_of(machines, self._owned.stage, settings)
         wanted = wanted_owners(servers, settings, tuple(rooms[each] for each in servers))
-        self._cramped = () in wanted
+        self._owned.cramped = () in wanted
         return wanted
 
     def _owners(self, number: int, wanted: tuple[tuple[Member, ...], ...]) -> list[Member]:
         """Who holds a slice: first those that should own it, then any others."""
-        should, holders = wanted[number] if wanted else (), self._holders[number]
+        should, holders = wanted[number] if wanted else (), self._owned.holders[number]
         first = [member for member in should if member in holders]
         if first and len(should) < (1 if self._slices is None else self._slices.owners):
             return first  # others lack the memory
@@ -475,7 +506,7 @@ class GroupAggregation:
     @property
     def status(self) -> GroupStatus:
         """Who takes part, who cannot, and for whom updates wait."""
-        members, now = self._membership.members, self._looked_at
+        members, now = self._membership.members, self._since.looked_at
         inside = {member.worker for member in members}
         left_out = {w: why for w, (until, why) in self._refused.items() if until > now}
         for member in self._reports.odd(self._live):
@@ -491,7 +522,7 @@ class GroupAggregation:
                 left_out[member.worker] = why_apart(
                     member.worker, [m.worker for m in apart], addresses
                 )
-        for machine in self._reports.machines(members) if self._cramped else ():
+        for machine in self._reports.machines(members) if self._owned.cramped else ():
             left_out[machine.member.worker] = why_cramped(machine.room or 0, self._count)
         ranks = sorted({rank for each in self._membership.owners or () for rank in each})
         owners = tuple(members[rank].worker for rank in ranks)
@@ -501,7 +532,7 @@ class GroupAggregation:
             for member, (since, _) in sorted(self._copying.items())
             if now < since + self._heal_s
         }
-        return GroupStatus(workers, left_out, self._stage or 0, owners, waits)
+        return GroupStatus(workers, left_out, self._owned.stage or 0, owners, waits)
 
     # --- who lacks the weights ----------------------------------------------------------------
 
@@ -510,13 +541,13 @@ class GroupAggregation:
     ) -> None:
         lacking = self._lacking(whole, wanted)
         self._copying = {m: at for m, at in self._copying.items() if m in lacking}
-        busy = {copy.source for copy in self._copies.values()}
+        busy = {copy.source for copy in self._next.copies.values()}
         for member in sorted(lacking):
             since, ordered = self._copying.get(member, (now, float("-inf")))
             if now < ordered + COPY_S:
                 continue
             slices = lacking[member]
-            have = {m for n in slices for m in self._holders[n]} if slices else whole
+            have = {m for n in slices for m in self._owned.holders[n]} if slices else whole
             sources = [m for m in have if not self._accusations.between(member, m, now)]
             if not sources and self._made not in self._backups.stored:
                 continue
@@ -527,7 +558,7 @@ class GroupAggregation:
             self._copying[member] = (since, now)
             if source is not None:
                 slices &= self._reports.slices(source, self._count)
-            self._copies[member] = Copy(
+            self._next.copies[member] = Copy(
                 member, source, UNSET if self._slices is None else tuple(sorted(slices))
             )
             self.news = True
@@ -540,7 +571,7 @@ class GroupAggregation:
         lacking = dict.fromkeys(there - whole, frozenset[int]())
         for number, members in enumerate(wanted):
             for member in members:
-                if member in there and member not in self._holders[number]:
+                if member in there and member not in self._owned.holders[number]:
                     lacking[member] = lacking.get(member, frozenset()) | {number}
         return lacking
 
@@ -559,10 +590,10 @@ class GroupAggregation:
         answered = sorted(self._reports.members(self._live))
         unknown = self._reports.unknown(self._there)
         if not answered:
-            self._lost_since = float("inf")
+            self._since.lost = float("inf")
             return
-        self._lost_since = min(self._lost_since, now)
-        patient = now < self._lost_since + self._grace_s * (2 if unknown else 1)
+        self._since.lost = min(self._since.lost, now)
+        patient = now < self._since.lost + self._grace_s * (2 if unknown else 1)
         if self._made == GENESIS:
             origins = self._reports.origins(self._there)
             if origins:
@@ -581,7 +612,7 @@ class GroupAggregation:
         _, ordered = self._copying.get(member, (now, float("-inf")))
         if now >= ordered + COPY_S:
             self._copying = {member: (now, now)}
-            self._copies = {member: Copy(member, slices=lost if member in whole else UNSET)}
+            self._next.copies = {member: Copy(member, slices=lost if member in whole else UNSET)}
             self.news = True
 
     def dismiss(self) -> None:
@@ -605,12 +636,12 @@ class GroupAggregation:
             draft_of: What it would be.
             now: The time.
         """
-        if self._attempt is not None:
-            return self._verdict == "whole"
+        if self._tries.current is not None:
+            return self._tries.verdict == "whole"
         members = self._membership.members
-        if self._pending is not None or not members or self._stranded or self._waits(now):
+        if self._tries.pending is not None or not members or self._owned.cramped:
             return False
-        if self._cramped:
+        if self._owned.stranded or self._waits(now):
             return False
         draft = draft_of()
         attempt = AttemptId(self._epoch, self._membership.number, draft.version)
@@ -623,19 +654,19 @@ class GroupAggregation:
             *(attempt, parts, draft.samples, round_.synchrony.local_rate),
             *(round_.learning_rate, scale, round_.settings.group_sizes is not None),
         )
-        allowed_s = self._times.allowed_s(self._first_attempt_s)
-        self._attempt = Attempt(reduce, round_.number, self._membership, now, allowed_s)
-        self._verdict, self.news = "open", True
+        allowed_s = self._tries.times.allowed_s(self._first_attempt_s)
+        self._tries.current = Attempt(reduce, round_.number, self._membership, now, allowed_s)
+        self._tries.verdict, self.news = "open", True
         return False
 
     @property
     def trouble(self) -> str:
         """Why the job must be held; mostly empty."""
-        return {"diverged": DIVERGED, "different": DIFFERENT}.get(self._verdict, "")
+        return {"diverged": DIVERGED, "different": DIFFERENT}.get(self._tries.verdict, "")
 
     def sign(self, draft: UpdateApplied) -> UpdateApplied:
         """The update, with the attempt that made it."""
-        attempt = self._attempt
+        attempt = self._tries.current
         if attempt is None:
             raise AssertionError("it was finished")
         digest = next(iter(attempt.finished.values()))
@@ -651,7 +682,11 @@ class GroupAggregation:
         measured: bool,  # noqa: ARG002
     ) -> tuple[CoordinatorCommand, ...]:
         """Members do so once its record was read back."""
-        self._pending, self._attempt, self._verdict = self._attempt, None, "open"
+        self._tries.pending, self._tries.current, self._tries.verdict = (
+            self._tries.current,
+            None,
+            "open",
+        )
         return ()
 
     def read_back(self, update: UpdateApplied) -> float | UnsetType:
@@ -660,22 +695,22 @@ class GroupAggregation:
         Returns:
             How large the sum was, where that was asked for.
         """
-        attempt, self._pending = self._pending, None
+        attempt, self._tries.pending = self._tries.pending, None
         if attempt is None:
             return UNSET
         self._made = ModelId(update.epoch, update.version)
         self._by = attempt.reduce.attempt
         self._reports.commit(attempt.finished, self._made, attempt.membership.owned)
-        self._report = bool(self._reports.unknown(self._there))
+        self._next.report = bool(self._reports.unknown(self._there))
         self._copying, self.news = {}, True
         before, self._progress = self._progress, update.progress
         every = self._settings.offer_every_updates
-        self._offered = every is not None and is_offered(before, self._progress, every)
+        self._next.offered = every is not None and is_offered(before, self._progress, every)
         return attempt.square
 
     def discard(self, round_: Round) -> tuple[CoordinatorCommand, ...]:
         """The round is put back: its attempt is over."""
-        if self._attempt is not None and self._attempt.round == round_.number:
+        if self._tries.current is not None and self._tries.current.round == round_.number:
             self._end_attempt()
         return ()
 
@@ -688,20 +723,23 @@ class GroupAggregation:
         for command in commands:
             if isinstance(command, do.PublishSnapshot):
                 yield replace(command, checkpoint=False)
-                self._hot, self.news = command.snapshot.made, True  # whose weights are to be there
+                self._next.hot, self.news = (
+                    command.snapshot.made,
+                    True,
+                )  # whose weights are to be there
                 if command.checkpoint:
                     yield from self._backups.take(command.snapshot)
 
     def marked(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot, with what is to be known of members."""
-        by = self._by if self._pending is None else self._pending.reduce.attempt
+        by = self._by if self._tries.pending is None else self._tries.pending.reduce.attempt
         attempt, stored = by or UNSET, self._backups.stored or UNSET
         return replace(snapshot, attempt=attempt, stored=stored, slices=self._count)
 
     def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:
         """The job was changed; who is to let others hold the weights goes by what was."""
         if settings is not None and not parts:
-            self._settings, self._slices = settings, settings.slices
+            self._settings = settings
 
     def keep(self, made: ModelId) -> None:
         """It hears that of members alone: see `hear`."""
@@ -710,23 +748,23 @@ class GroupAggregation:
         """Have a version stored: a checkpoint's, or one to copy from."""
         stores = self._backups.ask(
             self._made,
-            lambda: [holders[0] for holders in self._holders] or [member],
+            lambda: [holders[0] for holders in self._owned.holders] or [member],
             self._reports.is_gone(self._there),
             now,
-            needed=self._stranded,
+            needed=self._owned.stranded,
         )
         if stores:
-            self._stores, self.news = tuple(stores), True
+            self._next.stores, self.news = tuple(stores), True
 
     def due(self) -> float:
         """When it wants to look again."""
         times = list[float]()
-        if self._attempt is not None:
-            times.append(self._attempt.due)
-        times.append(self._asked_at + self._question_s(self._looked_at))
+        if self._tries.current is not None:
+            times.append(self._tries.current.due)
+        times.append(self._since.asked_at + self._question_s(self._since.looked_at))
         times += [at + COPY_S for _, at in self._copying.values()]
         times += [since + self._heal_s for since, _ in self._copying.values()]
-        if self._lost_since < float("inf"):
-            times += [self._lost_since + self._grace_s, self._lost_since + 2 * self._grace_s]
+        if self._since.lost < float("inf"):
+            times += [self._since.lost + self._grace_s, self._since.lost + 2 * self._grace_s]
         times.append(self._backups.due())
-        return min((time for time in times if time > self._looked_at), default=float("inf"))
+        return min((time for time in times if time > self._since.looked_at), default=float("inf"))

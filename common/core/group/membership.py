@@ -55,8 +55,7 @@ def why_cramped(room: int, count: int) -> str:
     """Why slices are owned by nobody, and no update is made."""
     return (
         f"it has memory for {room} of the {count} slices of the optimizer's state, and all workers"
-        " together for too few: take larger machines or more of them, or raise"
-        " DOLL_GROUP_MEMORY_MIB"
+        " together for too few: take larger machines or more of them"
     )
 
 

@@ -86,8 +86,8 @@ def check_audit(world: World) -> None:
     if twice:
         raise Violation("batch used twice", f"{twice}")
     trained = used.keys() - set(quarantined)
-    if trained & world.replayed:
-        raise Violation("replayed and trained", f"{trained & world.replayed}")
+    if trained & world.figures.replayed:
+        raise Violation("replayed and trained", f"{trained & world.figures.replayed}")
 
 
 def _check_states(world: World, by_name: dict[ModelId, Token]) -> None:
@@ -103,7 +103,7 @@ def _check_states(world: World, by_name: dict[ModelId, Token]) -> None:
 
 def refused_claims(world: World) -> int:
     """Count the claims that changed nothing."""
-    ledger = Ledger.of(genesis(world.first, world.known))
+    ledger = Ledger.of(genesis(world.streams.first, world.streams.known))
     decisions = [ledger.decide(offset, claim) for offset, claim in enumerate(world.control)]
     return sum(not decision.accepted for decision in decisions)
 
@@ -122,7 +122,7 @@ def check_drained(world: World) -> None:
         claim = accepted.get(batch.offset)
         if claim is not None and claim.without_skipped() == batch.without_skipped():
             settled.append(accepted.pop(batch.offset))
-        elif batch not in quarantined or not world.topic_losses:
+        elif batch not in quarantined or not world.figures.topic_losses:
             raise Violation("false audit", f"batch {batch.offset} was never accepted so")
     most_waiting = 0 if world.scenario.linger else world.revisions[-1].largest_group - 1
     if len(accepted) > most_waiting:
@@ -130,7 +130,7 @@ def check_drained(world: World) -> None:
     for batch in (*settled, *accepted.values()):
         used.update(_records(world, ledger, batch.address, batch.skipped))
         _check_content(world, ledger, batch)
-    for partition, records in world.records.items():
+    for partition, records in world.streams.records.items():
         for offset, _ in records:
             times, expected = used[partition, offset], offset < claimed.get(partition, 0)
             if times != expected:
@@ -148,7 +148,7 @@ def _check_switched(world: World) -> None:
         switched = history.slices != slices and history.head != head
         # Its owner went on after a loss: claims of what came after the snapshot may be lost, too.
         lost = isinstance(record, Lead) and record.after_loss > after_loss
-        if switched and not (lost or world.group.met["fallen back"] or world.topic_losses):
+        if switched and not (lost or world.group.met["fallen back"] or world.figures.topic_losses):
             raise Violation("taken back", f"{head} by {record}")
     wanted = world.revisions[-1].slices
     if (None if history.slices is UNSET else history.slices) != wanted:
@@ -157,7 +157,7 @@ def _check_switched(world: World) -> None:
 
 def _check_taken_back(world: World) -> None:
     """Of members only the leader in force takes back: another may know who holds what it made."""
-    if world.topic_losses:
+    if world.figures.topic_losses:
         return
     history, names = History(), dict[int, str]()
     for offset, record in enumerate(world.updates):
@@ -174,7 +174,7 @@ def _check_taken_back(world: World) -> None:
 
 def _check_remembered(world: World) -> None:
     """No Lead goes back below the newest checkpoint that counts, unless the owner says so."""
-    if world.topic_losses or world.scenario.torn:
+    if world.figures.topic_losses or world.scenario.torn:
         return
     history = History()
     for offset, record in enumerate(world.updates):
@@ -188,7 +188,7 @@ def _check_remembered(world: World) -> None:
 
 def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
     """Each has its dead letter; and where only poison kills, no innocent batch is among them."""
-    unwritten = set(quarantined) - world.dead_batches
+    unwritten = set(quarantined) - world.figures.dead_batches
     if unwritten:
         raise Violation("no dead letter", f"of quarantined batches {unwritten}")
     scenario = world.scenario
@@ -201,13 +201,13 @@ def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
 
 def _check_content(world: World, ledger: Ledger, batch: Batch) -> None:
     """What a worker had read, as it claimed a batch, is what lies there now."""
-    read = world.contents[batch.worker, batch.address]
+    read = world.figures.contents[batch.worker, batch.address]
     for span in batch.address:
         end = ledger.end_in_log(span)
         had = {each for each in read if each[0] == span.place and each[1] < end}
         has = {
-            world.content(span.place, offset)
-            for offset, _ in world.records[span.place]
+            world.streams.content(span.place, offset)
+            for offset, _ in world.streams.records[span.place]
             if span.start <= offset < end
         }
         if had != has:
@@ -216,11 +216,11 @@ def _check_content(world: World, ledger: Ledger, batch: Batch) -> None:
 
 def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Ledger]:
     """Decide the control topic afresh: records that need no update, and accepted batches."""
-    ledger = Ledger.of(genesis(world.first, world.known))
+    ledger = Ledger.of(genesis(world.streams.first, world.streams.known))
     counted = list[Claim]()
     accepted: dict[int, Batch] = {}
     for offset, claim in enumerate(world.control):
-        stated = world.leader_statuses.get(world.control.position(ledger.position))
+        stated = world.figures.leader_statuses.get(world.control.position(ledger.position))
         if stated is not None and stated != ledger.claimed:
             raise Violation(
                 "replay differs", f"at control position {ledger.position}: stated {stated}"
@@ -229,8 +229,8 @@ def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Ledger]:
         if not decision.accepted or claim is None or isinstance(claim, Opened):
             continue
         bad = {(Partition(s.topic, s.partition), o) for s in _skipped(claim) for o in s.offsets}
-        if bad - world.dead_letters:
-            raise Violation("no dead letter", f"of records {sorted(bad - world.dead_letters)[:3]}")
+        if silent := bad - world.figures.dead_letters:
+            raise Violation("no dead letter", f"of records {sorted(silent)[:3]}")
         counted.append(claim)
         if decision.batch is not None:
             accepted[offset] = decision.batch
@@ -253,7 +253,7 @@ def _records(
     """What of an address is in the logs of today."""
     left_out = {(s.topic, s.partition, o) for s in skipped for o in s.offsets}
     for span in address:
-        for offset, _ in world.records[span.place]:
+        for offset, _ in world.streams.records[span.place]:
             if (
                 span.start <= offset < ledger.end_in_log(span)
                 and (*span.place, offset) not in left_out

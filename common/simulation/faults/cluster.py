@@ -43,7 +43,7 @@ from common.simulation.faults.scenario import (
     sizes_of,
 )
 from common.simulation.faults.workers import SimulatedWorker
-from common.simulation.faults.world import DIGEST, World
+from common.simulation.faults.world import DIGEST, Outages, World
 
 if TYPE_CHECKING:
     from common.core.events import Wanted
@@ -148,9 +148,9 @@ class Cluster:
             failure=failure,
             kind=kind,
             updates=len(updates),
-            takeovers=self._takeovers + sum(c.takeovers for c in self._coordinators),
+            takeovers=self._takeovers + sum(c.figures.takeovers for c in self._coordinators),
             quarantined=len(quarantined),
-            requeued=self.world.requeued,
+            requeued=self.world.figures.requeued,
             refused=refused_claims(self.world),
             stale=sum(update.staleness > 0 for update in updates),
             lone=sum(update.synchrony is not UNSET and update.synchrony.lone for update in updates),
@@ -162,7 +162,7 @@ class Cluster:
             applied=tuple(batch.offset for update in updates for batch in update.batches),
             among=self.world.group.met,
             named=sum(isinstance(record, CheckpointStored) for record in self.world.updates),
-            awaited=self.world.awaited,
+            awaited=self.world.figures.awaited,
         )
 
     def _run(self) -> None:
@@ -172,7 +172,7 @@ class Cluster:
         progress_at = 0.0
         while True:
             world.step()
-            if world.held_for:
+            if world.figures.held_for:
                 self._resume_soon()
             if not world.calm and world.now >= self.scenario.calm_at:
                 self._calm_down()
@@ -208,12 +208,12 @@ class Cluster:
             return False
         unclaimed = sum(
             offset >= leader_status.claimed.get(partition, 0)
-            for partition, records in world.records.items()
+            for partition, records in world.streams.records.items()
             for offset, _ in records
             if self.scenario.linger or (partition.index, offset) not in self.scenario.bad
         )
         known = leader_status.known
-        if any(p in known and world.parted(p, known[p]) for p in world.partitions):
+        if any(p in known and world.streams.parted(p, known[p]) for p in world.streams.partitions):
             return False
         # Without linger every worker may be left with a batch that it cannot fill.
         part = 0 if self.scenario.linger else world.revisions[-1].batch_size - 1
@@ -222,11 +222,13 @@ class Cluster:
     def _check_bounds(self) -> None:
         """A worker may pass the gate once by all that it may hold, with an old status."""
         bound = self.world.most_bound
-        live = max((c.live_most for c in self._coordinators), default=0)
-        limit = (live + 1) * bound + self._most_workers * (bound + 1) + self.world.requeued
+        live = max((c.figures.live_most for c in self._coordinators), default=0)
+        limit = (live + 1) * bound + self._most_workers * (bound + 1) + self.world.figures.requeued
         for coordinator in self._coordinators:
-            if coordinator.waiting_most > limit:
-                raise Violation("queue unbounded", f"{coordinator.waiting_most} batches wait")
+            if coordinator.figures.waiting_most > limit:
+                raise Violation(
+                    "queue unbounded", f"{coordinator.figures.waiting_most} batches wait"
+                )
 
     # --- faults -------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Cluster:
 
     def _resume_soon(self) -> None:
         """The jobs topic says that the job is held; an operator does what the reason says."""
-        reason, self.world.held_for = self.world.held_for, ""
+        reason, self.world.figures.held_for = self.world.figures.held_for, ""
         self._want("paused")
         if not self._held:  # else it stays held for what it was held for first
             self._held = True
@@ -282,7 +284,9 @@ class Cluster:
 
         def assign() -> None:
             able = [w for w in self._live() if world.now >= w.frozen_until]
-            world.owners = {p: world.draw.choice(able).id for p in world.partitions} if able else {}
+            world.owners = (
+                {p: world.draw.choice(able).id for p in world.streams.partitions} if able else {}
+            )
             world.say("rebalance", {str(p): owner for p, owner in world.owners.items()})
 
         world.later(world.jitter(SESSION_S), assign)
@@ -342,13 +346,13 @@ class Cluster:
             case "fail over redis":
                 world.fail_over_redis()
             case "redis away":
-                world.redis_back_at = world.now + fault.seconds
+                world.outages.redis_back_at = world.now + fault.seconds
             case "kafka away":
-                world.kafka_back_at = world.now + fault.seconds
+                world.outages.kafka_back_at = world.now + fault.seconds
             case "storage away":
-                world.storage_back_at = world.now + fault.seconds
+                world.outages.storage_back_at = world.now + fault.seconds
             case "add partition":
-                world.add_partition()
+                world.streams.add_partition()
                 self._rebalance()
             case "retention":
                 self._retain(fault.target)
@@ -410,14 +414,15 @@ class Cluster:
             case "create updates anew":
                 self._lose(world.updates, fault, anew=True)
             case "cut stream":
-                partition = world.partitions[fault.target % len(world.partitions)]
+                partition = world.streams.partitions[fault.target % len(world.streams.partitions)]
                 lost = LOST[fault.target % len(LOST)]
-                new = world.cuts.randint(0, lost + 2) if world.cuts.random() < GROWS else 0
-                world.cut_stream(partition, lost, new)
+                cuts = world.draws.cuts
+                new = cuts.randint(0, lost + 2) if cuts.random() < GROWS else 0
+                world.streams.cut_stream(partition, lost, new)
             case "create stream anew":
-                topics = sorted({partition.topic for partition in world.partitions})
+                topics = sorted({partition.topic for partition in world.streams.partitions})
                 topic = topics[fault.target % len(topics)]
-                world.create_stream_anew(topic, world.cuts.choice([0, 3, 30]))
+                world.streams.create_stream_anew(topic, world.draws.cuts.choice([0, 3, 30]))
             case _:
                 pass  # nobody there to strike
 
@@ -445,7 +450,7 @@ class Cluster:
         anew: bool = False,
     ) -> None:
         """A topic of the job loses its last records; what fell may take coordinators with it."""
-        draw = self.world.losses
+        draw = self.world.draws.losses
         lost = LOST[fault.target % len(LOST)]
         self.world.lose(topic, None if anew else max(len(topic) - lost, 0))
         for _ in range(draw.randint(0, lost + 2) if draw.random() < GROWS else 0):
@@ -459,7 +464,7 @@ class Cluster:
 
     def _replace(self, coordinator: SimulatedCoordinator) -> None:
         coordinator.kill()
-        self._takeovers += coordinator.takeovers
+        self._takeovers += coordinator.figures.takeovers
         self._coordinators.remove(coordinator)
         self._coordinate()
 
@@ -475,18 +480,19 @@ class Cluster:
         self.world.push(ghost, None)
 
     def _retain(self, target: int) -> None:
-        partition = self.world.partitions[target % len(self.world.partitions)]
-        there = [o for o, arrival in self.world.records[partition] if arrival <= self.world.now]
+        streams = self.world.streams
+        partition = streams.partitions[target % len(streams.partitions)]
+        there = [o for o, arrival in streams.records[partition] if arrival <= self.world.now]
         if there:
-            start = max(self.world.log_start[partition], there[target % len(there)])
-            self.world.log_start[partition] = start
+            start = max(streams.log_start[partition], there[target % len(there)])
+            streams.log_start[partition] = start
 
     def _calm_down(self) -> None:
         """The last fault was: everybody thaws, and from now on all must drain."""
         world = self.world
         world.calm = True
         world.say("--- calm")
-        world.kafka_back_at = world.redis_back_at = world.storage_back_at = world.now
+        world.outages = Outages(world.now, world.now, world.now, world.outages.lie)
         for worker in self._workers:
             worker.redis_back_at = worker.kafka_back_at = world.now
         for coordinator in self._coordinators:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import isclose
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,38 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
     )
 
 
+@dataclass
+class CoordinatorFigures:
+    """What the harness checks of one coordinator."""
+
+    takeovers: int = 0
+    waiting_most: int = 0  # beyond what a takeover put back
+    live_most: int = 0
+    # Batch that waits, and since which version; whether it was in flight before this event.
+    oldest: tuple[int | None, int] = (None, 0)
+    oldest_in_flight: bool = False
+    in_a_row: int = 0  # poison batches since the last update, or since somebody looked
+    read_back: int = 0  # the newest own version that it read in the updates topic
+    published: int = 0  # the newest version in a snapshot of its own
+    replayed_at: int = 0  # control position up to which a takeover replays
+    began_at: int = 0  # control offset of the snapshot that it began with
+    replays: bool = False  # its status does not cover the replay yet
+    put_back: int = 0  # batches that waited when it did
+
+
+@dataclass
+class WeightTokens:
+    """Tokens that stand for the weights that one coordinator has in hand."""
+
+    found: dict[tuple[int, int, int], Token | None] = field(default_factory=dict)  # by rank
+    token: Token = GENESIS_TOKEN
+    copy: Token = GENESIS_TOKEN
+    viewed: tuple[ModelId, Token] = GENESIS, GENESIS_TOKEN  # what workers of this leadership have
+    taken: Taken | None = None  # what is true of the reply in hand
+    sums: dict[int, list[Part]] = field(default_factory=dict)  # by round
+    chain: dict[int, Token] = field(default_factory=dict)  # of this leadership, by version
+
+
 class SimulatedCoordinator:
     """One coordinator process: role machine, weights as a token, an outbox to the updates topic."""
 
@@ -111,9 +144,8 @@ class SimulatedCoordinator:
         self.redis_back_at = 0.0  # while it is cut off
         self._lease_s = LEASE_S  # for which it asks
         self._looks_until = 0.0  # whether the holder of the lease lives
-        self.takeovers = 0
-        self.waiting_most = 0  # beyond what a takeover put back
-        self.live_most = 0
+        self.figures = CoordinatorFigures()
+        self._weights = WeightTokens()
         self.unheard = False  # the jobs topic has a record that it has not heard of
         self._outbox = list[AuditRecord]()
         self._updates_at = world.updates.position(0)
@@ -121,26 +153,10 @@ class SimulatedCoordinator:
         self._follows = False  # the updates topic: what became of it concerns this process
         self._triggers = ""  # the stream that its triggers are in
         self._leader_status: LeaderStatus | None = None  # what it says
-        self._found = dict[tuple[int, int, int], Token | None]()
-        self._token = self._copy = GENESIS_TOKEN
-        self._viewed = GENESIS, GENESIS_TOKEN  # the model that workers can have, of this leadership
-        self._taken: Taken | None = None  # what is true of the reply in hand
-        self._sums = dict[int, list[Part]]()  # by round
-        self._chain = dict[int, Token]()  # weights of this leadership, by version
-        # Batch that waits, and since which version; whether it was in flight before this event.
-        self._oldest: tuple[int | None, int] = (None, 0)
-        self._oldest_in_flight = False
-        self._in_a_row = 0  # poison batches since the last update, or since somebody looked
         self._stated = False  # whether this leader has put its status
         self._orders_lost = False  # a model or a trigger could not be put
-        self._read_back = 0  # the newest own version that it read in the updates topic
-        self._published = 0  # the newest version in a snapshot of its own
         self._letters = 0  # dead letters that are not delivered yet
         self._after_letters: list[Callable[[], None]] = []
-        self._replayed_at = 0  # control position up to which a takeover replays
-        self._began_at = 0  # control offset of the snapshot that it began with
-        self._replays = False  # it has not told yet that it is there
-        self._put_back = 0  # batches that waited when it was
         world.control_readers.append(self.read)
         world.board_readers.append(self.read)
         self._wake()
@@ -163,7 +179,7 @@ class SimulatedCoordinator:
             and self._revision == self.world.revision
             and not self._outbox
             and not self._letters
-            and self._published == leader.model.version
+            and self.figures.published == leader.model.version
             and self._updates_at == self.world.updates.position(len(self.world.updates))
             and self._control_at == self.world.control.position(len(self.world.control))
             and leader_status is not None
@@ -181,7 +197,7 @@ class SimulatedCoordinator:
         if self._up():
             if self.unheard:
                 self.unheard = False
-                self._in_a_row = 0
+                self.figures.in_a_row = 0
                 self._feed(self.wish)
             revision = self.world.hear(self._revision)
             if revision != self._revision:
@@ -218,8 +234,8 @@ class SimulatedCoordinator:
         records, epoch = updates.run(position, end)
         self._updates_at = updates.position(position + len(records))
         for _, record in records:
-            if isinstance(record, UpdateApplied) and record.epoch == self._token[0].epoch:
-                self._read_back = max(self._read_back, record.version)
+            if isinstance(record, UpdateApplied) and record.epoch == self._weights.token[0].epoch:
+                self.figures.read_back = max(self.figures.read_back, record.version)
         self._feed(events.UpdatesRead(records, epoch))
 
     def _read_control(self) -> None:
@@ -250,13 +266,13 @@ class SimulatedCoordinator:
         for reply, taken in box[:3]:
             box.pop(0)
             if self.machine.leader is leader:
-                self._taken = taken
+                self._weights.taken = taken
                 self._feed(events.RepliesRead((reply,)))
 
     def _feed(self, event: CoordinatorEvent) -> None:
-        leader, (oldest, _) = self.machine.leader, self._oldest
+        leader, (oldest, _) = self.machine.leader, self.figures.oldest
         rounds = () if leader is None or oldest is None else leader.rounds
-        self._oldest_in_flight = any(oldest in r.todo or oldest in r.counted for r in rounds)
+        self.figures.oldest_in_flight = any(oldest in r.todo or oldest in r.counted for r in rounds)
         for command in self.machine.on(event, self.world.now):
             self._do(command)
 
@@ -291,10 +307,10 @@ class SimulatedCoordinator:
                 self._orders_lost = True
             case do.PublishModel(model, whole):
                 if whole or not world.scenario.changes:
-                    self._viewed = model, self._token
-                    world.put_model(model, self._token, MODELS_KEPT)
+                    self._weights.viewed = model, self._weights.token
+                    world.put_model(model, self._weights.token, MODELS_KEPT)
             case do.PostTrigger(trigger, moves):
-                if world.scenario.changes and self._viewed[0] != trigger.model:
+                if world.scenario.changes and self._weights.viewed[0] != trigger.model:
                     trigger = self._told(trigger)
                 orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                 world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
@@ -308,17 +324,18 @@ class SimulatedCoordinator:
                 if measured:
                     self._say_square(update)
             case do.DiscardSum(number):
-                self._sums.pop(number, None)
+                self._weights.sums.pop(number, None)
             case do.CopyWeights():
-                self._copy = self._token
+                self._weights.copy = self._weights.token
             case do.PublishSnapshot():
                 self._publish(command)
             case do.DeadLetterRecords(skipped):
-                places = {(world.partitions[s.partition], o) for s in skipped for o in s.offsets}
-                self._write_letter(lambda: world.dead_letters.update(places))
+                partitions = world.streams.partitions
+                places = {(partitions[s.partition], o) for s in skipped for o in s.offsets}
+                self._write_letter(lambda: world.figures.dead_letters.update(places))
             case do.DeadLetterBatch(record):
                 world.say(f"{self.name} quarantines", record.batch, record.reason)
-                self._write_letter(lambda: world.dead_batches.add(record.batch))
+                self._write_letter(lambda: world.figures.dead_batches.add(record.batch))
             case do.ReadHeartbeats():
                 world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
             case do.StepDown(reason):
@@ -326,17 +343,17 @@ class SimulatedCoordinator:
                 if reason.startswith("nobody holds"):
                     self._count_fallback(int(reason.rpartition(" ")[2]))
                 self._follows = False
-                self._sums = {}
+                self._weights.sums = {}
                 self._outbox = [r for r in self._outbox if not isinstance(r, Lead)]
             case do.AwaitCheckpoint(reason):
                 world.say(f"{self.name} waits: {reason}")
-                world.awaited += 1
+                world.figures.awaited += 1
                 self._follows = False
             case do.Hold(reason) if " are poison: " in reason or self._is_expected(reason):
                 world.say(f"{self.name} holds the job: {reason}")
-                world.held_for = reason
-                if self._oldest_in_flight:
-                    self._oldest = None, 0  # it is put back, and waits anew
+                world.figures.held_for = reason
+                if self.figures.oldest_in_flight:
+                    self.figures.oldest = None, 0  # it is put back, and waits anew
             case do.Hold(reason):
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
@@ -360,28 +377,29 @@ class SimulatedCoordinator:
         world = self.world
         if world.group.overflowed and reason.startswith("diverged: a sum "):
             return True
-        if world.stream_losses and "`doll job resume --" in reason:
+        if world.streams.losses and "`doll job resume --" in reason:
             return True
-        return bool(world.topic_losses) and " topic lost " in reason
+        return bool(world.figures.topic_losses) and " topic lost " in reason
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self.world.say(f"{self.name} LEADS with epoch {epoch} from", snapshot.made)
-        self.takeovers += 1
+        self.figures.takeovers += 1
         slices = UNSET if self.machine.leader is None else self.machine.leader.slices
-        if self.world.slices not in (None, slices):
+        if self.world.figures.slices not in (None, slices):
             self.world.group.met["switched"] += 1
-        self.world.slices = slices
+        self.world.figures.slices = slices
         self._stated = self._orders_lost = False
-        self._in_a_row = 0
+        self.figures.in_a_row = 0
         self._control_at = snapshot.control
         self._triggers, self._leader_status = "", None
-        self._replayed_at, self._began_at = len(self.world.control), snapshot.control.offset
-        self._replays, self._put_back = True, 0
-        self._read_back = self._published = snapshot.made.version
-        self._sums, self._oldest = {}, (None, 0)
-        self._chain = {snapshot.made.version: self._token}
+        figures, version = self.figures, snapshot.made.version
+        figures.replayed_at, figures.began_at = len(self.world.control), snapshot.control.offset
+        figures.replays, figures.put_back = True, 0
+        figures.read_back = figures.published = version
+        self._weights.sums, self.figures.oldest = {}, (None, 0)
+        self._weights.chain = {snapshot.made.version: self._weights.token}
         self._check_beginning(snapshot)
-        self._look_at_streams(self.takeovers)
+        self._look_at_streams(self.figures.takeovers)
 
     def _check_beginning(self, snapshot: Snapshot) -> None:
         """It goes on with the K of the last update, if that was made by no rule."""
@@ -395,18 +413,19 @@ class SimulatedCoordinator:
 
     def _look_at_streams(self, leadership: int) -> None:
         """Ask which partitions there are, again and again while it leads."""
-        if self.dead or self.takeovers != leadership or self.machine.leader is None:
+        if self.dead or self.figures.takeovers != leadership or self.machine.leader is None:
             return
         world = self.world
         if self._up() and not world.kafka_away:
-            number = unused_number(world.now, world.looks.randrange(4096))
-            there = {place: world.topic_ids[place.topic] for place in world.partitions}
+            number = unused_number(world.now, world.draws.looks.randrange(4096))
+            ids = world.streams.topic_ids
+            there = {place: ids[place.topic] for place in world.streams.partitions}
             parted = self._parted()
-            sure = not parted or world.cuts.random() < SURE
+            sure = not parted or world.draws.cuts.random() < SURE
             parted = parted if sure else {}
             control_end = len(world.control)
             self._feed(events.StreamsSeen(there, number, parted, sure, control_end))
-        look_s = world.looks.expovariate(1 / LOOK_S)
+        look_s = world.draws.looks.expovariate(1 / LOOK_S)
         world.later(look_s, lambda: self._look_at_streams(leadership))
 
     def _parted(self) -> dict[Partition, Parted]:
@@ -416,7 +435,7 @@ class SimulatedCoordinator:
             return {}
         ledger, found = leader.ledger, dict[Partition, Parted]()
         for place, claimed in ledger.claimed.items():
-            parted = self.world.parted(place, ledger.known.get(place, LogPosition(claimed)))
+            parted = self.world.streams.parted(place, ledger.known.get(place, LogPosition(claimed)))
             generation = ledger.generation(place)
             if parted is not None and generation is not None:
                 found[place] = parted._replace(generation=generation)
@@ -435,11 +454,12 @@ class SimulatedCoordinator:
 
     def _told(self, trigger: UpdateTrigger) -> UpdateTrigger:
         """Say what has changed since the last model that workers heard of; or put it whole."""
-        (since, before), self._viewed = self._viewed, (trigger.model, self._token)
+        weights = self._weights
+        (since, before), weights.viewed = weights.viewed, (trigger.model, weights.token)
         if trigger.model.version % WHOLE_EVERY == 0:
-            self.world.put_model(trigger.model, self._token, MODELS_KEPT)
+            self.world.put_model(trigger.model, self._weights.token, MODELS_KEPT)
             return trigger
-        self.world.changes[trigger.model] = before, self._token
+        self.world.changes[trigger.model] = before, self._weights.token
         return replace(trigger, since=since, changes=b"")
 
     def _post(self, trigger: UpdateTrigger, *, moves: bool) -> None:
@@ -453,25 +473,29 @@ class SimulatedCoordinator:
 
     def _put_leader_status(self, leader_status: LeaderStatus) -> None:
         self._leader_status = leader_status
-        known = self.world.leader_statuses.setdefault(self._control_at, leader_status.claimed)
+        statuses = self.world.figures.leader_statuses
+        known = statuses.setdefault(self._control_at, leader_status.claimed)
         if known != leader_status.claimed:
             raise Violation(
                 "replay differs",
                 f"claimed at {leader_status.control_position}: {known}, {leader_status.claimed}",
             )
         leader = self.machine.leader
-        if self._replays and leader is None:  # it held the job at once: all is what it began with
-            self._put_back = leader_status.waiting
-        elif self._replays and leader is not None:
-            self._replays = leader_status.control_position < self._replayed_at
+        figures = self.figures
+        if figures.replays and leader is None:
+            # It held the job at once: all is what it began with.
+            figures.put_back = leader_status.waiting
+        elif figures.replays and leader is not None:
+            figures.replays = leader_status.control_position < figures.replayed_at
             # Those of a snapshot are of the log before, where that was created anew.
-            begun = max(self._replayed_at, self._began_at)
-            self._put_back = sum(batch.offset < begun for batch in leader.batches)
-        if (
-            leader_status.epoch >= self.world.newest_lead
-        ):  # one that wakes up has all that others used
-            self.waiting_most = max(self.waiting_most, leader_status.waiting - self._put_back)
-        self.live_most = max(self.live_most, leader_status.live)
+            begun = max(figures.replayed_at, figures.began_at)
+            figures.put_back = sum(batch.offset < begun for batch in leader.batches)
+        # One that wakes up has all that others used.
+        if leader_status.epoch >= self.world.figures.newest_lead:
+            figures.waiting_most = max(
+                figures.waiting_most, leader_status.waiting - figures.put_back
+            )
+        figures.live_most = max(figures.live_most, leader_status.live)
         if not self._redis_away:
             if self.world.redis.leader_status is None and self._stated:
                 self.world.later(0.0, lambda: self._notice(events.BoardWiped()))
@@ -488,27 +512,28 @@ class SimulatedCoordinator:
             self._feed(event)
 
     def _add(self, number: int, gradient: Gradient) -> None:
-        taken, version = self._taken, gradient.model.version
-        if taken is None or taken.weights != self._chain.get(version):
+        taken, version = self._weights.taken, gradient.model.version
+        if taken is None or taken.weights != self._weights.chain.get(version):
             raise Violation("wrong weights", f"a gradient of {taken}, as one of version {version}")
-        self._sums.setdefault(number, []).append(Part(gradient.batches, version, taken.local_rate))
+        part = Part(gradient.batches, version, taken.local_rate)
+        self._weights.sums.setdefault(number, []).append(part)
 
     def _apply(self, number: int, update: UpdateApplied, rate: float | None) -> None:
         batches = tuple(batch.offset for batch in update.batches)
-        parts = self._sums.pop(number, [])
+        parts = self._weights.sums.pop(number, [])
         if batches != tuple(offset for part in parts for offset in part.batches):
             raise Violation("wrong sum", f"update of {batches} with gradients of {parts}")
         self._check_synchrony(update, parts, rate)
         self._check_starving(update)
-        unread = update.version - self._read_back
+        unread = update.version - self.figures.read_back
         in_flight = 1 + max(sizes.most_stale for sizes in self.world.revisions)
         if unread > self.settings.unread_audits + in_flight:
             raise Violation("audit left behind", f"{unread} updates are not read back yet")
         made: Token = (ModelId(update.epoch, update.version), next(self.world.serial))
-        self.world.nodes[made] = Node(self._token, batches, self._progress(update))
+        self.world.nodes[made] = Node(self._weights.token, batches, self._progress(update))
         self.world.say(f"{self.name} applies e{update.epoch} J{update.version}", batches)
-        self._token, self._in_a_row = made, 0
-        self._chain[update.version] = made
+        self._weights.token, self.figures.in_a_row = made, 0
+        self._weights.chain[update.version] = made
 
     def _take(self, update: UpdateApplied) -> None:
         """An update that members have made, and may apply once it was read back."""
@@ -523,7 +548,7 @@ class SimulatedCoordinator:
             raise Violation("wrong sum", f"update of {batches} with gradients of {parts}")
         if (update.samples, update.scale or 1.0) != (reduce.samples, reduce.scale):
             raise Violation("wrong step", f"{update} by {reduce}")
-        self._token = world.nodes[token].parent
+        self._weights.token = world.nodes[token].parent
         order = {offsets: place for place, offsets in enumerate(batches)}
         parts = tuple(sorted(parts, key=lambda part: order[part.batches[0]]))
         world.group.met["adopted"] += (update.copies or 0) < len(
@@ -531,25 +556,25 @@ class SimulatedCoordinator:
         )
         self._check_synchrony(update, list(parts), reduce.learning_rate)
         self._check_starving(update)
-        if update.version - 1 > self._read_back:
-            raise Violation("audit left behind", f"{update.version} upon {self._read_back}")
+        if update.version - 1 > self.figures.read_back:
+            raise Violation("audit left behind", f"{update.version} upon {self.figures.read_back}")
         world.say(f"{self.name} appends e{update.epoch} J{update.version}", batches, update.by)
         world.nodes[token] = dataclasses.replace(
             world.nodes[token], progress=self._progress(update)
         )
-        self._token, self._in_a_row = token, 0
+        self._weights.token, self.figures.in_a_row = token, 0
 
     def _say_square(self, update: UpdateApplied) -> None:
         """Say how large the sum was: at once or later, now and then twice, while it leads."""
-        world, leadership = self.world, self.takeovers
+        world, leadership = self.world, self.figures.takeovers
         event = events.Summed(ModelId(update.epoch, update.version), world.square(update.samples))
 
         def say() -> None:
-            if self.machine.leader is not None and self.takeovers == leadership:
+            if self.machine.leader is not None and self.figures.takeovers == leadership:
                 self._feed(event)
 
-        for _ in range(world.noise.choice([1, 1, 1, 2])):
-            late_s = world.noise.choice([0.0, 0.0, 0.0, world.scenario.gradient_s])
+        for _ in range(world.draws.noise.choice([1, 1, 1, 2])):
+            late_s = world.draws.noise.choice([0.0, 0.0, 0.0, world.scenario.gradient_s])
             world.later(late_s, lambda: self._when_up(say))
 
     def _check_synchrony(
@@ -585,7 +610,7 @@ class SimulatedCoordinator:
     def _progress(self, update: UpdateApplied) -> float:
         """As how much an update counts, with all before it: K by the job's own K each."""
         own = self.world.revisions[update.revision].group_size
-        before = self.world.nodes.get(self._token)
+        before = self.world.nodes.get(self._weights.token)
         progress = (update.synchrony.group_size if update.synchrony else own) / own
         progress += before.progress if before is not None else 0.0
         if not isclose(update.progress, progress):
@@ -605,7 +630,7 @@ class SimulatedCoordinator:
             steps += [own] if way.group_sizes else []
         else:
             steps = [own]
-        before = self.world.nodes.get(self._token)
+        before = self.world.nodes.get(self._weights.token)
         share = SCHEDULE.share(before.progress if before is not None else 0.0)
         share /= 1 + update.staleness if mode.damped else 1
         return min(steps) * share, max(steps) * share
@@ -619,29 +644,30 @@ class SimulatedCoordinator:
         oldest = status.oldest_unsettled if status.waiting else None
         round_ = None if oldest is None else leader.rounds.of(oldest)
         again = round_ is not None and len(round_.asked.get(oldest or 0, ())) > 1
-        if self._oldest[0] != oldest or again:
-            self._oldest = oldest, update.version
+        if self.figures.oldest[0] != oldest or again:
+            self.figures.oldest = oldest, update.version
         most = max(sizes.most_stale for sizes in self.world.revisions)
-        if oldest is not None and update.version - self._oldest[1] > 2 * most + 3:
-            raise Violation("starves", f"batch {oldest} since {self._oldest[1]}: {update.version}")
+        since = self.figures.oldest[1]
+        if oldest is not None and update.version - since > 2 * most + 3:
+            raise Violation("starves", f"batch {oldest} since {since}: {update.version}")
 
     def _count_poison(self, record: AuditRecord) -> None:
         if isinstance(record, Quarantined) and not record.expired:
-            self._in_a_row += 1
-            if self._in_a_row > self.settings.poison_in_a_row:
-                raise Violation("poison in a row", f"{self._in_a_row} batches, and no hold")
+            self.figures.in_a_row += 1
+            if self.figures.in_a_row > self.settings.poison_in_a_row:
+                raise Violation("poison in a row", f"{self.figures.in_a_row} batches, and no hold")
 
     def _publish(self, command: do.PublishSnapshot) -> None:
-        world, leadership, snapshot = self.world, self.takeovers, command.snapshot
-        token = self._copy if snapshot.slices is UNSET else self._fetch(snapshot)
+        world, leadership, snapshot = self.world, self.figures.takeovers, command.snapshot
+        token = self._weights.copy if snapshot.slices is UNSET else self._fetch(snapshot)
 
         def publish() -> None:
-            self._published = snapshot.made.version
+            self.figures.published = snapshot.made.version
             if not self._redis_away:
                 world.redis.snapshots[snapshot.by] = (snapshot, token)
             if command.checkpoint:
                 upload_s = world.draw.uniform(0.01, world.scenario.upload_s)
-                upload_s += max(world.storage_back_at - world.now, 0.0)
+                upload_s += max(world.outages.storage_back_at - world.now, 0.0)
                 world.later(upload_s, uploaded)
 
         def uploaded() -> None:
@@ -652,7 +678,7 @@ class SimulatedCoordinator:
             every = range(world.scenario.slices.count if world.scenario.slices else 1)
             world.group.stored[snapshot.made] = dict.fromkeys(every, token)
             world.blobs.append((replace(snapshot, stored=(snapshot.made,)), token))
-            if self.takeovers == leadership and not self.dead:
+            if self.figures.takeovers == leadership and not self.dead:
                 self._when_up(lambda: self._feed(events.StateStored(snapshot.made)))
 
         self._after_letters.append(publish)
@@ -720,7 +746,7 @@ class SimulatedCoordinator:
         if not self._up() or self._redis_away or redis.lease is None:
             return
         holder = redis.lease[0]
-        seems = world.leases.random() < world.scenario.misheard and not world.calm
+        seems = world.draws.leases.random() < world.scenario.misheard and not world.calm
         if holder in {self.name, *redis.taken_from} or not (holder in world.ended or seems):
             return
         world.say(f"{self.name} takes the lease of {holder}", "" if holder in world.ended else "!")
@@ -742,10 +768,11 @@ class SimulatedCoordinator:
             self._feed(events.AttemptFailed("a server is unavailable"))
             return
         hot = list(world.redis.snapshots.values())
-        first: tuple[Snapshot, Token | None] = (genesis(world.first, world.known), GENESIS_TOKEN)
+        version_0 = genesis(world.streams.first, world.streams.known)
+        first: tuple[Snapshot, Token | None] = version_0, GENESIS_TOKEN
         stored, torn, failed = world.listed() if names else (world.blobs, {}, False)
         found = {"hot": hot, "all": [*stored, *hot], "genesis": [first]}[source]
-        self._found = {snapshot.rank: token for snapshot, token in found}
+        self._weights.found = {snapshot.rank: token for snapshot, token in found}
         snapshots = tuple(snapshot for snapshot, _ in found)
         lost = {
             snapshot.rank: f"the {topic.name} topic lost records"
@@ -776,7 +803,7 @@ class SimulatedCoordinator:
             if not self.dead:
                 self._when_up(lambda: self._restore(snapshot, members=members))
             return
-        if snapshot.rank not in self._found:
+        if snapshot.rank not in self._weights.found:
             return
         if snapshot.by >= 0 and self._redis_away and self.world.storage_away:
             self._feed(events.AttemptFailed("neither board nor storage can be read"))
@@ -784,12 +811,12 @@ class SimulatedCoordinator:
         if snapshot.by >= 0 and not members and self.world.chance(self.world.scenario.torn):
             self._feed(events.SnapshotTorn(snapshot))
             return
-        token = self._found[snapshot.rank]
+        token = self._weights.found[snapshot.rank]
         if token is None and not members:
             token = GENESIS_TOKEN if snapshot.made == GENESIS else self._fetch(snapshot)
             if token is None:
                 raise Violation("no weights", f"of {snapshot.made}, which are said to be stored")
-        self._token = self._copy = token or (snapshot.made, 0)
+        self._weights.token = self._weights.copy = token or (snapshot.made, 0)
         self._feed(events.SnapshotRestored(self.world.unused_number(), DIGEST))
 
     def _look_for_workers(self) -> None:

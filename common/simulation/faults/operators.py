@@ -63,7 +63,7 @@ class Operators:
     def _nonsense(self) -> Batch | None:
         """A batch that is claimed and perhaps in use, or none that ever was."""
         world = self.world
-        ledger = Ledger.of(genesis(world.first, world.known))
+        ledger = Ledger.of(genesis(world.streams.first, world.streams.known))
         decided = [ledger.decide(offset, claim).batch for offset, claim in enumerate(world.control)]
         batches = [batch for batch in decided if batch is not None]
         if not batches:
@@ -87,6 +87,6 @@ class Operators:
         counts = self._read(position).feed(position, record)
         world.say(f"operator: {type(record).__name__} {'counts' if counts else 'is void'}", record)
         if isinstance(record, Requeued):
-            world.requeued += counts
+            world.figures.requeued += counts
         elif counts:  # now it produces the records again
-            world.replayed.add(record.batch)
+            world.figures.replayed.add(record.batch)

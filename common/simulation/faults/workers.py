@@ -29,7 +29,8 @@ from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition, Span
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
-from common.simulation.faults.world import DIGEST, OTHER_DIGEST, Content, Taken, Token, World, void
+from common.simulation.faults.streams import Content
+from common.simulation.faults.world import DIGEST, OTHER_DIGEST, Taken, Token, World, void
 
 if TYPE_CHECKING:
     from common.core.commands import WorkerCommand
@@ -94,7 +95,7 @@ class SimulatedWorker:
     @property
     def most_held(self) -> int:
         """Batches that it may have in memory: its bound, and what was refused or lost as claims."""
-        losses = self.world.topic_losses
+        losses = self.world.figures.topic_losses
         return (2 + losses) * self.world.most_bound + IN_ONE_POLL
 
     @property
@@ -169,16 +170,16 @@ class SimulatedWorker:
         placed = [(p, position) for p, position in self._own.items() if position is not None]
         if self._up() and self._reading and placed and not self._kafka_away:
             partition, position = world.draw.choice(placed)
-            parted = world.parted(partition, self._known[partition])
+            parted = world.streams.parted(partition, self._known[partition])
             if parted is not None:
                 world.say(f"{self.id} finds {partition} to be another log")
                 self._own[partition] = None
                 self._feed(events.Truncated(partition, parted.recreated))
-            elif position < world.log_start[partition]:
-                self._feed(events.FellBehind(partition, world.log_start[partition]))
+            elif position < world.streams.log_start[partition]:
+                self._feed(events.FellBehind(partition, world.streams.log_start[partition]))
             else:
                 limit = min(world.draw.randint(1, 8), max(self.machine.room, 1))
-                offsets = world.fetch(partition, position, limit)
+                offsets = world.streams.fetch(partition, position, limit)
                 if offsets:
                     self._take(partition, offsets)
         world.later(world.jitter(POLL_S), self._poll)
@@ -188,8 +189,9 @@ class SimulatedWorker:
         world, position = self.world, self.machine.position(partition) or 0
         below = [offset for offset in offsets if offset < position]
         if below:
-            self._feed(events.RecordBelow(partition, world.epoch_at(partition, below[-1])))
-        for epoch, run in groupby(offsets[len(below) :], partial(world.epoch_at, partition)):
+            self._feed(events.RecordBelow(partition, world.streams.epoch_at(partition, below[-1])))
+        epoch_at = partial(world.streams.epoch_at, partition)
+        for epoch, run in groupby(offsets[len(below) :], epoch_at):
             if self._own[partition] is not None:
                 self._decode(partition, list(run), epoch)
 
@@ -205,7 +207,8 @@ class SimulatedWorker:
         )
         self._own[partition] = end = offsets[-1] + 1
         self._known[partition] = self._known[partition]._replace(offset=end, epoch=epoch)
-        self._read[partition] += [self.world.content(partition, offset) for offset in offsets]
+        content = self.world.streams.content
+        self._read[partition] += [content(partition, offset) for offset in offsets]
         self._feed(events.Decoded(run))
 
     def _feed(self, event: WorkerEvent) -> None:
@@ -227,7 +230,7 @@ class SimulatedWorker:
                 self._known.update(positions)
                 for partition in positions:
                     self._read.setdefault(partition, []).clear()
-            case do.DropRows(partition):
+            case do.Unplace(partition):
                 if partition in self._own:
                     self._own[partition] = None
             case do.SetReading(reading, _):
@@ -248,7 +251,7 @@ class SimulatedWorker:
             if claim.samples > self._most_samples:
                 raise Violation("more than b", f"{self.id} announces {claim}")
             self._cache.add(claim.address)
-            self.world.contents[self.id, claim.address] = frozenset(
+            self.world.figures.contents[self.id, claim.address] = frozenset(
                 each
                 for span in claim.address
                 for each in self._read[span.place]
@@ -369,7 +372,7 @@ class SimulatedWorker:
             self._push(self._failed(compute, "expired", expired), None)
         elif absent and (
             self._kafka_away
-            or any(s.known > world.stream_end(s.place) for b in absent for s in b.address)
+            or any(s.known > world.streams.stream_end(s.place) for b in absent for s in b.address)
             or world.chance(world.lossy)
         ):
             self._push(self._failed(compute, "unreadable", absent), None)
@@ -402,16 +405,16 @@ class SimulatedWorker:
         """Whether a span's records are others now than were claimed."""
         leader_status = self.world.redis.leader_status
         topic_id = leader_status.topic_id(span) if leader_status is not None else ""
-        if topic_id not in {"", self.world.topic_ids[span.topic]}:
+        if topic_id not in {"", self.world.streams.topic_ids[span.topic]}:
             return True
-        return self.world.epoch_at(span.place, span.known - 1) > span.epoch >= 0
+        return self.world.streams.epoch_at(span.place, span.known - 1) > span.epoch >= 0
 
     def _is_gone(self, address: Address) -> bool:
-        start = self.world.log_start
+        start = self.world.streams.log_start
         return any(map(self._is_another, address)) or any(
             span.start <= offset < min(span.end, start[span.place])
             for span in address
-            for offset, _ in self.world.records[span.place]
+            for offset, _ in self.world.streams.records[span.place]
         )
 
     def _poison_in(self, address: Address) -> Poison | None:

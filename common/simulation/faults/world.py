@@ -9,12 +9,10 @@ from __future__ import annotations
 import copy
 import heapq
 import random
-from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -22,7 +20,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.core.history import History
-from common.core.losses import Parted
 from common.core.messages import (
     AttemptId,
     AuditRecord,
@@ -44,6 +41,7 @@ from common.core.messages import (
 )
 from common.core.snapshots import Snapshot
 from common.core.spans import Address, LogPosition, Partition
+from common.simulation.faults.streams import Content, Streams
 from common.simulation.faults.topic import Topic
 
 if TYPE_CHECKING:
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
     from common.simulation.faults.scenario import Lie, Scenario
 
-TOPICS = ("s", "t")  # of the partitions, in turn
 HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
 CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
 NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down by others
@@ -60,9 +57,6 @@ NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down
 DIGEST = "0123456789abcdef"
 OTHER_DIGEST = "f" * 16  # of the layout that another build of the task makes
 LATE_S = 3.0  # how late a late message may be: several takeovers
-
-Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic's id
-_offset, _arrival = itemgetter(0), itemgetter(1)  # of a stream's record
 
 Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
 
@@ -160,65 +154,76 @@ class Between:
     stored: dict[ModelId, dict[int, Token]] = field(default_factory=dict)  # by slice
 
 
+class Draws:
+    """Sources of chance, one for each kind of event, so that other worlds stay as they are."""
+
+    def __init__(self, seed: int) -> None:
+        self.numbers = random.Random(f"numbers {seed}")  # noqa: S311 -- reproducible, not secret
+        self.looks = random.Random(f"looks {seed}")  # noqa: S311 -- likewise
+        self.losses = random.Random(f"losses of {seed}")  # noqa: S311 -- likewise
+        self.cuts = random.Random(f"cuts of {seed}")  # noqa: S311 -- likewise
+        self.leases = random.Random(f"leases {seed}")  # noqa: S311 -- likewise
+        self.noise = random.Random(f"noise {seed}")  # noqa: S311 -- likewise
+
+
+@dataclass
+class Outages:
+    """When servers that are away answer again, and until when object storage answers wrongly."""
+
+    kafka_back_at: float = 0.0
+    redis_back_at: float = 0.0
+    storage_back_at: float = 0.0
+    lie: tuple[Lie, float, int] | None = None  # until when, and how many checkpoints there were
+
+
+@dataclass
+class Figures:
+    """What has happened, for checks and reports alone."""
+
+    # What workers read for their claims: offsets, and of which log they were.
+    contents: dict[tuple[WorkerId, Address], frozenset[Content]] = field(default_factory=dict)
+    # Every `claimed` that any leader stated, by its position and the control topic it had read.
+    leader_statuses: dict[LogPosition, Positions] = field(default_factory=dict)
+    newest_lead: int = -1
+    slices: int | UnsetType | None = None  # as the newest leader has it
+    awaited: int = 0  # how often a coordinator did not find the checkpoint that it needed
+    dead_letters: set[tuple[Partition, int]] = field(default_factory=set)  # of malformed records
+    dead_batches: set[Batch] = field(default_factory=set)  # quarantined, and with a dead letter
+    requeued: int = 0  # records of operators that count
+    replayed: set[Batch] = field(default_factory=set)  # whose records were produced anew
+    held_for: str = ""  # why, if a coordinator said so and no operator has seen it yet
+    topic_losses: int = 0  # how often Kafka lost records of the control or the updates topic
+
+
 class World:
     """Everything outside; it also carries virtual time and the one source of randomness."""
 
     def __init__(self, scenario: Scenario, tell: Callable[[float, str], None] | None) -> None:
         self.scenario = scenario
         self.draw = random.Random(scenario.seed + 1)  # noqa: S311 -- reproducible, not secret
-        self._numbers = random.Random(f"numbers {scenario.seed}")  # noqa: S311 -- likewise
-        # Apart from the rest: worlds in which nothing happens to streams go on as they did.
-        self.looks = random.Random(f"looks {scenario.seed}")  # noqa: S311 -- likewise
-        self.losses = random.Random(f"losses of {scenario.seed}")  # noqa: S311 -- likewise
-        self.cuts = random.Random(f"cuts of {scenario.seed}")  # noqa: S311 -- likewise
-        self.leases = random.Random(f"leases {scenario.seed}")  # noqa: S311 -- likewise
-        self.noise = random.Random(f"noise {scenario.seed}")  # noqa: S311 -- likewise
+        self.draws = Draws(scenario.seed)
         self.now = 0.0
         self.calm = False
         self._tell = tell
         self._heap = list[tuple[float, int, "Callable[[], None]"]]()
         self.serial = count(1)
-        self.partitions = [
-            Partition(TOPICS[i % len(TOPICS)], i) for i in range(len(scenario.arrivals))
-        ]
-        self.first = dict.fromkeys(self.partitions, 0)  # where the job begins
-        self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
-        self.log_start = dict.fromkeys(self.partitions, 0)
-        # Leader epochs of the streams' logs, each with its first offset, and ids of their topics.
-        self.epochs: dict[Partition, tuple[tuple[int, int], ...]]
-        self.epochs = dict.fromkeys(self.partitions, ((0, 0),))
-        self.topic_ids = {topic: f"{topic}#0" for topic in TOPICS}
-        self.known = {p: LogPosition(0, self.topic_ids[p.topic]) for p in self.partitions}
-        self.stream_losses = 0  # how often a stream lost records
-        # What workers read for their claims: offsets, and of which log they were.
-        self.contents = dict[tuple[WorkerId, Address], frozenset[Content]]()
+        self.streams = Streams(scenario, lambda: self.now, self.say, self.serial)
+        self.figures = Figures()
+        self.outages = Outages()
         self.control = Topic[ControlRecord]("control")
         self.updates = Topic[AuditRecord]("updates")
-        self.newest_lead = -1
-        self.slices: int | UnsetType | None = None  # as the last who came to lead has it
         self.ended = set[str]()  # coordinators
-        self.kafka_back_at = self.redis_back_at = self.storage_back_at = 0.0
         self.redis = Redis()
         self.replica: Redis | None = None
         self.blobs = list[tuple[Snapshot, Token | None]]()  # in the order of their arrival
-        self._lie: tuple[Lie, float, int] | None = None  # until when, and how many there were then
         self.nodes = dict[Token, Node]()
         self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- likewise
-        self.awaited = 0  # how often a coordinator did not find the checkpoint that it needed
-        self.dead_letters = set[tuple[Partition, int]]()  # of records that did not decode
-        self.dead_batches = set[Batch]()  # quarantined, and with a dead letter
-        self.requeued = 0  # records of operators that count
-        self.replayed = set[Batch]()  # whose records were produced anew
-        self.held_for = ""  # why, if a coordinator said so and no operator has seen it yet
-        self.topic_losses = 0  # how often Kafka lost records of the control or the updates topic
         # What a trigger's changes make of which weights, by the leader's epoch and the model.
         self.changes = dict[ModelId, tuple[Token, Token]]()
         self.revisions = [
             scenario.sizes
         ]  # the jobs topic: the job as its owner wanted it, one after another
         self.owners = dict[Partition, WorkerId]()
-        # Every `claimed` that any leader stated, by its position and the control topic it had read.
-        self.leader_statuses = dict[LogPosition, Positions]()
         self.control_readers = list["Callable[[], None]"]()
         self.board_readers = list["Callable[[], None]"]()
 
@@ -248,12 +253,12 @@ class World:
 
     def unused_number(self) -> int:
         """A number for an epoch: of a process whose clock may be wrong by some seconds."""
-        clock_s = max(self.now + self._numbers.uniform(-CLOCK_ERROR_S, CLOCK_ERROR_S), 0.0)
-        return unused_number(clock_s, self._numbers.randrange(4096))
+        clock_s = max(self.now + self.draws.numbers.uniform(-CLOCK_ERROR_S, CLOCK_ERROR_S), 0.0)
+        return unused_number(clock_s, self.draws.numbers.randrange(4096))
 
     def square(self, samples: int) -> float:
         """|gradient summed over so many samples|^2, where the gradient's own length is 1."""
-        return samples * (samples + self.noise.choice(NOISES))
+        return samples * (samples + self.draws.noise.choice(NOISES))
 
     @property
     def lossy(self) -> float:
@@ -281,17 +286,17 @@ class World:
     @property
     def kafka_away(self) -> bool:
         """Whether the broker is down."""
-        return self.now < self.kafka_back_at
+        return self.now < self.outages.kafka_back_at
 
     @property
     def redis_away(self) -> bool:
         """Whether the board is down."""
-        return self.now < self.redis_back_at
+        return self.now < self.outages.redis_back_at
 
     @property
     def storage_away(self) -> bool:
         """Whether object storage is down."""
-        return self.now < self.storage_back_at
+        return self.now < self.outages.storage_back_at
 
     def append_control(self, record: ControlRecord | None) -> int:
         """Append to the control topic now; returns the offset."""
@@ -303,14 +308,14 @@ class World:
     def append_audit(self, record: AuditRecord | None) -> None:
         """Append to the updates topic now."""
         if isinstance(record, Lead):
-            self.newest_lead = max(self.newest_lead, record.epoch)
+            self.figures.newest_lead = max(self.figures.newest_lead, record.epoch)
         self.updates.append(record)
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)
 
     def lose(self, topic: Topic[AuditRecord] | Topic[ControlRecord], end: int | None) -> None:
         """A topic of the job loses its records from an offset on, or is created anew."""
-        self.topic_losses += 1
+        self.figures.topic_losses += 1
         if end is None:
             topic.create_anew()
         else:
@@ -321,96 +326,19 @@ class World:
         for offset, record in enumerate(self.updates):
             if history.feed(offset, record) and isinstance(record, Replayed):
                 replayed.add(record.batch)
-        self.replayed &= replayed
+        self.figures.replayed &= replayed
         for wake in self.control_readers:
-            self.later(self.losses.expovariate(1 / self.scenario.kafka_s), wake)
-
-    def add_partition(self) -> None:
-        """Give a stream one more partition."""
-        index = len(self.partitions)
-        partition = Partition(TOPICS[index % len(self.scenario.arrivals) % len(TOPICS)], index)
-        self.partitions.append(partition)
-        self.records[partition] = self.scenario.added[index - len(self.first)]
-        self.log_start[partition] = 0
-        self.epochs[partition] = ((0, 0),)
-
-    def cut_stream(self, partition: Partition, lost: int, new: int) -> None:
-        """A stream loses its last records, and gets some new ones at their offsets."""
-        there = [each for each in self.records[partition] if each[1] <= self.now]
-        if not there:
-            return
-        end = there[-min(lost, len(there))][0]
-        self._rewrite(partition, end, [each for each in there if each[0] < end], new)
-        later = self.epochs[partition][-1][0] + 1
-        kept = [each for each in self.epochs[partition] if each[1] < end]
-        self.epochs[partition] = (*kept, (later, end))
-        self.log_start[partition] = min(self.log_start[partition], end)
-        self.stream_losses += 1
-        self.say(f"{partition} is cut at {end}, and gets {new} new records")
-
-    def create_stream_anew(self, topic: str, new: int) -> None:
-        """A stream's topic is deleted and created anew; there are some records in it already."""
-        self.topic_ids[topic] = f"{topic}#{next(self.serial)}"
-        for partition in [each for each in self.partitions if each.topic == topic]:
-            self._rewrite(partition, 0, [], new)
-            self.epochs[partition] = ((0, 0),)
-            self.log_start[partition] = 0
-        self.stream_losses += 1
-        self.say(f"{topic} is created anew, with {new} records each")
-
-    def _rewrite(
-        self, partition: Partition, end: int, kept: list[tuple[int, float]], new: int
-    ) -> None:
-        """Records go on at `end`: with some new ones, then with those that are still to come."""
-        coming = [each for each in self.records[partition] if each[1] > self.now]
-        fresh = [(end + at, self.now) for at in range(new)]
-        shift = end + new - coming[0][0] if coming else 0
-        moved = [(offset + shift, arrival) for offset, arrival in coming]
-        self.records[partition] = (*kept, *fresh, *moved)
-
-    def stream_end(self, partition: Partition) -> int:
-        """Where a stream's log ends."""
-        records = self.records[partition]
-        there = bisect_right(records, self.now, key=_arrival)
-        end = records[there - 1][0] + 1 if there else 0
-        return max(self.epochs[partition][-1][1], end)
-
-    def epoch_at(self, partition: Partition, offset: int) -> int:
-        """The leader epoch of a stream's record."""
-        return max(epoch for epoch, first in self.epochs[partition] if first <= offset)
-
-    def content(self, partition: Partition, offset: int) -> Content:
-        """A record by what nothing else ever was."""
-        topic_id = self.topic_ids[partition.topic]
-        return partition, offset, self.epoch_at(partition, offset), topic_id
-
-    def parted(self, partition: Partition, known: LogPosition) -> Parted | None:
-        """How a stream's log is not any more what a reader knew of it."""
-        topic_id, end = self.topic_ids[partition.topic], self.stream_end(partition)
-        if known.topic_id not in {"", topic_id}:
-            return Parted(0, LogPosition(0, topic_id), end, recreated=True)
-        later = [first for epoch, first in self.epochs[partition] if epoch > known.epoch >= 0]
-        reached = min([end, *later])
-        if reached >= known.offset:
-            return None
-        return Parted(0, known._replace(offset=reached), end, recreated=False)
-
-    def fetch(self, partition: Partition, position: int, limit: int) -> list[int]:
-        """Offsets of the records that are there from a position on."""
-        records, first = self.records[partition], max(position, self.log_start[partition])
-        end = bisect_right(records, self.now, key=_arrival)
-        begin = bisect_left(records, first, 0, end, key=_offset)
-        return [offset for offset, _ in records[begin : min(begin + limit, end)]]
+            self.later(self.draws.losses.expovariate(1 / self.scenario.kafka_s), wake)
 
     # --- object storage -----------------------------------------------------------------------
 
     def lie(self, lie: Lie, seconds: float) -> None:
         """Let object storage answer wrongly for a while."""
-        self._lie = lie, self.now + seconds, len(self.blobs)
+        self.outages.lie = lie, self.now + seconds, len(self.blobs)
 
     def listed(self) -> tuple[list[tuple[Snapshot, Token | None]], dict[ModelId, str], bool]:
         """Return what object storage answers: checkpoints, torn ones, and whether it failed."""
-        lie, until, before = self._lie or ("", 0.0, 0)
+        lie, until, before = self.outages.lie or ("", 0.0, 0)
         there = sorted(self.blobs, key=lambda blob: blob[0].name)
         if self.storage_away:
             return [], {}, True

@@ -19,7 +19,6 @@ from common.spot.experiments.fleet import Fleet
 from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.spot.experiments.preemption import STEP_S, Offers
 from common.spot.experiments.results import Run, pool_uses
-from common.spot.theory.errors import ParameterError, not_negative, positive
 
 if TYPE_CHECKING:
     from common.spot.experiments.prices import Prices
@@ -49,12 +48,7 @@ class Pace(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """What happens to a job, beside what its policy is told.
-
-    Raises:
-        ParameterError: If a number is out of range, `reassign` has no capacity, or there are not as
-            many offers as prices.
-    """
+    """What happens to a job, beside what its policy is told."""
 
     prices: tuple[Prices, ...]  # of each pool
     offers: tuple[Offers | None, ...]  # of each pool; None: always
@@ -66,18 +60,6 @@ class Conditions:
     backlog: bool = False  # all records are there from the beginning
     step_s: float = STEP_S
     give_up_after: float = 20.0  # deadlines
-
-    def __post_init__(self) -> None:
-        not_negative("variation", self.variation)
-        not_negative("last_round_s", self.last_round_s)
-        positive("step_s", self.step_s)
-        positive("give_up_after", self.give_up_after)
-        if len(self.prices) != len(self.offers):
-            problem = f"must be one per pool, {len(self.prices)}, got {len(self.offers)}"
-            raise ParameterError("offers", problem)
-        if (self.stream == "reassign") != (self.capacity_per_s is not None):
-            problem = "is needed where streams are reassigned, and only there"
-            raise ParameterError("capacity_per_s", problem)
 
 
 class Records:
@@ -273,14 +255,7 @@ def simulate_analytically(
         beliefs: None where the policy is told the true rates and availability; else what it starts
             from, to learn the rest from what it sees.
         progress: Is told the share of all updates that has been made, now and then, and 1.0 once.
-
-    Raises:
-        ParameterError: If there are not as many prices as pools, or a policy's answer makes no
-            sense.
     """
-    if len(conditions.prices) != len(givens.pools):
-        problem = f"must be one per pool, {len(givens.pools)}, got {len(conditions.prices)}"
-        raise ParameterError("prices", problem)
     step_s = conditions.step_s
     shape = givens.runs, givens.workers
     fleet = Fleet(givens.pools, *shape, step_s, givens.seats, givens.rates_per_s)

@@ -16,7 +16,7 @@ import numpy as np
 
 from common.core.batching import Run
 from common.spot.experiments.spec import ArrivalsSpec, UniformRates
-from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError
 from common.spot.traces.files import starts_of
 
 if TYPE_CHECKING:
@@ -111,11 +111,7 @@ def even(rate_per_s: float, phase: float) -> Arrivals:
     Args:
         rate_per_s: lambda_A.
         phase: When the first record arrives, in gaps: from 0 to below 1.
-
-    Raises:
-        ParameterError: If the rate is not above 0.
     """
-    positive("rate_per_s", rate_per_s)
     return Arrivals(np.ones, lambda sums: (sums - 1 + phase) / rate_per_s)
 
 
@@ -134,9 +130,8 @@ class Paced:
             start_s: Where in it the stream begins.
 
         Raises:
-            ParameterError: If the trace is 0 throughout, or the rate is not above 0.
+            ParameterError: If the trace is 0 throughout.
         """
-        positive("rate_per_s", rate_per_s)
         if not trace.values.any():
             raise ParameterError("trace", f"{trace.source} is 0 throughout: nothing ever arrives")
         rates = trace.values * (rate_per_s / trace.mean())
@@ -185,7 +180,7 @@ def arrivals_of(
         trace: What `traced` read of `spec.trace`; all streams of a run begin at one place of it.
 
     Raises:
-        ParameterError: If a rate is negative or not finite, or the trace is missing or 0.
+        ParameterError: If the trace is missing or 0.
     """
     start_s = 0.0
     if spec.process == "trace":
@@ -206,16 +201,10 @@ def draw_rates(
     runs: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Draw lambda_A,n of each worker in each run, (R, N) records per second; or other numbers.
-
-    Raises:
-        ParameterError: If rates are given one by one and not one for each worker.
-    """
+    """Draw lambda_A,n of each worker in each run, (R, N) records per second; or other numbers."""
     shape = (runs, workers)
     if isinstance(rates, UniformRates):
         return rng.uniform(rates.low, rates.high, shape)
-    if isinstance(rates, tuple) and len(rates) != workers:
-        raise ParameterError("rates", f"has {len(rates)} entries for {workers} workers")
     return np.broadcast_to(np.array(rates, np.float64), shape).copy()
 
 
@@ -226,7 +215,6 @@ def _stream(
     trace: Trace | None,
     start_s: float,
 ) -> Arrivals:
-    not_negative("rate_per_s", rate_per_s)
     if rate_per_s == 0:  # nothing ever arrives
         return Arrivals(np.ones, lambda sums: np.full_like(sums, math.inf))
     if spec.process == "even":

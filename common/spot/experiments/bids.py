@@ -92,6 +92,39 @@ class _Machine:
     ready_s: float
 
 
+@dataclass(slots=True)
+class _PoolBook:
+    """What a run has had of one pool."""
+
+    bill: Bill
+    refused_s: float  # for which the next refusal counts
+    refused_until_s: float = -np.inf
+    machine_s: float = 0.0
+    launches: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The updates that are left, made at one rate since some time."""
+
+    left: float
+    since_s: float = 0.0
+    still_until_s: float = 0.0
+    updates_per_s: float = 0.0
+
+    def left_at(self, now_s: float) -> float:
+        """Say how many are left at a time."""
+        worked_s = max(now_s - max(self.since_s, self.still_until_s), 0.0)
+        return self.left - worked_s * self.updates_per_s
+
+    def done_s(self) -> float:
+        """Say when all are made."""
+        if not self.updates_per_s:
+            return np.inf
+        return max(self.since_s, self.still_until_s) + self.left / self.updates_per_s
+
+
 class _Run:
     """One run under way.
 
@@ -114,17 +147,13 @@ class _Run:
         self._policy = Bidding(settings, odds_of(givens.pools, past))
         self._review_s = hour_s / REVIEWS
         self._renewal_s = renewal_s(hour_s)
-        self._bills = [Bill({pool.name: pool.billing}) for pool in givens.pools]
+        self._books = [
+            _PoolBook(Bill({pool.name: pool.billing}), self._review_s) for pool in givens.pools
+        ]
         self._prices = np.full(len(names), np.nan)
         self._machines: list[_Machine] = []
-        self._machine_s = [0.0] * len(names)
-        self._launches, self._preemptions = Counter[int](), Counter[int]()
-        self._refused_until_s = [-np.inf] * len(names)
-        self._refused_s = [self._review_s] * len(names)  # for which the next refusal counts
         self._refused = False  # whether a pool just did
-        self._left = float(givens.updates)
-        self._updates_per_s = 0.0
-        self._since_s = self._still_until_s = 0.0
+        self._work = _Progress(float(givens.updates))
         self._review_at_s = self._hours_at_s = 0.0
         self._last: Decision | None = None
         self._history: list[Change] = []
@@ -133,7 +162,7 @@ class _Run:
 
     def share(self, now_s: float) -> float:
         """Say which share of its updates is made."""
-        return 1 - max(self._left_at(now_s), 0.0) / self._givens.updates
+        return 1 - max(self._work.left_at(now_s), 0.0) / self._givens.updates
 
     def go_on(self, now_s: float, prices: Array, seats: Sequence[Flags | None]) -> float:
         """Take in what is so from now on; say until when nothing happens unless prices move.
@@ -144,21 +173,21 @@ class _Run:
             seats: Of each pool (M,) where a machine may be; None: everywhere.
         """
         give_up_s = self._conditions.give_up_after * self._deadline_s
-        done_s = self._done_s()
+        done_s = self._work.done_s()
         if min(done_s, give_up_s) <= now_s:
             self._end(min(done_s, give_up_s))
             return np.inf
-        self._left, self._since_s = self._left_at(now_s), now_s
+        self._work.left, self._work.since_s = self._work.left_at(now_s), now_s
         for pool in np.flatnonzero(prices != self._prices).tolist():
             offer = Offer(self._givens.pools[pool].name)
-            self._bills[pool].price(offer, now_s, float(prices[pool]))
+            self._books[pool].bill.price(offer, now_s, float(prices[pool]))
         moved = bool((prices != self._prices).any())
         self._prices = prices.copy()
         lost = [each for each in self._machines if self._is_lost(each, seats)]
         for each in lost:
             self._stop(each, now_s, "preempted")
         if lost:
-            self._still_until_s = now_s + self._settings.lambda_s
+            self._work.still_until_s = now_s + self._settings.lambda_s
         if moved or lost or now_s >= min(self._review_at_s, self._hours_at_s):
             self._decide(now_s, seats)
         return self._due_s(now_s, give_up_s)
@@ -169,35 +198,24 @@ class _Run:
         pools = tuple(
             PoolUse(
                 pool.name,
-                self._bills[number].spent_usd(np.inf)
-                + self._machine_s[number] * pool.transfer_usd_per_s,
-                self._machine_s[number],
-                self._launches[number],
-                self._preemptions[number],
+                book.bill.spent_usd(np.inf) + book.machine_s * pool.transfer_usd_per_s,
+                book.machine_s,
+                book.launches,
+                book.preemptions,
             )
-            for number, pool in enumerate(givens.pools)
+            for pool, book in zip(givens.pools, self._books, strict=True)
         )
-        finished = self._left <= 0
         return Run(
             seed=self._seed,
             index=index,
-            finished=finished,
+            finished=self._work.left <= 0,
             runtime_s=self._ended_s,
             deadline_s=self._deadline_s,
-            updates=givens.updates - max(self._left, 0.0),
+            updates=givens.updates - max(self._work.left, 0.0),
             on_demand_only_usd=float(givens.on_demand_only_usd[index]),
             pools=pools,
             history=tuple(self._history),
         )
-
-    def _left_at(self, now_s: float) -> float:
-        worked_s = max(now_s - max(self._since_s, self._still_until_s), 0.0)
-        return self._left - worked_s * self._updates_per_s
-
-    def _done_s(self) -> float:
-        if not self._updates_per_s:
-            return np.inf
-        return max(self._since_s, self._still_until_s) + self._left / self._updates_per_s
 
     def _due_s(self, now_s: float, give_up_s: float) -> float:
         """Say when something happens next by itself, and count what works until then."""
@@ -205,9 +223,10 @@ class _Run:
             self._givens.pools[each.pool].speed for each in self._machines if each.ready_s <= now_s
         )
         capacity = self._conditions.capacity_per_s
-        self._updates_per_s = 0.0 if capacity is None else float(capacity(np.array([speed]))[0])
+        if capacity is not None:
+            self._work.updates_per_s = float(capacity(np.array([speed]))[0])
         coming_s = [each.ready_s for each in self._machines if each.ready_s > now_s]
-        ahead_s = (self._review_at_s, self._hours_at_s, self._done_s(), give_up_s)
+        ahead_s = (self._review_at_s, self._hours_at_s, self._work.done_s(), give_up_s)
         return min(*ahead_s, *coming_s)
 
     def _is_lost(self, machine: _Machine, seats: Sequence[Flags | None]) -> bool:
@@ -252,19 +271,19 @@ class _Run:
         coming = Counter(each.offer for each in self._machines if each.ready_s > now_s)
         return Situation(
             now_s=now_s,
-            work=Work(givens.rates_per_s[index], *sizes, self._left, left_s),
+            work=Work(givens.rates_per_s[index], *sizes, self._work.left, left_s),
             pools=pools,
             gradient_s=givens.gradient_s,
             up=np.zeros(givens.workers, np.bool_),
-            waiting=self._left,
+            waiting=self._work.left,
             machines={
                 offer: MachineCount(ready[offer], coming[offer]) for offer in {*ready, *coming}
             },
             hours=self._hours(now_s),
             refusing=frozenset(
                 pool.name
-                for pool, until_s in zip(pools, self._refused_until_s, strict=True)
-                if now_s <= until_s  # others are asked at the next look
+                for pool, book in zip(pools, self._books, strict=True)
+                if now_s <= book.refused_until_s  # others are asked at the next look
             ),
         )
 
@@ -276,7 +295,7 @@ class _Run:
             if each.offer.bid_usd_per_hour is None and rule.per != "hour":
                 continue
             begun_s = each.launched_s + (now_s - each.launched_s) // rule.hour_s * rule.hour_s
-            usd_per_hour = self._bills[each.pool].usd_per_hour(each.offer, begun_s)
+            usd_per_hour = self._books[each.pool].bill.usd_per_hour(each.offer, begun_s)
             hour = Hour(begun_s + rule.hour_s, usd_per_hour)
             found[each.offer] = min(found.get(each.offer, hour), hour)
         return found
@@ -286,33 +305,35 @@ class _Run:
     ) -> None:
         if wanted <= 0:
             return
-        kind = self._givens.pools[pool]
+        kind, book = self._givens.pools[pool], self._books[pool]
         taken = {each.seat for each in self._machines if each.pool == pool}
         most = self._givens.workers if seats is None else len(seats)
         free = [seat for seat in range(kind.at_most(most)) if seat not in taken]
         if seats is not None:
             free = [seat for seat in free if seats[seat]]
         if len(free) < wanted:
-            self._refused_until_s[pool] = now_s + self._refused_s[pool]
-            self._refused_s[pool] = min(2 * self._refused_s[pool], MOST_REFUSED * self._review_s)
+            book.refused_until_s = now_s + book.refused_s
+            book.refused_s = min(2 * book.refused_s, MOST_REFUSED * self._review_s)
             self._refused = True
         else:
-            self._refused_s[pool] = self._review_s
+            book.refused_s = self._review_s
         ready_s = now_s + kind.start_up_s if now_s else 0.0  # there the clock of the job begins
         for seat in free[:wanted]:
-            launch = self._launches.total() + 1
-            self._launches[pool] += 1
+            launch = sum(each.launches for each in self._books) + 1
+            book.launches += 1
             self._machines.append(_Machine(launch, offer, pool, seat, now_s, ready_s))
-            self._bills[pool].started(launch, offer, now_s)
+            book.bill.started(launch, offer, now_s)
 
     def _stop(self, machine: _Machine, now_s: float, cause: EndedBecause) -> None:
         self._machines.remove(machine)
-        self._bills[machine.pool].ended(machine.launch, now_s, cause)
-        self._machine_s[machine.pool] += now_s - machine.launched_s
-        self._preemptions[machine.pool] += cause == "preempted"
+        book = self._books[machine.pool]
+        book.bill.ended(machine.launch, now_s, cause)
+        book.machine_s += now_s - machine.launched_s
+        book.preemptions += cause == "preempted"
 
     def _end(self, now_s: float) -> None:
-        self._left = self._left_at(now_s) if now_s < self._done_s() else 0.0
+        work = self._work
+        work.left = work.left_at(now_s) if now_s < work.done_s() else 0.0
         for each in list(self._machines):
             self._stop(each, now_s, "released")
-        self._updates_per_s, self._ended_s, self.over = 0.0, now_s, True
+        work.updates_per_s, self._ended_s, self.over = 0.0, now_s, True

@@ -17,7 +17,6 @@ from common.spot.experiments.results import Change
 from common.spot.machines import Offer
 from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
 from common.spot.theory.capacity import waiting_told
-from common.spot.theory.errors import ParameterError, positive
 from common.spot.theory.estimates import (
     ONE_CYCLE,
     availability_from_times,
@@ -37,11 +36,7 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Givens:
-    """The job in each of R runs, and the pools it can rent from.
-
-    Raises:
-        ParameterError: If shapes do not fit, or a number is out of range.
-    """
+    """The job in each of R runs, and the pools it can rent from."""
 
     pools: tuple[Pool, ...]  # on-demand first; as they are on average
     rates_per_s: Array  # (R, N) lambda_A,n of each worker's stream
@@ -51,18 +46,6 @@ class Givens:
     deadline_s: Array  # (R,) theta
     gradient_s: float  # mu_C, on the first pool
     seats: int = 0  # machines of one pool at a time, where they are counted; 0: one per worker
-
-    def __post_init__(self) -> None:
-        if self.rates_per_s.ndim != 2 or not self.rates_per_s.size:
-            shape = self.rates_per_s.shape
-            raise ParameterError("rates_per_s", f"must be one row of rates per run, got {shape}")
-        if self.deadline_s.shape != (self.runs,):
-            shape = self.deadline_s.shape
-            raise ParameterError("deadline_s", f"must be one per run, {self.runs}, got {shape}")
-        if not self.pools:
-            raise ParameterError("pools", "name at least the on-demand machines")
-        positive("updates", self.updates)
-        positive("gradient_s", self.gradient_s)
 
     @property
     def runs(self) -> int:

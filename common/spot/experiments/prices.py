@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from common.spot.machines import PriceHistory
-from common.spot.theory.errors import ParameterError, not_negative
+from common.spot.theory.errors import ParameterError
 from common.spot.traces.files import starts_of, traced
 from common.spot.traces.spec import TraceSpec
 from common.spot.traces.trace import Bools, Floats, Trace, Walk
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 
 class Prices(Protocol):
     """Prices of one pool, in USD per hour of one machine."""
-
-    @property
-    def mean_usd_per_hour(self) -> float:
-        """Average over time, which a plan made before the job takes for the price."""
-        ...
 
     def at(self, now_s: float) -> Floats:
         """Tell the price in each run, (R,)."""
@@ -52,20 +47,15 @@ class Prices(Protocol):
 
 
 class ConstantPrices:
-    """The paper's model: the price stays as it is.
-
-    Raises:
-        ParameterError: If the price is negative or not finite.
-    """
+    """The paper's model: the price stays as it is."""
 
     def __init__(self, usd_per_hour: float, runs: int) -> None:
-        not_negative("usd_per_hour", usd_per_hour)
-        self.mean_usd_per_hour = usd_per_hour
+        self._usd_per_hour = usd_per_hour
         self._runs = runs
 
     def at(self, now_s: float) -> Floats:  # noqa: ARG002 - the same at all times
         """Tell the price in each run."""
-        return np.full(self._runs, self.mean_usd_per_hour)
+        return np.full(self._runs, self._usd_per_hour)
 
     def changed(self, before_s: float, now_s: float) -> Bools:  # noqa: ARG002 - it never does
         """Tell in which runs the price is another."""
@@ -73,7 +63,7 @@ class ConstantPrices:
 
     def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:  # noqa: ARG002
         """Say what was paid before a run began: the same."""
-        return PriceHistory((0.0,), (self.mean_usd_per_hour,), most_s)
+        return PriceHistory((0.0,), (self._usd_per_hour,), most_s)
 
 
 class TracePrices:
@@ -86,7 +76,6 @@ class TracePrices:
             trace: USD per hour, at the speed at which it is gone through.
             starts_s: (R,) on the clock of `trace`.
         """
-        self.mean_usd_per_hour = trace.mean()
         self._trace, self._starts_s = trace, starts_s
         self._walk = Walk(trace, starts_s)
         self._seen: dict[float, Floats] = {}  # the last two looks: who steps asks for both again

@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from common.spot.experiments.arrivals import Stream
 
 DRAWN = 4096  # times drawn at once: a draw costs little, a call much
-LOOK_S = (
-    0.1  # between looks at the leader's status of who waits for room (`WorkerSettings.standing_s`)
-)
+LOOK_S = 0.1  # between looks at the leader's status (`WorkerSettings.leader_status_s`)
 FOR_EVER_S = 1e12
 TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
 LEADER_STATUS_S = (
@@ -294,7 +292,7 @@ class Machine:
             return
         if self._posted:
             self._listen()  # who asked for it again meanwhile has it now
-        self._protocol.reply(gradient)
+        self._protocol.board.reply(gradient)
         self._begin_next()
 
     # --- the state machine --------------------------------------------------------------------
@@ -345,12 +343,45 @@ class Machine:
             case do.Place(positions):
                 for partition in positions:
                     self._await(self.streams[partition])
-            case do.DropRows(partition):
+            case do.Unplace(partition):
                 self._awaited.pop(partition, None)
             case do.ReadLeaderStatus():
                 self._feed(events.LeaderStatusSeen(self._protocol.leader_status))
             case _:
                 pass  # nor have beats and commits
+
+
+class _Board:
+    """What machines and the coordinator send each other through Redis, over one link.
+
+    Args:
+        deliver: Is given gradients when they have arrived.
+    """
+
+    def __init__(
+        self, time: VirtualTime, delays: Delays, deliver: Callable[[events.RepliesRead], None]
+    ) -> None:
+        self._time, self._delays, self._deliver = time, delays, deliver
+        self._link_free_at = 0.0
+        self._replies = list["Reply"]()
+        self._replies_at = -1.0
+
+    def reply(self, gradient: Gradient) -> None:
+        """Send a gradient; what arrives at one moment is read at once."""
+        sent = self.linked() if self._delays.link_s else self._time.now
+        arrives = sent + self._delays.board_s
+        if arrives != self._replies_at:
+            self._replies, self._replies_at = [], arrives
+            self._time.at(arrives, self._replied, self._replies)
+        self._replies.append(gradient)
+
+    def linked(self) -> float:
+        """When something that is sent now has passed the link."""
+        self._link_free_at = max(self._link_free_at, self._time.now) + self._delays.link_s
+        return self._link_free_at
+
+    def _replied(self, replies: list[Reply]) -> None:
+        self._deliver(events.RepliesRead(tuple(replies)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +399,7 @@ class Protocol:
     """One job's coordinator, and the machines that are there now.
 
     Attributes:
+        board: Carries triggers and gradients.
         leader_status: What the board says of the leader's status.
         update_times_s: When each update was applied.
         finished: Whether the job has reached its end.
@@ -394,12 +426,12 @@ class Protocol:
         self.computed = Counter[WorkerId]()
         self.staleness = list[int]()
         self.too_stale = 0
-        self._link_free_at = 0.0
         given = job.synchronisation
         # To machines that are asked for nothing, too.
         modes = {mode.mode for mode, _ in given.modes(job.group_size)}
         self._triggers_pass = not modes.isdisjoint(("stale", "asynchronous"))
         self._delays = delays or Delays()
+        self.board = _Board(time, self._delays, self._feed)
         self._first = {stream.partition: 0 for stream in streams}
         bound = given.batches_held(job.group_size)
         self._worker_settings = WorkerSettings(
@@ -425,8 +457,6 @@ class Protocol:
         self._read_at = self._ticked_at = -inf
         self._read_s = job.group_s / READS
         self._commands = deque["CoordinatorCommand"]()
-        self._replies = list["Reply"]()
-        self._replies_at = -1.0
         self._tick()
 
     @property
@@ -482,18 +512,6 @@ class Protocol:
         claims, self._claims = tuple(self._claims), []
         self._feed(events.ControlRead(claims))
 
-    def reply(self, gradient: Gradient) -> None:
-        """Put a gradient on the board; what arrives at one moment is read at once."""
-        sent = self._linked() if self._delays.link_s else self.time.now
-        arrives = sent + self._delays.board_s
-        if arrives != self._replies_at:
-            self._replies, self._replies_at = [], arrives
-            self.time.at(arrives, self._replied, self._replies)
-        self._replies.append(gradient)
-
-    def _replied(self, replies: list[Reply]) -> None:
-        self._feed(events.RepliesRead(tuple(replies)))
-
     # --- the coordinator ----------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -531,15 +549,10 @@ class Protocol:
             orders = tuple(asked.get(worker, ()))
             told = msgspec.structs.replace(trigger, orders=orders)
             if self._delays.link_s:  # in order, whatever waits for the link
-                machine.hears_at = max(self._linked() if orders else 0.0, machine.hears_at)
+                machine.hears_at = max(self.board.linked() if orders else 0.0, machine.hears_at)
                 self.time.at(machine.hears_at, machine.hear, told)
             else:
                 machine.hear(told)
-
-    def _linked(self) -> float:
-        """When something that is sent now has passed the link."""
-        self._link_free_at = max(self._link_free_at, self.time.now) + self._delays.link_s
-        return self._link_free_at
 
     def _add(self, command: do.AddGradient) -> None:
         gradient = command.gradient

@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from common.spot.theory.errors import ParameterError, positive
-
 if TYPE_CHECKING:
     from common.spot.experiments.fleet import Fleet
 
@@ -178,13 +176,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64]) -> Spread:
-        """Summarise one value per run.
-
-        Raises:
-            ParameterError: If there is none.
-        """
-        if not len(values):
-            raise ParameterError("values", "there is no run to summarise")
+        """Summarise one value per run."""
         mean = float(values.mean())
         if len(values) == 1:
             return cls(mean, None, None, None)
@@ -195,14 +187,7 @@ class Spread:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Compute Wilson's 95 % interval of a probability; it keeps within [0, 1] at 0 and at all.
-
-    Raises:
-        ParameterError: If there is no trial, or there are more successes than trials.
-    """
-    positive("trials", trials)
-    if not 0 <= successes <= trials:
-        raise ParameterError("successes", f"must lie between 0 and {trials}, got {successes}")
+    """Compute Wilson's 95 % interval of a probability; it keeps within [0, 1] at 0 and at all."""
     square = float(special.ndtri((1 + CONFIDENCE) / 2)) ** 2
     centre = (successes + square / 2) / (trials + square)
     half = math.sqrt(square * (successes * (trials - successes) / trials + square / 4))
@@ -235,13 +220,7 @@ class Summary:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Summary:
-        """Summarise runs.
-
-        Raises:
-            ParameterError: If there is none.
-        """
-        if not runs:
-            raise ParameterError("runs", "there is no run to summarise")
+        """Summarise runs."""
         met = sum(run.met for run in runs)
         low, high = wilson(met, len(runs))
         runtimes_s = np.array([run.runtime_s for run in runs])

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
 from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Situation
-from common.spot.theory.errors import positive
 from common.spot.theory.provisioning import (
     TOLERANCE,
     Order,
@@ -102,29 +101,19 @@ def runtime_of_s(places: Places, situation: Situation) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """Solves anew at every price change and review; pools are compared, the cheapest is used.
-
-    Raises:
-        ParameterError: If the time is out of range.
-    """
+    """Solves anew at every price change and review; pools are compared, the cheapest is used."""
 
     name: ClassVar[str] = "adaptive"
     watches_outages: ClassVar[bool] = False  # a review is soon enough
     plans_backlog: ClassVar[bool] = False
     # Outages last minutes, deadlines hours: half a minute is soon enough for both, and the reserve
     # that it asks for is a fourth of a per cent of the paper's 6,400 s with half the workers spot.
-    review_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        positive("review_s", self.review_s)
+    review_s: ClassVar[float] = 30.0
 
     def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:
         """Give the time not to be planned with, if spot machines have this share of all arrivals.
 
         It is what a review comes too late by, and what arrivals may be late.
-
-        Raises:
-            ParameterError: If a number is out of range.
         """
         work = situation.work
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)

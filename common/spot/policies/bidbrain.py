@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.spot.theory.billing import HOUR_S
-from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -67,7 +67,6 @@ def eviction_odds(
     Raises:
         ParameterError: If the prices are too few to see an hour.
     """
-    positive("step_s", step_s)
     steps = round(hour_s / step_s)
     markets, times = prices.shape
     if times <= steps:
@@ -137,9 +136,6 @@ class BidBrain:
 
     The scalability phi of equation 3 is one number for all footprints in the paper, so it does not
     change which is cheaper; who simulates it scales the work.
-
-    Raises:
-        ParameterError: If a number is out of range.
     """
 
     odds: EvictionOdds
@@ -149,11 +145,6 @@ class BidBrain:
     eviction_s: float = 30.0  # lambda
     change_s: float = 0.0  # sigma
     refunded: npt.ArrayLike = 1.0  # (M,) or one: whether an evicted hour is not paid
-
-    def __post_init__(self) -> None:
-        positive("most_per_s", self.most_per_s)
-        for name in ("reliable_usd_per_hour", "eviction_s", "change_s"):
-            not_negative(name, getattr(self, name))
 
     def renews(
         self,

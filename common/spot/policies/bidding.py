@@ -21,7 +21,7 @@ from common.spot.policies.bidbrain import Allocation, Array, BidBrain, EvictionO
 from common.spot.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
-from common.spot.theory.errors import ParameterError, not_negative
+from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import Plan
 
 if TYPE_CHECKING:
@@ -36,18 +36,10 @@ BID_STEP_USD = 1e-6  # between two bids that would else be one: the provider's s
 
 @dataclass(frozen=True, slots=True)
 class BidSettings:
-    """What changes of its machines cost a job.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
+    """What changes of its machines cost a job."""
 
     lambda_s: float = 30.0  # for which all stand still after an eviction
     start_s: float | None = None  # sigma; None: the longest start-up of all pools
-
-    def __post_init__(self) -> None:
-        not_negative("bidbrain.lambda_s", self.lambda_s)
-        not_negative("bidbrain.start_s", self.start_s or 0.0)
 
 
 def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> EvictionOdds:

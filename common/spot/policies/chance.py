@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
-from common.spot.theory.errors import ParameterError, not_negative
 from common.spot.theory.preemption import relaxation_s, variance_of_uptime_s2
 from common.spot.theory.provisioning import Order, Plan, as_plan, choose, cost_curve
 from common.spot.theory.work import partial_batches_s
@@ -44,11 +43,7 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
     E[Y1 Y2 Y3] = alpha (1 - alpha) (1 - 2 alpha) exp(-(t3 - t1) / tau) with Y its distance from
     alpha. Integrated over all three: 6 alpha (1 - alpha) (1 - 2 alpha) times the integral of
     (t - u) u exp(-u / tau). It is below 0 where alpha is above one half.
-
-    Raises:
-        ParameterError: If a number is out of range.
     """
-    not_negative("t_s", t_s)
     tau_s = relaxation_s(availability, cycle_s)
     if not tau_s:
         return 0.0
@@ -69,9 +64,6 @@ def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
 
     J updates take J K b records in full batches. At the end of an update N_tot - 1 workers hold an
     incomplete batch, each of 0 to b - 1 records. `order` says who becomes spot first.
-
-    Raises:
-        ParameterError: If a number is out of range.
     """
     if work.updates == 0:
         return np.ones(work.workers + 1)
@@ -92,13 +84,7 @@ def plan_with_probability(work: Work, market: Market, probability: float) -> Pla
     """Take the N_s of least expected cost among all that meet the deadline with this probability.
 
     It is infeasible where on-demand machines alone do not; the limit cases are those of `plan`.
-
-    Raises:
-        ParameterError: If the probability is not between 0 and 1.
     """
-    if not 0 < probability < 1:
-        problem = f"must lie between 0 and 1, both excluded, got {probability:g}"
-        raise ParameterError("probability", problem)
     curve = cost_curve(work, market)
     on_average, _ = choose(curve, market)
     chances = deadline_probability(work, market.spot, curve.order)
@@ -120,22 +106,13 @@ def plan_with_probability(work: Work, market: Market, probability: float) -> Pla
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """Decides once, as the static policy does, with a probability to meet the deadline.
-
-    Raises:
-        ParameterError: If the probability is not between 0 and 1.
-    """
+    """Decides once, as the static policy does, with a probability to meet the deadline."""
 
     name: ClassVar[str] = "chance"
     review_s: ClassVar[None] = None
     watches_outages: ClassVar[bool] = False  # outages are counted in
     plans_backlog: ClassVar[bool] = False
     probability: float = 0.95
-
-    def __post_init__(self) -> None:
-        if not 0 < self.probability < 1:
-            problem = f"must lie between 0 and 1, both excluded, got {self.probability:g}"
-            raise ParameterError("probability", problem)
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Plan once.

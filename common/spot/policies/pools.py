@@ -30,7 +30,6 @@ from common.spot.policies.fixed import OnDemandOnly
 from common.spot.policies.moving import Backlog, Forecast, moving
 from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Situation
 from common.spot.policies.spot import Spot, life_s, spot_of
-from common.spot.theory.errors import ParameterError, not_negative, positive
 from common.spot.theory.preemption import effective_availability
 from common.spot.theory.provisioning import Binding, Plan
 from common.spot.theory.work import partial_batches_s
@@ -95,11 +94,7 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Counts machines over all pools, again whenever one comes or goes.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
+    """Counts machines over all pools, again whenever one comes or goes."""
 
     name: ClassVar[str] = "pools"
     watches_outages: ClassVar[bool] = True
@@ -114,20 +109,8 @@ class Pools:
         """Whether streams move: to machines that are as many as the backlog asks for."""
         return self.on_preemption == "reassign"
 
-    def __post_init__(self) -> None:
-        positive("review_s", self.review_s)
-        if not self.spot_up_to >= 1:
-            raise ParameterError("spot_up_to", f"must be at least 1, got {self.spot_up_to:g}")
-        not_negative("reliable", self.reliable)
-        if self.max_lag_s is not None:
-            positive("max_lag_s", self.max_lag_s)
-
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Decide anew, or return `last` where nothing that matters has changed.
-
-        Raises:
-            ParameterError: If there is no pool.
-        """
+        """Decide anew, or return `last` where nothing that matters has changed."""
         if self.on_preemption == "reassign":
             return self._moving(situation, last)
         if len(situation.pools) == 1:

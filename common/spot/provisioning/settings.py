@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from common.spot.policies.bidding import BidSettings
-from common.spot.theory.errors import ParameterError, positive
 
 if TYPE_CHECKING:
     from common.config.policy_names import PolicyName
@@ -16,11 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionerSettings:
-    """Settings of the provisioner of one job; all times of day are in seconds since 1970.
-
-    Raises:
-        ParameterError: If there is no pool, or a number is out of range.
-    """
+    """Settings of the provisioner of one job; all times of day are in seconds since 1970."""
 
     job: str  # its id
     workers: int  # N_tot
@@ -52,19 +47,6 @@ class ProvisionerSettings:
     # Between Reviewed records at least; a warning that changes is told after the shorter one.
     reviewed_s: float = 30.0
     warned_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not self.pools:
-            raise ParameterError("pools", "name at least the on-demand machines")
-        names = [pool.name for pool in self.pools]
-        if len(set(names)) < len(names):
-            raise ParameterError("pools", f"each name once, got {', '.join(names)}")
-        for name in ("workers", "group_size", "batch_size", "lease_ttl_s", "look_s", "prices_s"):
-            positive(name, getattr(self, name))
-        for name in ("updates", "loss", "review_s"):
-            value = getattr(self, name)
-            if value is not None:
-                positive(name, value)
 
     @property
     def pool_names(self) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.theory.errors import not_negative, positive
-
 HOUR_S = 3600.0
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -22,17 +20,10 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """What is not paid where the provider takes a machine back.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
+    """What is not paid where the provider takes a machine back."""
 
     free_within_s: float = 0.0  # of a machine that ran for less, nothing is
     hour_refunded: bool = False  # the hour that was begun is not
-
-    def __post_init__(self) -> None:
-        not_negative("free_within_s", self.free_within_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +32,6 @@ class Billing:
 
     What runs is taken to cost as much as it has run for; what is owed beyond that, or given back,
     is known when it ends.
-
-    Raises:
-        ParameterError: If a number is out of range.
     """
 
     per: Literal["second", "hour"] = "second"  # hour: one that was begun is paid whole
@@ -52,10 +40,6 @@ class Billing:
     price: Literal["now", "hour_start"] = "now"
     preempted: Preempted = Preempted()
     hour_s: float = HOUR_S  # of those hours: shorter where recorded prices are replayed faster
-
-    def __post_init__(self) -> None:
-        not_negative("minimum_s", self.minimum_s)
-        positive("hour_s", self.hour_s)
 
     @property
     def least_s(self) -> float:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.theory.errors import not_negative, positive, share
-
 if TYPE_CHECKING:
     from common.spot.theory.work import Pool
 
@@ -25,25 +23,14 @@ def relaxation_s(availability: float, cycle_s: float) -> float:
 
     1 / tau is the sum of both rates, 1 / (alpha cycle) + 1 / ((1 - alpha) cycle), hence
     tau = alpha (1 - alpha) cycle.
-
-    Raises:
-        ParameterError: If a number is out of range.
     """
-    share("availability", availability)
-    positive("cycle_s", cycle_s)
     return availability * (1 - availability) * cycle_s
 
 
 def distribution_of_running(workers: int, availability: float) -> Array:
-    """Give the stationary distribution of N, binomial B(N_tot, alpha): (N_tot + 1,) from 0 on.
-
-    Raises:
-        ParameterError: If a number is out of range.
-    """
+    """Give the stationary distribution of N, binomial B(N_tot, alpha): (N_tot + 1,) from 0 on."""
     from scipy.special import gammaln, xlog1py, xlogy  # noqa: PLC0415 -- slow to load, seldom asked
 
-    not_negative("workers", workers)
-    share("availability", availability)
     running = np.arange(workers + 1)
     ways = gammaln(workers + 1) - gammaln(running + 1) - gammaln(workers - running + 1)
     log = ways + xlogy(running, availability) + xlog1py(workers - running, -availability)
@@ -56,11 +43,7 @@ def variance_of_uptime_s2(t_s: float, availability: float, cycle_s: float) -> fl
     The state's covariance alpha (1 - alpha) exp(-gap / tau), integrated twice:
     2 alpha (1 - alpha) tau (t - tau (1 - exp(-t / tau))). For n independent machines it is n times
     this. It is 0 where alpha is 0 or 1.
-
-    Raises:
-        ParameterError: If a number is out of range.
     """
-    not_negative("t_s", t_s)
     tau_s = relaxation_s(availability, cycle_s)
     if not tau_s:
         return 0.0

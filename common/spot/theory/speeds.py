@@ -17,8 +17,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.theory.errors import positive
-
 Array: TypeAlias = npt.NDArray[np.float64]
 
 PRIOR_GRADIENTS = 4.0  # that count for what was said: noise moves speeds by a quarter of its size
@@ -31,15 +29,9 @@ class SpeedTally:
     Args:
         said: (P,) speeds, as they were said to be.
         half_life_s: After which an update counts half.
-
-    Raises:
-        ParameterError: If a number is not above 0.
     """
 
     def __init__(self, said: Sequence[float], half_life_s: float) -> None:
-        for speed in said:
-            positive("speed", speed)
-        positive("half_life_s", half_life_s)
         self._said, self._half_life_s = np.array(said, np.float64), half_life_s
         self._squares = np.zeros((len(said), len(said)))
         self._products = np.zeros(len(said))

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Hashable
 
-from common.spot.theory.errors import ParameterError, not_negative
 from common.spot.theory.estimates import JEFFREYS, Estimate, RatePrior, rate_from_counts
 from common.spot.theory.tallies import Sums
 
@@ -29,9 +28,6 @@ class StreamTally:
     Args:
         since_s: When the stream began to be watched.
         half_life_s: After which a contribution counts half; infinite to forget nothing.
-
-    Raises:
-        ParameterError: If the half-life is not above 0.
     """
 
     def __init__(self, since_s: float, half_life_s: float = math.inf) -> None:
@@ -54,13 +50,7 @@ class StreamTally:
             last_s: Arrival of the last. One after now is taken for now; 0 says that nobody knows,
                 and then the batch is heard of, but not counted.
             now_s: When it is heard.
-
-        Raises:
-            ParameterError: If a number is out of range.
         """
-        not_negative("samples", samples)
-        if not math.isfinite(first_s + last_s + now_s):
-            raise ParameterError("first_s, last_s, now_s", "times must be finite numbers")
         if key in self._known:
             return
         self._remember(key)
@@ -113,7 +103,6 @@ class StreamTally:
         Raises:
             ParameterError: If nothing has been counted and the prior says nothing.
         """
-        not_negative("unreported", unreported)
         records, seconds = self.counts(now_s)
         believed = rate_from_counts(records, seconds, prior)
         quiet_s = (now_s if self._gone_s is None else min(now_s, self._gone_s)) - self._heard_s

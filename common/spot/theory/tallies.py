@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from common.spot.theory.errors import ParameterError, not_negative, positive
+from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import Estimate
 
 TRANSFER_HALF_LIFE = 100.0  # updates: a change of compression shows within some
@@ -23,14 +23,9 @@ class Sums:
     Args:
         terms: How many sums.
         half_life_s: After which a contribution counts half; infinite to forget nothing.
-
-    Raises:
-        ParameterError: If the half-life is not above 0.
     """
 
     def __init__(self, terms: int, half_life_s: float = math.inf) -> None:
-        if not half_life_s > 0:
-            raise ParameterError("half_life_s", f"must be above 0, got {half_life_s:g}")
         self._decay_per_s = math.log(2) / half_life_s
         self._totals: list[float] = [0.0] * terms
         self._as_of_s = -math.inf
@@ -68,9 +63,6 @@ class GradientTally:
 
     Args:
         half_life_s: After which a message counts half; infinite to forget nothing.
-
-    Raises:
-        ParameterError: If the half-life is not above 0.
     """
 
     def __init__(self, half_life_s: float = math.inf) -> None:
@@ -79,15 +71,7 @@ class GradientTally:
         self._about_s: float | None = None
 
     def add(self, at_s: float, seconds: float, batches: float = 1.0) -> None:
-        """Take in the compute time of a message over so many batches; over none, it says nothing.
-
-        Raises:
-            ParameterError: If a number is out of range.
-        """
-        not_negative("seconds", seconds)
-        not_negative("batches", batches)
-        if not batches:
-            return
+        """Take in the compute time of a message over so many batches."""
         if self._about_s is None:
             self._about_s = seconds / batches
         deviation = seconds / batches - self._about_s
@@ -127,11 +111,7 @@ class TransferTally:
             update: As how many of the job's own the updates count, up to this one.
             moved: Bytes for this one.
             share: As how many it counts itself.
-
-        Raises:
-            ParameterError: If a number is out of range.
         """
-        positive("share", share)
         self._means.add(update, moved / share / 1e6)
         self._newest = update
 

@@ -156,7 +156,6 @@ class JobFollower:
         self._plans_until = 0  # end of their topic when it was opened: what had happened before
         self._told_at = 0.0  # when the last event of an update was made
         self._untold = 0  # updates since
-        self._head: tuple[JobRecord, bytes] | None = None
 
     @property
     def job(self) -> str:
@@ -207,14 +206,9 @@ class JobFollower:
         now = self._sources.clock()
         with self.view() as view:
             record = view.job.record if record is None else record
-            view.job.seen = view.job.seen._replace(outages=ongoing())
-            state = resting(record) or view.job.state_at_work(now)
+            state = resting(record) or self._state_at_work(view.job, now)
             progress = progress_answer(view.job, now)
-        return b'%b"state":%b,"why":%b,"progress":%b}' % (
-            self._head_of(record),
-            *map(msgspec.json.encode, state),
-            progress.model_dump_json().encode(),
-        )
+        return job_answer(record, state, progress).model_dump_json().encode()
 
     def state_at_work(self) -> State:
         """Return the state of a job that is to run, by what this process has met until now.
@@ -222,16 +216,11 @@ class JobFollower:
         A look may take long, and the record of the job may be an old one.
         """
         with self.view() as view:
-            view.job.seen = view.job.seen._replace(outages=ongoing())
-            return view.job.state_at_work(self._sources.clock())
+            return self._state_at_work(view.job, self._sources.clock())
 
-    def _head_of(self, record: JobRecord) -> bytes:
-        """The answer up to what is not of the record, made once for each: many requests ask."""
-        if self._head is None or self._head[0] is not record:
-            answer = job_answer(record, UNREAD, progress_answer(JobProgress(record), 0.0))
-            head = answer.model_dump_json(exclude={"state", "why", "progress"})
-            self._head = record, head.encode()[:-1] + b","
-        return self._head[1]
+    def _state_at_work(self, job: JobProgress, now: float) -> State:
+        job.seen = job.seen._replace(outages=ongoing())
+        return job.state_at_work(now)
 
     # --- for the loop ----------------------------------------------------------------------------
 

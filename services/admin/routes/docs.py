@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -11,7 +9,6 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse, Response
 
 from common.api.answers import EVENT_DATA
-from common.errors import NotFoundError
 from services.admin.middleware.problems import Problem
 from services.admin.routes.page import document
 
@@ -20,20 +17,10 @@ if TYPE_CHECKING:
 
 router = APIRouter(include_in_schema=False)
 
-_ASSETS = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "favicon.png": "image/png",
-}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_BEGIN = """SwaggerUIBundle({
-  url: "/openapi.json", dom_id: "#api", deepLinking: true, validatorUrl: null,
-  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", tryItOutEnabled: true,
-});
-"""
 
 
 class Api(FastAPI):
@@ -64,23 +51,3 @@ async def docs() -> Response:
     """Answer with a page that shows the document and lets people try it."""
     headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
     return Response(document("docs.html"), media_type="text/html", headers=headers)
-
-
-@router.get("/docs/{name}")
-async def asset(name: str) -> Response:
-    """Answer with a file that the page loads.
-
-    Raises:
-        NotFoundError: If there is none of this name.
-    """
-    if name == "begin.js":
-        return Response(_BEGIN, media_type="text/javascript")
-    if name not in _ASSETS:
-        raise NotFoundError(f'there is no file "{name}"')
-    kept = {"Cache-Control": "private, max-age=86400", "X-Content-Type-Options": "nosniff"}
-    return Response(_file(name), media_type=_ASSETS[name], headers=kept)
-
-
-@cache
-def _file(name: str) -> bytes:
-    return (files("fastapi_offline") / "static" / name).read_bytes()

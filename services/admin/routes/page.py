@@ -52,6 +52,9 @@ _DOCUMENT_HEADERS = {
 
 
 _FOLDER = Path(__file__).parent.parent / "page"
+# Shows the OpenAPI document.
+_SWAGGER = files("fastapi_offline") / "static"
+_SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 _PLOTLY = f"plotly-{version('plotly')}/plotly.min.js"
 
 
@@ -63,6 +66,7 @@ def _own() -> tuple[str, dict[str, bytes]]:
         for path in sorted(_FOLDER.rglob("*"))
         if path.suffix in _TYPES
     }
+    found |= {name: (_SWAGGER / name).read_bytes() for name in _SWAGGER_FILES}
     digest = hashlib.sha256()
     for name, body in found.items():
         digest.update(name.encode() + b"\0" + hashlib.sha256(body).digest())

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from common.api.answers import ToldCurve, ToldPlan
     from common.spot.theory.work import Pool
 
-_PLOTTED = 1000  # points of the curve: as many as a figure has dots
 _TOLD = (
     *("feasible", "spot", "on_demand", "expected_cost_usd", "expected_runtime_s"),
     *("cost_ratio_to_on_demand", "binding", "reason"),
@@ -122,16 +121,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     spot: Annotated[
         int | None, typer.Option(help="Evaluate this number of spot workers instead.")
     ] = None,
-    list_workers: Annotated[
-        bool, typer.Option("--list-workers", help="List all spot workers, also with --json.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.png", help="Draw cost, runtime and its probability against N_s."
-        ),
-    ] = None,
 ) -> None:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
@@ -146,10 +136,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     from common.spot.planning.plan import plan_told
     from common.spot.planning.request import PlanRequest
     from services.cli.options import complaints_by
-    from services.cli.render import plots
 
-    if plot is not None:
-        plots.check(plot)
     listed = None if rates is None else read_rates(rates)
     given: dict[str, Any] = {
         "workers": workers,
@@ -169,8 +156,8 @@ def plan(  # noqa: PLR0913 -- the options of a command
         "update_mb": update_mb,
         "policy": policy,
         "gradient_s": gradient,
-        "list_workers": list_workers or not as_json,
-        "curve": _PLOTTED if plot is not None else 0 if as_json else _POINTS,
+        "list_workers": True,
+        "curve": 0 if as_json else _POINTS,
     }
     notes = tuple[str, ...]()
     if market is not None or traces is not None:
@@ -196,16 +183,12 @@ def plan(  # noqa: PLR0913 -- the options of a command
         found = service_of(context).plan(request) if job else plan_told(request, _nowhere, 0.0)
     for note in (*found.notes, *notes):
         typer.echo(f"note: {note}", err=True)
-    if plot is not None and found.curve is None:
-        raise UserError("--plot: bidbrain has no curve of N_s: leave out one of both")
-    if plot is not None:
-        plots.save(plots.plan_figure(found), plot)
     if as_json:
         with_probability = probability is not None or cycle is not None
-        data = as_data(found, with_workers=list_workers, with_probability=with_probability)
+        data = as_data(found, with_probability=with_probability)
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
     else:
-        Console().print(draw(found, all_workers=list_workers))
+        Console().print(draw(found))
 
 
 def _nowhere() -> NoReturn:
@@ -288,7 +271,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def as_data(plan: ToldPlan, *, with_workers: bool, with_probability: bool) -> dict[str, Any]:
+def as_data(plan: ToldPlan, *, with_probability: bool) -> dict[str, Any]:
     """The plan as plain data; what is infinite (nothing ever runs) is null."""
     data: dict[str, Any] = {name: getattr(plan, name) for name in _TOLD}
     if with_probability:
@@ -297,19 +280,18 @@ def as_data(plan: ToldPlan, *, with_workers: bool, with_probability: bool) -> di
         data["bids"] = [one.model_dump() for one in plan.bids]
     if plan.pools:
         data |= {"pool": plan.pool, "pools": [one.model_dump() for one in plan.pools]}
-    if with_workers:
-        data["spot_workers"] = list(plan.spot_workers or ())
-        if plan.names:
-            data["workers"] = list(plan.names)
+    data["spot_workers"] = list(plan.spot_workers or ())
+    if plan.names:
+        data["workers"] = list(plan.names)
     return data
 
 
-def draw(plan: ToldPlan, *, all_workers: bool = False) -> Group:
+def draw(plan: ToldPlan) -> Group:
     """Draw the plan, then cost and runtime against the number of spot workers."""
     table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
     rows = {
         "plan": f"{plan.spot} of {plan.workers} workers on spot, {plan.on_demand} on demand",
-        "spot workers": _which(plan, all_workers=all_workers),
+        "spot workers": _which(plan),
         "cost": f"{_usd(plan.expected_cost_usd)}, {_percent(plan.cost_ratio_to_on_demand)} of"
         f" {_usd(plan.on_demand_only_usd)} on demand only",
         "runtime": f"{_seconds(plan.expected_runtime_s)} on average; the deadline is"
@@ -369,14 +351,13 @@ def ranges(numbers: Iterable[int]) -> list[str]:
     return [f"{first}-{last}" if first < last else str(first) for first, last in found]
 
 
-def _which(plan: ToldPlan, *, all_workers: bool) -> str:
+def _which(plan: ToldPlan) -> str:
     workers, names = plan.spot_workers or (), plan.names
     parts = [names[index] for index in workers] if names else ranges(workers)
     if not parts:
         return "none"
-    shown = parts if all_workers else parts[:_RANGES]
-    more = "" if len(shown) == len(parts) else ", ... (all of them: --list-workers)"
-    return ", ".join(shown) + more
+    more = "" if len(parts) <= _RANGES else ", ... (all of them: --json)"
+    return ", ".join(parts[:_RANGES]) + more
 
 
 def _curve(plan: ToldPlan, curve: ToldCurve) -> Table:

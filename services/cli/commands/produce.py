@@ -38,7 +38,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     topic: Annotated[str, typer.Option(help="Topic to write to.")],
     rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: no limit.")] = 0,
     poisson: Annotated[
-        bool, typer.Option("--poisson/--steady", help="Random arrivals, or evenly spaced.")
+        bool, typer.Option("--poisson", help="Random arrivals instead of evenly spaced ones.")
     ] = False,
     records: Annotated[int, typer.Option(min=0, help="Stop after this many records; 0: all.")] = 0,
     repeat: Annotated[bool, typer.Option("--repeat", help="Start again at the end.")] = False,
@@ -60,20 +60,12 @@ def produce(  # noqa: PLR0913 -- the options of a command
     leave_out: Annotated[
         list[str] | None, typer.Option(help="CSV, Parquet: a column to leave out; repeatable.")
     ] = None,
-    buckets: Annotated[
-        int, typer.Option(min=0, max=2**31 - 1, help="CSV: hash the features into so many.")
-    ] = 0,
-    ratings: Annotated[
-        bool, typer.Option("--ratings", help="CSV: of users, items and ratings, in this order.")
-    ] = False,
     rows: Annotated[
         bool, typer.Option("--rows", help="CSV: each row as it is, a JSON object by the header.")
     ] = False,
     text: Annotated[
         list[str] | None,
-        typer.Option(
-            help="--rows, --buckets: columns, such as `C*`, of texts even where a cell is a number."
-        ),
+        typer.Option(help="--rows: columns, such as `C*`, of texts even where a cell is a number."),
     ] = None,
     job: Annotated[str, typer.Option(help="The job that --max-lag is about.")] = "",
     max_lag: Annotated[
@@ -100,7 +92,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     outside = outside_of(context)
     table: Rows | None = None
     if sources.is_parquet(source):
-        if repeat or warp or held_out or label or buckets or ratings or codec not in {"", "json"}:
+        if repeat or warp or held_out or label or codec not in {"", "json"}:
             raise UserError(f"{source}: rows of Parquet are sent as they are, as JSON, and once")
         table = _rows_of(source, outside.settings.s3_endpoint, leave_out or [])
         stream, here, fields = table.stream(0), table.count, _PROPOSED.format(topic)
@@ -109,8 +101,6 @@ def produce(  # noqa: PLR0913 -- the options of a command
             source,
             label=label or None,
             leave_out=leave_out or [],
-            buckets=buckets,
-            ratings=ratings,
             rows=rows,
             texts=text or [],
             held_out=held_out,

@@ -36,9 +36,6 @@ def simulate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summaries and all runs as JSON.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw each run's cost and runtime.")
-    ] = None,
 ) -> None:
     """Simulate a job on machines that come and go, and report cost, runtime and deadlines met.
 
@@ -61,10 +58,7 @@ def simulate(
     from common.spot.planning.compare import as_data, compare, with_policies
     from common.spot.planning.simulation import SimulateRequest
     from services.cli.options import complaints_by
-    from services.cli.render import plots
 
-    if plot is not None:
-        plots.check(plot)
     experiment = load_experiment(file)
     given = {"experiment": experiment, "runs": runs, "seed": seed, "policies": policy or []}
     with complaints_by(_option_of):
@@ -86,13 +80,6 @@ def simulate(
         with complaints_by(_option_of):
             variants = with_policies(request.experiment, request.policies)
             results = compare(variants, file.parent, runs, seed, advance)
-    if plot is not None:
-        figure = plots.runs_figure(
-            title(experiment, runs),
-            {name: result.runs for name, result in results.items()},
-            {name: result.curves for name, result in results.items()},
-        )
-        plots.save(figure, plot)
     if as_json:
         data = as_data(experiment, seed, results)
         typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())

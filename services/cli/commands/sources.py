@@ -22,13 +22,11 @@ _WRITTEN = ("tensor", "json")
 _ENCODED_AT_ONCE = 256  # records: a few milliseconds of work, warps included
 
 
-def load(  # noqa: PLR0913 -- what `produce` was told
+def load(
     source: str,
     *,
     label: str | None = None,
     leave_out: Sequence[str] = (),
-    buckets: int = 0,
-    ratings: bool = False,
     rows: bool = False,
     texts: Sequence[str] = (),
     held_out: bool = False,
@@ -39,17 +37,15 @@ def load(  # noqa: PLR0913 -- what `produce` was told
         source: Which.
         label: Of a CSV file, the label's column.
         leave_out: Of a CSV file, columns that are no feature.
-        buckets: Of a CSV file, how many its features are hashed into; 0: they are not.
-        ratings: Whether a CSV file holds users, items and ratings.
         rows: Whether the rows of a CSV file are records as they are.
-        texts: Of rows, or what is hashed, patterns of columns whose cells are texts.
+        texts: Of rows, patterns of columns whose cells are texts.
         held_out: Of the digits, the part that is for tests.
 
     Raises:
         UserError: If there is no such thing, or it is not what its name says.
     """
     if source == "digits":
-        if label is not None or leave_out or buckets or ratings or rows:
+        if label is not None or leave_out or rows:
             raise UserError("digits: has no columns to choose; that is for CSV files")
         split = load_digits()
         return split.held_out if held_out else split.train
@@ -59,8 +55,6 @@ def load(  # noqa: PLR0913 -- what `produce` was told
         Path(source),
         label=label,
         leave_out=leave_out,
-        buckets=buckets,
-        ratings=ratings,
         rows=rows,
         texts=texts,
     )

@@ -50,9 +50,6 @@ def up(
             help="Judge versions of jobs with an `evaluation`, show those with `tracking`.",
         ),
     ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the API; 0: a free one.")
-    ] = 8080,
     directory: Annotated[
         Path | None,
         typer.Option(help="For storage and logs.", show_default="a temporary one"),
@@ -70,7 +67,7 @@ def up(
 
     Prints the variables that other terminals need, the API's address and key among them, and writes
     them to DIRECTORY/environment, which other users cannot read. The API and the live page listen
-    on this machine only; the key that is printed may do everything.
+    on this machine only, at DOLL_API_PORT (8080); the key that is printed may do everything.
 
     Apache Kafka needs Java 17, and Maven to fetch it the first time. The built-in one needs nothing
     and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
@@ -111,7 +108,7 @@ def up(
         guests = start_services(settings, logs, workers, evaluator=evaluator)
         services = [*guests]
         parts.callback(stop_all, services)
-        page = open_page(settings, logs, f"up-{os.getpid()}", "operator", port)
+        page = open_page(settings, logs, f"up-{os.getpid()}", "operator", base.api_port)
         services.append(page.service)
         page.await_ready(lambda: ending.asked)
         found = exports(settings.model_copy(update={"api": page.url, "api_key": page.key}))

@@ -37,7 +37,7 @@ _RENTED_SECONDS = 75.0  # the price is above on-demand for a quarter of them
 _MOST_EMBEDDED = 300_000
 
 
-def demo(  # noqa: PLR0913 -- the options of a command
+def demo(
     context: typer.Context,
     *,
     out: Annotated[Path, typer.Option(help="For summary, model, logs.")] = Path("out/demo"),
@@ -45,7 +45,6 @@ def demo(  # noqa: PLR0913 -- the options of a command
         float | None,
         typer.Option(min=1, help="How long to stream.", show_default="30, or 75 with --provision"),
     ] = None,
-    records: Annotated[int | None, typer.Option(min=1, help="Or how much.")] = None,
     rate: Annotated[
         float | None,
         typer.Option(
@@ -56,24 +55,18 @@ def demo(  # noqa: PLR0913 -- the options of a command
         int | None,
         typer.Option(min=1, help="Processes.", show_default="3, or 4 with --provision"),
     ] = None,
-    away: Annotated[float, typer.Option(min=0, help="Seconds until the worker is back.")] = 5,
-    kafka: Annotated[str, typer.Option(help="A Kafka to use: host:port.")] = "",
-    redis: Annotated[str, typer.Option(help="A Redis to use: redis://host:port.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and warps.")] = 0,
     provision: Annotated[
         bool,
         typer.Option(
             "--provision", help="Rent the workers' machines, to meet a deadline for less money."
         ),
     ] = False,
-    policy: Annotated[
-        str, typer.Option(help="With --provision: on-demand, static, adaptive, pools, ...")
-    ] = "",
 ) -> None:
     """Train on a live stream, kill a worker half-way, prove that every record was used once.
 
-    Starts Kafka, Redis, a coordinator and workers on this machine; nothing is left running. Ends
-    with 0 if no record was lost or used twice, with 5 otherwise.
+    Starts a coordinator, workers, Kafka and Redis on this machine; nothing is left running. Servers
+    that run already are used with `doll --kafka ADDRESS --redis URL demo`. Ends with 0 if no record
+    was lost or used twice, with 5 otherwise.
 
     With --provision the workers are spot and on-demand machines of a simulated market: recorded
     prices are replayed, spot machines are preempted at random, and a policy meets a deadline. Ends
@@ -84,33 +77,28 @@ def demo(  # noqa: PLR0913 -- the options of a command
     from common.embedded.fork_server import prepare
 
     began = monotonic()
-    if seconds is not None and records is not None:
-        raise UserError("--seconds and --records say the same: give one of them")
     # What the processes need takes longer to load than all else until they are at work.
     prepare("coordinator", *(["provisioner", "admin"] if provision else ["worker"]))
     from common.embedded.stack import EmbeddedStack
-    from services.cli.demo.plan import Plan, policy_named
+    from services.cli.demo.plan import Plan
     from services.cli.demo.summary import draw
     from services.cli.local import made, with_market
 
-    before = context.find_root().params  # `doll --kafka ADDRESS demo` means the same
-    kafka, redis = kafka or before.get("kafka", ""), redis or before.get("redis", "")
+    before = context.find_root().params  # `doll --kafka ADDRESS --redis URL demo`
+    kafka, redis = before.get("kafka", ""), before.get("redis", "")
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
     seconds = seconds or (_RENTED_SECONDS if provision else _SECONDS)
     plan = Plan(
         name=f"demo-{datetime.now(UTC):%m%d-%H%M%S}",
-        records=records or int(rate * seconds),
+        records=int(rate * seconds),
         rate_per_s=rate,
         workers=workers or (_RENTED_WORKERS if provision else _WORKERS),
-        seed=seed,
-        away_s=away,
         provision=provision,
-        policy=policy_named(policy),
     )
     if not provision and not kafka and plan.records > _MOST_EMBEDDED:
         raise UserError(
             f"{plan.records:,} records: the embedded Kafka keeps the proof of {_MOST_EMBEDDED:,};"
-            " give a real one with --kafka"
+            " give a real one: doll --kafka ADDRESS demo"
         )
     for old in made(out / _LOGS).glob("*.log"):
         old.unlink()

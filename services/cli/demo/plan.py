@@ -15,8 +15,6 @@ from typing import Literal
 
 import msgspec
 
-from common.config.policy_names import POLICY_NAMES, PolicyName
-from common.errors import UserError
 from common.jobs.spec import JobSpec, parse_job
 
 # Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
@@ -44,7 +42,7 @@ _UPDATE_RECORDS = 128  # K b
 # With a market, besides:
 _PROVISIONED = """
 stop: {{updates: {updates}, deadline_s: {deadline_s:.1f}}}
-provisioning: {{workers: {workers}, policy: {policy}, review_s: {review_s}}}
+provisioning: {{workers: {workers}, review_s: {review_s}}}
 """
 _PRICES = Path(__file__).with_name("prices.csv")
 ON_DEMAND_USD_PER_HOUR = 0.239  # of the same machines at that time
@@ -65,10 +63,9 @@ class Plan:
     records: int
     rate_per_s: float
     workers: int  # with a market: N_tot
-    seed: int
-    away_s: float = 0.0  # without a market: how long the worker that is killed is gone
+    seed: int = 0  # of weights, order and warps
+    away_s: float = 5.0  # without a market: how long the worker that is killed is gone
     provision: bool = False
-    policy: PolicyName | None = None  # with a market; None: the one that fits
 
     @property
     def partitions(self) -> int:
@@ -99,7 +96,6 @@ class Plan:
                 updates=self.updates,
                 deadline_s=self.deadline_s,
                 workers=self.workers,
-                policy=self.policy or "null",
                 review_s=_REVIEW_S,
             )
         return parse_job(text)
@@ -120,20 +116,6 @@ class Plan:
             "process": {"seed": self.seed, **chance},
         }
         return msgspec.json.encode(market)
-
-
-def policy_named(name: str) -> PolicyName | None:
-    """The policy of this name; None for no name.
-
-    Raises:
-        UserError: If there is none.
-    """
-    if not name:
-        return None
-    for known in POLICY_NAMES:
-        if name == known:
-            return known
-    raise UserError(f"--policy: must be one of {', '.join(POLICY_NAMES)}, got {name!r}")
 
 
 class Preemption:

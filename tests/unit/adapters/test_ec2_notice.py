@@ -15,9 +15,9 @@ from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
 from common.ports.servers import Notice
-from common.testing.clock import ManualClock
 from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
-from tests.metadata_server import INTERRUPTION, REBALANCE, TOKEN, MetadataServer
+from tests.fakes.clock import ManualClock
+from tests.metadata_server import INTERRUPTION, TOKEN, MetadataServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0
-NOTICE = Notice("interruption", AT_S, "terminate")
+NOTICE = Notice(AT_S, "terminate")
 SIX_HOURS_S = 6 * 3600.0
 DEAD_PROXY = "http://127.0.0.1:1"
 
@@ -125,14 +125,13 @@ def test_what_is_no_notice_is_left_out_and_counted(
     server: MetadataServer, notices: Ec2Notices, body: bytes
 ) -> None:
     server.answer(INTERRUPTION, body)
-    server.answer(REBALANCE, body)
     assert notices.look() is None
-    assert notices.rejected == 2
+    assert notices.rejected == 1
 
 
 def test_a_notice_may_say_more_than_we_know(server: MetadataServer, notices: Ec2Notices) -> None:
     server.answer(INTERRUPTION, b'{"action": "x", "time": "2027-01-15T09:00:00+01:00", "n": [1]}')
-    assert notices.look() == Notice("interruption", AT_S, "x")
+    assert notices.look() == Notice(AT_S, "x")
 
 
 def test_a_service_that_does_not_answer_in_time_is_away(server: MetadataServer) -> None:

@@ -80,7 +80,7 @@ CLOSED = [route for route in ROUTES if route.path not in access.OPEN]
 
 
 def asked(world: World, route: Route, key: str | None, job: str) -> int:
-    path = route.path.replace("{job}", job).replace("{name}", "begin.js")
+    path = route.path.replace("{job}", job)
     body = {"json": BODIES[route]} if route in BODIES else {}
     return world.ask(route.method, path, key=key, **body).status_code
 

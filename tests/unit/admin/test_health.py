@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from common.config.settings import Settings
 from common.errors import UnavailableError
-from common.testing.clock import ManualClock
 from services.admin.checks import FRESH_S, Check, Checks
+from tests.fakes.clock import ManualClock
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:

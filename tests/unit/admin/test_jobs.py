@@ -233,7 +233,7 @@ def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.Monkey
 
 def test_a_model_that_is_too_large_is_refused_by_field(world: World) -> None:
     answer = post(world, task={"name": "image-classifier", "classes": 2**31 - 1})
-    assert "more than the 16,384 that DOLL_MAX_MODEL_MB allows" in problem(answer, 422)
+    assert "more than 16,384: make it smaller" in problem(answer, 422)
     assert [each["field"] for each in answer.json()["errors"]] == ["body.task"]
 
 
@@ -347,7 +347,7 @@ def test_a_paused_job_keeps_its_numbers_in_the_list(world: World) -> None:
     claim, batch = BatchReady(WorkerId("w1"), spans, 64, ()), Batch(0, WorkerId("w1"), spans, 64)
     with closing(world.log.writer()) as writer:
         writer.append(control_topic("digits"), encode_claim(claim))
-        for record in (Lead(-1, GENESIS, "c"), UpdateApplied(0, 1, (batch,), 64, 0.25, {})):
+        for record in (Lead(-1, GENESIS, "c", 0), UpdateApplied(0, 1, (batch,), 64, 0.25, {})):
             writer.append(updates_topic("digits"), encode_audit(record))
     world.ask("PATCH", "/v1/jobs/digits", json={"wanted": "paused"})
 

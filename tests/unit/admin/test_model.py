@@ -64,7 +64,7 @@ def led(world: World) -> World:
     answer = world.ask("POST", "/v1/jobs", json=SPEC.model_dump(mode="json"))
     assert answer.status_code == 201, answer.text
     writer = world.log.writer()
-    writer.append("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c1")))
+    writer.append("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c1", 0)))
     for version in (1, 2):
         span = Span("clinic-a", 0, 2 * version - 2, 2 * version)
         batch = Batch(version - 1, WorkerId("w1"), (span,), 2)

@@ -146,6 +146,6 @@ def test_how_many_can_be_taken_back_is_part_of_the_progress(held: World) -> None
     assert outcomes(held, [1]) == {1: "requeued"}
     while numbers() != (2, 1):
         pass
-    write(held, Replayed(POISON, "ada", 1.0), Lead(0, GENESIS, "c2"))
+    write(held, Replayed(POISON, "ada", 1.0), Lead(0, GENESIS, "c2", 6))
     while numbers() != (2, 0):
         pass

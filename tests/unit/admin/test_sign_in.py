@@ -20,11 +20,11 @@ from joserfc.jwk import RSAKey
 
 from common.config.settings import Settings, read_settings
 from common.errors import UserError
-from common.testing.clock import ManualClock
 from services.admin.oidc import AGAIN_S, FRESH_S, SIGN_INS, Issuer, Person
 from services.admin.routes.requests import JOB
 from tests.contract.odd_servers import ODD, OddServer
 from tests.contract.odd_servers import said as answered
+from tests.fakes.clock import ManualClock
 from tests.unit.admin.conftest import HOST, World, problem
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def topics(world: World) -> Topics:
 
 def test_updates_are_told_page_by_page(world: World, topics: Topics) -> None:
     topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
-    topics.audit(lead(0, ModelId(0, 3)), update(6, 4))
+    topics.audit(lead(0, ModelId(0, 3), epoch=6), update(6, 4))
     first = world.get(f"/v1/jobs/{JOB}/updates?limit=3")
     assert [each["version"] for each in first["updates"]] == [1, 2, 3]
     assert (first["next"], first["newest"], first["oldest"]) == (3, 4, 1)

@@ -17,7 +17,7 @@ from common.jobs.changes import Change, local_user
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
 from common.kafka.table import NUMBER
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -54,7 +54,7 @@ def update(version: int, *batches: Batch, epoch: int = 0) -> UpdateApplied:
     return UpdateApplied(epoch, version, batches, samples, 0.5)
 
 
-LEAD = Lead(-1, GENESIS, "c1")
+LEAD = Lead(-1, GENESIS, "c1", 0)
 CLAIMS = (claim(0, 2), claim(2, 4), claim(4, 6))
 
 
@@ -149,7 +149,7 @@ def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
         (
             LEAD,
             update(1, batch(0, 0, 2)),
-            Lead(0, GENESIS, "c2"),
+            Lead(0, GENESIS, "c2", 2),
             update(1, batch(0, 0, 2), epoch=2),
         ),
     )

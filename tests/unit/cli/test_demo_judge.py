@@ -38,7 +38,7 @@ def span(place: Partition, start: int, end: int) -> Span:
 
 
 def folded(claims: Sequence[Claim], *decided: AuditRecord) -> Audit:
-    return audit(FIRST, enumerate(claims), enumerate((Lead(-1, GENESIS, "c1"), *decided)))
+    return audit(FIRST, enumerate(claims), enumerate((Lead(-1, GENESIS, "c1", 0), *decided)))
 
 
 def ready(*spans: Span, skipped: tuple[Skipped, ...] = ()) -> BatchReady:

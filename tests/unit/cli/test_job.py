@@ -241,7 +241,7 @@ def test_watch_shows_updates_workers_and_lag(world: World) -> None:
     world.write("clinic-a", *[b"record"] * 5)
     claimed(world, 1, 2)
     world.write(
-        "doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")), encode_audit(update(0, 1))
+        "doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)), encode_audit(update(0, 1))
     )
     board = world.board("digits")
     place = Partition("clinic-a", 0)
@@ -265,7 +265,7 @@ def test_show_says_that_a_single_record_waits_and_prints_json_alone(
 ) -> None:
     submitted(world)
     world.write("clinic-a", b"record")
-    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")))
+    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)))
     board = world.board("digits")
     board.hold_lease("c1", 60.0)
     place = Partition("clinic-a", 0)
@@ -298,7 +298,7 @@ def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
             raise KeyboardInterrupt  # whoever watches has seen what came meanwhile
         if len(seen) == 1:
             claimed(world, 1)
-            made = Lead(-1, GENESIS, "c"), update(0, 1)
+            made = Lead(-1, GENESIS, "c", 0), update(0, 1)
             world.write("doll.digits.updates", *map(encode_audit, made))
         seen.append(look(service, job))
         return seen[-1]
@@ -321,7 +321,7 @@ def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
     claimed(world, 1, 2)
     synchrony = Synchrony(1, staleness=2)
     made = [update(0, 1), replace(update(0, 2), synchrony=synchrony, base=0, revision=1, rate=5e-4)]
-    records = (Lead(-1, GENESIS, "c"), *made)
+    records = (Lead(-1, GENESIS, "c", 0), *made)
     world.write("doll.digits.updates", *map(encode_audit, records))
     shown = world.run("job", "watch", "digits", "--once").stdout
     assert "synchronisation stale (K 1, s 2)" in shown
@@ -332,7 +332,7 @@ def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
 def test_watch_tells_what_is_of_the_last_minute_apart(world: World) -> None:
     submitted(world)
     made = replace(update(0, 1), metrics={"accuracy": 0.25, "auc": 0.75, "f1": 0.5})
-    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c")), encode_audit(made))
+    world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)), encode_audit(made))
     shown = world.run("job", "watch", "digits", "--once").stdout
     assert "last minute: auc 0.7500   f1 0.5000\n" in shown
     assert shown.count("auc") == 1
@@ -354,7 +354,7 @@ def lost_after_training(world: World) -> None:
     """Train clinic-a[0] up to 4, and open it at 3: its log was cut there, and the job resumed."""
     world.write("clinic-a", *[b"record"] * 4)
     claimed(world, 1, 2)
-    records = (Lead(-1, GENESIS, "c"), update(0, 1), update(0, 2))
+    records = (Lead(-1, GENESIS, "c", 0), update(0, 1), update(0, 2))
     world.write("doll.digits.updates", *map(encode_audit, records))
     opened = Opened(Partition("clinic-a", 0), 0, 9, "", 3, 0)
     world.write("doll.digits.control", encode_claim(opened))
@@ -373,7 +373,7 @@ def test_the_lag_is_of_now_not_of_the_last_checkpoint(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 4)
     claimed(world, 1, 2)
-    records = (Lead(-1, GENESIS, "c"), update(0, 1), update(0, 2))
+    records = (Lead(-1, GENESIS, "c", 0), update(0, 1), update(0, 2))
     world.write("doll.digits.updates", *map(encode_audit, records))
     board = world.board("digits")
     board.hold_lease("c1", 60.0)

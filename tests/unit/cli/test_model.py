@@ -74,7 +74,7 @@ def led(world: World) -> World:
         LEAD,
         update(1, batch(0, 0, 2)),
         update(2, batch(1, 2, 4)),
-        Lead(0, ModelId(0, 1), "c2"),
+        Lead(0, ModelId(0, 1), "c2", 3),
     )
     world.write("doll.digits.updates", *map(encode_audit, records))
     return world

@@ -32,7 +32,7 @@ def led(world: World) -> World:
     """Versions 1, 2 and 3 of digits; a second leader took the third back. Of each a checkpoint."""
     submitted(world)
     made = (update(1, batch(0, 0, 2)), update(2, batch(1, 2, 4)), update(3, batch(2, 4, 6)))
-    records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2"))
+    records = (LEAD, *made, Lead(0, ModelId(0, 2), "c2", 4))
     world.write("doll.digits.updates", *map(encode_audit, records))
     keep(world, saved(0, ModelId(0, 1), 2, 1.0, 0.3))
     keep(world, saved(0, ModelId(0, 2), 3, 2.0, 0.4))
@@ -62,7 +62,7 @@ def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, ver
     sha256 = hashlib.sha256(data).hexdigest()
     assert origin == {"job": "digits", "epoch": 0, "version": version, "sha256": sha256}
     assert blob == f"next/origin/{sha256}.safetensors"
-    trainer = trainer_of(parse_job(NEXT), (), 100)()
+    trainer = trainer_of(parse_job(NEXT), ())()
     trainer.restore(data)  # it is a snapshot of the new job
     assert set(np.frombuffer(trainer.weights(), np.float32)) == {float(version)}
     assert shown(led, "next")["reason"] == f"submitted, begins with digits@{version}"
@@ -87,7 +87,7 @@ def test_with_another_optimizer_the_weights_come_alone(led: World) -> None:
     result = led.run("job", "submit", "-", "--from", "digits", typed=text)
     assert "weights alone, for the optimizer was adam and is sgd now" in result.stdout
     (blob,) = led.blobs.names("next/")
-    trainer_of(parse_job(text), (), 100)().restore(led.blobs.content[blob])
+    trainer_of(parse_job(text), ())().restore(led.blobs.content[blob])
 
 
 def test_a_torn_checkpoint_is_passed_over(led: World) -> None:

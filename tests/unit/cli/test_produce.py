@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from common.core.hashing import bucket_of
 from common.core.spans import Partition
 from common.data.codecs import make_codec
 from common.data.fields import Field
@@ -118,19 +117,6 @@ def test_a_file_can_go_in_its_order_as_json(world: World, tmp_path: Path) -> Non
     ]
 
 
-def test_a_table_goes_hashed_or_as_ratings(world: World, tmp_path: Path) -> None:
-    path = tmp_path / "some.csv"
-    for topic, options in (("h", ["--buckets", "8", "--label", "how"]), ("r", ["--ratings"])):
-        row = "a,x,1" if topic == "h" else "3,7,1.5"
-        path.write_text(f"who,what,how\n{row}\n1,2,0\n")
-        options += ["--topic", topic, "--create-partitions", "1", "--in-order", "--codec", "json"]
-        told = world.run("produce", str(path), *options).stderr
-        assert ("index: {dtype: int32, shape: [2]}" in told) == (topic == "h")
-    who, what = (bucket_of(name, text, 8) for name, text in (("who", "a"), ("what", "x")))
-    assert values(world, "h")[0] == b'{"index":[%d,%d],"value":[1.0,1.0],"label":1}' % (who, what)
-    assert values(world, "r")[0] == b'{"user":3,"item":7,"rating":1.5}'
-
-
 def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
     world: World, tmp_path: Path
 ) -> None:
@@ -158,7 +144,7 @@ def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
     assert b'"size":"1.5"' in (values(world, "t")[-2] or b"")
     options += ["--label", "size"]
     refused = world.run("produce", str(path), "--topic", "t", *options, code=exits.REFUSED).stderr
-    assert "rows are sent as they are: leave --label, --buckets, --ratings out" in refused
+    assert "rows are sent as they are: leave --label out" in refused
 
 
 def test_a_topic_is_never_created_unasked(world: World) -> None:
@@ -197,9 +183,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path
         (["digits", "--codec", "avro"], "codec 'avro' is none of tensor, json"),
         (["digits", "--max-lag", "5"], "--job and --max-lag go together"),
         (["digits", "--label", "x"], "no columns"),
-        (["digits", "--buckets", "8"], "no columns"),
-        ([str(tmp_path / "plain.npz"), "--ratings"], "for CSV files only"),
-        ([str(tmp_path / "a.csv"), "--ratings", "--label", "x"], "ratings are the first three"),
+        ([str(tmp_path / "plain.npz"), "--rows"], "for CSV files only"),
     ):
         result = world.run(
             "produce", *arguments, "--topic", "a", "--create-partitions", "1", code=exits.REFUSED

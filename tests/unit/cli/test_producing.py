@@ -18,7 +18,6 @@ from common.errors import UnavailableError
 from common.kafka.memory import MemoryLog, MemoryWriter
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.testing.clock import ManualClock
 from services.cli.commands.producing import (
     Backlog,
     RetryingWriter,
@@ -27,6 +26,7 @@ from services.cli.commands.producing import (
     send_all,
     unbounded,
 )
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

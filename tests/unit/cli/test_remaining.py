@@ -69,7 +69,7 @@ def running(world: World, job: str = JOB) -> None:
         )
     world.write(
         "doll.paper.updates",
-        encode_audit(Lead(-1, GENESIS, "c1")),
+        encode_audit(Lead(-1, GENESIS, "c1", 0)),
         *(update(0, version) for version in (1, 2, 3)),
     )
 
@@ -97,7 +97,7 @@ def test_a_job_says_its_work_and_its_indicators_the_rates(world: World) -> None:
 
 def test_the_plan_of_a_job_names_its_workers(world: World) -> None:
     running(world)
-    found = world.run("plan", *from_job(deadline=81), "--json", "--list-workers")
+    found = world.run("plan", *from_job(deadline=81), "--json")
     data = json.loads(found.stdout)
     assert data["feasible"]
     assert data["spot_workers"] == [0]  # the slow one
@@ -145,7 +145,7 @@ def test_a_job_whose_streams_move_is_told_that_the_plan_lets_them_wait(world: Wo
 
 def test_updates_that_a_takeover_took_back_are_left_to_do(world: World) -> None:
     running(world)
-    world.write("doll.paper.updates", encode_audit(Lead(0, GENESIS, "c2")))
+    world.write("doll.paper.updates", encode_audit(Lead(0, GENESIS, "c2", 4)))
     assert remaining("paper", world.log, 0.0).updates == 100
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 UPDATES = "doll.digits.updates"
-LEAD = Lead(-1, GENESIS, "c1")
+LEAD = Lead(-1, GENESIS, "c1", 0)
 
 
 def batch(offset: int, start: int, end: int, *skipped: Skipped) -> Batch:
@@ -212,9 +212,9 @@ def test_who_comes_second_is_told_so_and_does_nothing(command: str, first: Audit
 
 
 def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: World) -> None:
-    late = Lead(7, GENESIS, "c3")  # another one leads: it does not count
+    late = Lead(7, GENESIS, "c3", 8)  # another one leads: it does not count
     made = UpdateApplied(0, 1, (batch(3, 9, 10),), 1, 0.5)
-    happened(world, *QUARANTINE, late, made, Lead(0, GENESIS, "c2"))
+    happened(world, *QUARANTINE, late, made, Lead(0, GENESIS, "c2", 6))
     lines = world.run("job", "logs", "digits").stdout.splitlines()
     kinds = [line.split()[2] for line in lines]
     assert kinds == ["change", "lead", *["quarantined"] * 3, "lead"]

@@ -25,7 +25,6 @@ FULL = {
     "DOLL_KAFKA_SASL_USERNAME": "doll",
     "DOLL_KAFKA_SASL_PASSWORD": "secret",
     "DOLL_REDIS": "rediss://r:6379/0",
-    "DOLL_REDIS_USERNAME": "doll",
     "DOLL_REDIS_PASSWORD": "secret",
     "DOLL_REDIS_CA": "/tls/ca.pem",
     "DOLL_REDIS_CERT": "/tls/doll.pem",
@@ -37,7 +36,6 @@ FULL = {
     "DOLL_THREADS": "2",
     "DOLL_NOTICES": "ec2",
     "DOLL_METADATA_ENDPOINT": "http://[fd00:ec2::254]:80",
-    "DOLL_ON_REBALANCE": "stay",
     "DOLL_LEAVE_S": "7.5",
     "DOLL_METRICS_PORT": "9464",
     "DOLL_METRICS_HOST": "::1",
@@ -85,7 +83,6 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
         ("DOLL_DEVICE", "tpu", "DOLL_DEVICE: must be 'auto', 'cpu' or 'cuda', got \"tpu\""),
         ("DOLL_BLOBS", "/tmp", "DOLL_BLOBS: must be file:///directory or s3://bucket/prefix, g"),  # noqa: S108 -- only a text
         ("DOLL_NOTICES", "gce", "DOLL_NOTICES: must be 'none' or 'ec2', got \"gce\""),
-        ("DOLL_ON_REBALANCE", "no", "DOLL_ON_REBALANCE: must be 'leave' or 'stay', got \"no\""),
         ("DOLL_LEAVE_S", "-1", 'DOLL_LEAVE_S: must be at least 0.0, got "-1"'),
         ("DOLL_LEAVE_S", "inf", 'DOLL_LEAVE_S: must be a finite number, got "inf"'),
         ("DOLL_REDIS", "r:6379", "DOLL_REDIS: must be redis://host:port/db, rediss://... or unix"),
@@ -94,7 +91,6 @@ def test_an_embedded_broker_is_named_by_its_socket() -> None:
             "redis://:a/b@r:6379",
             "DOLL_REDIS: is not a complete URL: in a password wr",
         ),
-        ("DOLL_REDIS_USERNAME", "doll", "DOLL_REDIS_PASSWORD: is missing, but DOLL_REDIS_USERNAM"),
         ("DOLL_REDIS_CA", "/ca.pem", "DOLL_REDIS: must begin with rediss:// where there are cert"),
         ("DOLL_API_TLS_CERT", "/a.pem", "DOLL_API_TLS_KEY: is missing, but DOLL_API_TLS_CERT is "),
         ("DOLL_API_TLS_KEY", "/a.key", "DOLL_API_TLS_CERT: is missing, but DOLL_API_TLS_KEY is "),
@@ -176,8 +172,10 @@ def test_a_url_that_a_password_has_cut_is_refused(url: str) -> None:
 
 
 def test_a_password_stands_in_one_place() -> None:
-    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS names a user"):
+    with pytest.raises(UserError, match="DOLL_REDIS_PASSWORD: the URL in DOLL_REDIS holds one"):
         read_settings({"DOLL_REDIS": "redis://:a@r", "DOLL_REDIS_PASSWORD": "b"})
+    named = read_settings({"DOLL_REDIS": "redis://u@r", "DOLL_REDIS_PASSWORD": "b"})
+    assert (named.redis, named.redis_password) == ("redis://u@r", "b")
 
 
 # --- secrets -------------------------------------------------------------------------------------

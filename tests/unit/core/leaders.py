@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
 Topic = list["AuditRecord | None"]
-OLD = -1  # number of a Lead that a program wrote which knew only offsets
-FIRST_NUMBER = 1000  # of Leads of later programs: above all offsets
+FIRST_EPOCH = 1000
 
 
 def update(epoch: int, version: int, *offsets: int) -> UpdateApplied:
@@ -50,12 +49,11 @@ class Believer:
 
     epoch: int
     version: int
-    numbers: bool  # whether it numbers its records
     number: int = 0
 
     def next(self) -> int:
-        """The number of its next record, 0 where it has none."""
-        self.number += self.numbers
+        """The number of its next record."""
+        self.number += 1
         return self.number
 
 
@@ -64,8 +62,7 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
 
     A candidate has read the topic up to some point and starts from an update that was effective
     there; a leader goes on although it may have been deposed; records come again. Operators take
-    batches back and replay them, whether or not they are quarantined. Some programs are older: they
-    read no record of a later one, so once they have seen one that leads they do not stand.
+    batches back and replay them, whether or not they are quarantined.
     """
     topic: Topic = []
     believers = list[Believer]()
@@ -73,12 +70,9 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
         if step == "lead":
             known = read(topic[: max(len(topic) - one % 4, 0)])
             base = known.path[two % len(known.path)]
-            number = max(known.epoch + 1, FIRST_NUMBER + len(topic))
-            is_older = two % 3 == 0 and known.epoch < FIRST_NUMBER
-            lead = Lead(known.epoch, base, f"c{len(topic)}", OLD if is_older else number)
-            epoch = lead.epoch_at(len(topic))
-            believers.append(Believer(epoch, base.version, numbers=lead.epoch >= 0))
-            topic.append(lead)
+            epoch = max(known.epoch + 1, FIRST_EPOCH + len(topic))
+            believers.append(Believer(epoch, base.version))
+            topic.append(Lead(known.epoch, base, f"c{len(topic)}", epoch))
         elif step == "update" and believers:
             leader = believers[-1 - one % min(len(believers), 3)]
             leader.version += 1

@@ -31,7 +31,7 @@ from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, s
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, Claim, ControlRecord, Positions
 
-LEAD = Lead(-1, GENESIS, "c1")  # at offset 0 of every updates topic here
+LEAD = Lead(-1, GENESIS, "c1", 0)  # at offset 0 of every updates topic here
 
 
 def claims(count: int) -> list[Claim | None]:
@@ -58,7 +58,7 @@ def test_lead_to_version_0_above_updates_in_force_is_reported() -> None:
         known,
         LEAD,
         update(1, one),
-        Lead(0, ModelId(0, 1), "c2"),
+        Lead(0, ModelId(0, 1), "c2", 2),
         again,
         update(1, one, epoch=70),
         Lead(70, ModelId(70, 1), "c4", 80),
@@ -123,10 +123,10 @@ def test_takeovers_and_what_they_took_back_are_counted() -> None:
         LEAD,
         update(1, batch(0)),
         update(2, batch(1)),
-        Lead(0, ModelId(0, 1), "c2"),
+        Lead(0, ModelId(0, 1), "c2", 3),
         update(3, batch(2)),
         update(2, batch(2), epoch=3),
-        Lead(0, GENESIS, "c3"),
+        Lead(0, GENESIS, "c3", 6),
     )
     assert found.updates == (update(1, batch(0)), update(2, batch(2), epoch=3))
     assert (found.takeovers, found.taken_back) == (2, 2)
@@ -137,7 +137,11 @@ def test_takeovers_and_what_they_took_back_are_counted() -> None:
 
 def test_a_batch_taken_back_may_be_used_again() -> None:
     found = audit_of(
-        claims(1), LEAD, update(1, batch(0)), Lead(0, GENESIS, "c2"), update(1, batch(0), epoch=2)
+        claims(1),
+        LEAD,
+        update(1, batch(0)),
+        Lead(0, GENESIS, "c2", 2),
+        update(1, batch(0), epoch=2),
     )
     assert (found.trained, found.flaws) == (SAMPLES, ())
 

@@ -85,7 +85,7 @@ def test_who_reads_anothers_lead_first_was_too_slow() -> None:
     one.stand()
     one.updates.clear()  # its Lead is still on its way
     other.stand()
-    one.updates.append(Lead(-1, GENESIS, "c1#1"))
+    one.updates.append(Lead(-1, GENESIS, "c1#1", 0))
     said = one.read_updates()
     assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
@@ -264,7 +264,7 @@ def test_leader_appends_a_checkpoint_that_was_read_back() -> None:
 def missing() -> Bench:
     """A candidate that finds no snapshot although the history names a checkpoint."""
     update = UpdateApplied(0, 1, (batch(0),), 10, 1.0)
-    bench = Bench(updates=[Lead(-1, GENESIS, "c0"), update, CheckpointStored(0, 1)])
+    bench = Bench(updates=[Lead(-1, GENESIS, "c0", 0), update, CheckpointStored(0, 1)])
     bench.feed(HELD)
     bench.find("hot")
     bench.now += bench.lease_ttl_s

@@ -30,10 +30,10 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
     #                                 base J=1 of 0   of 3
     # path     -        1      1 2    1        1      1 2'
     topic: Topic = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         update(0, 2),
-        Lead(0, ModelId(0, 1), "c2"),
+        Lead(0, ModelId(0, 1), "c2", 3),
         update(0, 3),  # c1 does not know yet
         update(3, 2),
     ]
@@ -46,16 +46,16 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
 def test_an_exact_lead_counts_for_the_newest_update_alone() -> None:
     # The update of 0 came between c2's look at the topic and its Lead: members hold version 2.
     topic: Topic = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         update(0, 2),
-        Lead(0, ModelId(0, 1), "c2", exact=True),
-        Lead(0, ModelId(0, 2), "c3", exact=True),
+        Lead(0, ModelId(0, 1), "c2", 3, exact=True),
+        Lead(0, ModelId(0, 2), "c3", 4, exact=True),
     ]
     history = read(topic)
 
     assert (history.epoch, history.head) == (4, ModelId(0, 2))
-    assert read([*topic[:3], Lead(0, ModelId(0, 1), "c2")]).head == ModelId(0, 1)
+    assert read([*topic[:3], Lead(0, ModelId(0, 1), "c2", 3)]).head == ModelId(0, 1)
 
 
 def test_an_exact_lead_counts_for_a_reader_who_came_after_the_topic_s_beginning() -> None:
@@ -71,7 +71,7 @@ def test_checkpoint_counts_for_the_leader_in_force_and_is_taken_back_with_its_ve
     #          epoch 0                of 0        of 0        base 1, 70   of 0        of 70
     # named    -        -      -      0-1         0-2         0-1          void        void
     topic: Topic = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         update(0, 2),
         CheckpointStored(0, 1),
@@ -88,7 +88,7 @@ def test_checkpoint_counts_for_the_leader_in_force_and_is_taken_back_with_its_ve
 
 def test_checkpoint_record_that_lands_late_or_twice_changes_nothing() -> None:
     topic: Topic = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         update(0, 2),
         CheckpointStored(0, 2),
@@ -101,7 +101,7 @@ def test_checkpoint_record_that_lands_late_or_twice_changes_nothing() -> None:
 
 def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten() -> None:
     topic: Topic = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         update(0, 2),
         CheckpointStored(0, 1),
@@ -131,7 +131,7 @@ def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
 
 
 def test_the_epoch_of_a_lead_without_a_number_is_its_offset() -> None:
-    history = read([Lead(-1, GENESIS, "c1"), Lead(0, GENESIS, "c2"), update(1, 1)])
+    history = read([Lead(-1, GENESIS, "c1", 0), Lead(0, GENESIS, "c2", 1), update(1, 1)])
 
     assert (history.epoch, history.head) == (1, ModelId(1, 1))
 
@@ -144,14 +144,14 @@ def test_no_two_numbers_are_the_same_but_by_a_rare_chance() -> None:
 
 
 def test_of_two_candidates_the_first_to_write_leads() -> None:
-    history = read([Lead(-1, GENESIS, "c1"), Lead(-1, GENESIS, "c2")])
+    history = read([Lead(-1, GENESIS, "c1", 0), Lead(-1, GENESIS, "c2", 0)])
 
     assert history.epoch == 0
 
 
 def test_a_record_that_comes_twice_counts_once() -> None:
     poison = Quarantined(0, batch(7), "poison: raised")
-    history = read([Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 1)])
+    history = read([Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 1)])
 
     assert history.path == (GENESIS, ModelId(0, 1))
     assert history.feed(3, poison)
@@ -206,10 +206,10 @@ def test_a_quarantine_is_of_a_batch_by_value_not_of_its_offset() -> None:
 
 def test_a_quarantine_outlives_the_updates_around_it() -> None:
     topic: Topic = [
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         Quarantined(0, batch(7), "expired"),
-        Lead(0, GENESIS, "c2"),  # takes J=1 back, but not the quarantine
+        Lead(0, GENESIS, "c2", 3),  # takes J=1 back, but not the quarantine
     ]
     history = read(topic)
 
@@ -222,15 +222,15 @@ REQUEUED, REPLAYED = Requeued(batch(7), "ada", 1.0), Replayed(batch(7), "bob", 2
 
 
 def test_an_operator_takes_a_batch_back_and_no_lead_undoes_it() -> None:
-    assert read([Lead(-1, GENESIS, "c1"), POISON]).poison == (batch(7),)
+    assert read([Lead(-1, GENESIS, "c1", 0), POISON]).poison == (batch(7),)
 
-    history = read([Lead(-1, GENESIS, "c1"), POISON, REQUEUED, Lead(0, GENESIS, "c2")])
+    history = read([Lead(-1, GENESIS, "c1", 0), POISON, REQUEUED, Lead(0, GENESIS, "c2", 3)])
     assert (history.epoch, history.quarantined, history.poison) == (3, {}, ())
     assert history.requeued == {7: batch(7)}
 
 
 def test_what_was_taken_back_may_be_quarantined_and_taken_back_again() -> None:
-    history = read([Lead(-1, GENESIS, "c1"), POISON, REQUEUED])
+    history = read([Lead(-1, GENESIS, "c1", 0), POISON, REQUEUED])
 
     assert history.feed(3, POISON)
     assert (set(history.quarantined), history.requeued) == ({7}, {})
@@ -244,7 +244,7 @@ def test_what_was_taken_back_may_be_quarantined_and_taken_back_again() -> None:
 def test_of_a_requeue_and_a_replay_only_the_first_counts(
     first: Requeued | Replayed, second: Requeued | Replayed
 ) -> None:
-    history = read([Lead(-1, GENESIS, "c1"), POISON])
+    history = read([Lead(-1, GENESIS, "c1", 0), POISON])
 
     assert history.feed(2, first)
     assert not history.feed(3, second)
@@ -261,14 +261,14 @@ OTHER = Batch(7, batch(7).worker, (Span("s", 0, 70, 79),), 9)
 def test_a_batch_that_is_not_quarantined_exactly_so_cannot_be_taken_back(
     record: Requeued | Replayed,
 ) -> None:
-    history = read([Lead(-1, GENESIS, "c1"), POISON])
+    history = read([Lead(-1, GENESIS, "c1", 0), POISON])
 
     assert not history.feed(2, record)
     assert (set(history.quarantined), history.requeued) == ({7}, {})
 
 
 def test_what_expired_cannot_be_taken_back() -> None:
-    history = read([Lead(-1, GENESIS, "c1"), Quarantined(0, batch(7), "expired")])
+    history = read([Lead(-1, GENESIS, "c1", 0), Quarantined(0, batch(7), "expired")])
 
     assert not history.feed(2, REQUEUED)
     assert not history.feed(3, REPLAYED)
@@ -277,7 +277,7 @@ def test_what_expired_cannot_be_taken_back() -> None:
 
 def test_a_reader_learns_that_its_own_base_was_taken_back() -> None:
     reader = History(epoch=0, base=ModelId(0, 5), position=6)
-    reader.feed(6, Lead(0, ModelId(0, 3), "c2"))
+    reader.feed(6, Lead(0, ModelId(0, 3), "c2", 6))
 
     assert reader.base_lost
     assert reader.head == ModelId(0, 3)
@@ -304,10 +304,10 @@ OPERATORS = (Requeued, Replayed)  # whose records count whoever leads
 def effective(topic: Topic) -> tuple[int, list[ModelId]]:
     """The fold from its definition: for every record anew, over all that stands before it."""
     in_force, path = -1, [GENESIS]
-    for offset, record in enumerate(topic):
+    for record in topic:
         match record:
             case Lead(after, base) if after == in_force:
-                in_force = record.epoch_at(offset)
+                in_force = record.epoch
                 path = [model for model in path if model.version <= base.version]
             case UpdateApplied(epoch, version) if epoch == in_force:
                 if version == path[-1].version + 1:
@@ -367,7 +367,7 @@ def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topi
 
 @given(topics, st.integers(0, 40))
 @example(
-    [Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, GENESIS, "c2"), update(2, 1)], 2
+    [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)], 2
 )  # the reader starts from an update that is taken back
 def test_readers_that_start_at_different_points_agree_on_what_follows(
     topic: Topic, start: int

@@ -335,7 +335,7 @@ def test_an_own_record_that_comes_twice_is_nothing_lost() -> None:
 
 def test_what_was_torn_may_be_mended_before_a_person_resumes() -> None:
     torn = Snapshot(0, ModelId(0, 1), 2, 0, FIRST)
-    bench = Bench(updates=[Lead(-1, GENESIS, "c0"), update(0, 1)])
+    bench = Bench(updates=[Lead(-1, GENESIS, "c0", 0), update(0, 1)])
     held = events.LeaseAnswered(held=True)
     bench.feed(held)
     assert bench.find("hot", torn) == (do.RestoreSnapshot(torn),)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.unit.core.leaders import Topic
 
 LAX = replace(QUIET, strikes=0, poison_in_a_row=100, poison_share=1.0)
-FIRST_LEAD = Lead(-1, GENESIS, "c0#1")
+FIRST_LEAD = Lead(-1, GENESIS, "c0#1", 0)
 # Batches 0 and 1 are claimed of P, 20 records; 1 is poison.
 POISON = Quarantined(0, batch(1, B), "poison: raised: why", number=1)
 REQUEUED = Requeued(batch(1, B), "ada", 1.0)

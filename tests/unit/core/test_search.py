@@ -24,7 +24,7 @@ from tests.unit.core.leaders import Topic, update
 
 TTL_S = 1.0
 # offset           0                        1             2             3
-LED: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2), update(0, 3)]
+LED: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2), update(0, 3)]
 
 
 RUNNING = events.WantedChanged("running")
@@ -86,14 +86,14 @@ def test_where_the_leader_in_force_left_none_it_has_a_lifetime_to_come_back() ->
 def test_a_hot_snapshot_of_an_earlier_leader_is_no_reason_not_to_wait() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
-    topic: Topic = [*LED, Lead(0, ModelId(0, 2), "c2")]
+    topic: Topic = [*LED, Lead(0, ModelId(0, 2), "c2", 4)]
     assert judge(search, found("hot", topic, snapshot(0, 2, 3)), 0.0) == Wait()
 
 
 def test_where_members_hold_the_weights_a_snapshot_of_any_age_will_do() -> None:
     search = SnapshotSearch(TTL_S, rolls=True)
     search.begin()
-    topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", exact=True, slices=0)]
+    topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", 4, exact=True, slices=0)]
     chosen = judge(search, found("hot", topic, snapshot(0, 2, 3)), 0.0)
     assert isinstance(chosen, Chosen)
     assert (chosen.snapshot.made, chosen.history.head) == (ModelId(0, 2), ModelId(0, 3))
@@ -116,7 +116,7 @@ def test_where_no_checkpoint_holds_either_it_begins_anew() -> None:
     search.begin()
     judge(search, found("hot", LED), TTL_S)
     taken_back = snapshot(by=0, version=3, updates_position=4)
-    topic: Topic = [*LED, Lead(0, GENESIS, "c2")]
+    topic: Topic = [*LED, Lead(0, GENESIS, "c2", 4)]
     assert judge(search, found("all", topic, taken_back), TTL_S) == FindSnapshots("genesis")
 
 

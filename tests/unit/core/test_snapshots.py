@@ -36,7 +36,7 @@ def chosen_of(
 
 
 def test_the_newest_snapshot_of_the_newest_leader_is_chosen() -> None:
-    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2)]
+    topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2)]
     snapshots = [genesis(FIRST), *(after(read(topic[:count])) for count in (2, 3))]
 
     chosen, history = chosen_of(snapshots, list(enumerate(topic)))
@@ -49,9 +49,9 @@ def test_a_snapshot_that_a_later_lead_took_back_is_not_chosen() -> None:
     # offset   0         1     2     3
     # record   Lead(-1)  J=1   J=2   Lead(0) base J=1
     # found    genesis   J=1   J=2: its upload came late
-    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2)]
+    topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2)]
     snapshots = [genesis(FIRST), *(after(read(topic[:count])) for count in (2, 3))]
-    topic.append(Lead(0, ModelId(0, 1), "c2"))
+    topic.append(Lead(0, ModelId(0, 1), "c2", 3))
 
     chosen, history = chosen_of(snapshots, list(enumerate(topic)))
 
@@ -60,7 +60,7 @@ def test_a_snapshot_that_a_later_lead_took_back_is_not_chosen() -> None:
 
 
 def test_the_genesis_always_holds() -> None:
-    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, GENESIS, "c2")]
+    topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2)]
 
     chosen, _ = chosen_of([genesis(FIRST), after(read(topic[:2]))], list(enumerate(topic)))
 
@@ -68,7 +68,7 @@ def test_the_genesis_always_holds() -> None:
 
 
 def test_without_the_genesis_perhaps_nothing_holds() -> None:
-    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, GENESIS, "c2")]
+    topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2)]
 
     assert choose([after(read(topic[:2]))], list(enumerate(topic))) is None
 
@@ -111,8 +111,8 @@ def test_a_snapshot_is_rolled_forward_over_the_updates_since() -> None:
     # offset   0         1           2               3                   4           5
     # record   Lead(-1)  J=1: 0, 1   J=2: 3, 9       Lead(0), its base   J=3: 4      J=3 of 0: 5
     # snapshot J=1, control position 8, batches 3 to 5 wait                           void
-    topic: Topic = [Lead(-1, GENESIS, "c1"), update(0, 1, 0, 1), update(0, 2, 3, 9)]
-    topic += [Lead(0, ModelId(0, 2), "c2", exact=True), update(3, 3, 4), update(0, 3, 5)]
+    topic: Topic = [Lead(-1, GENESIS, "c1", 0), update(0, 1, 0, 1), update(0, 2, 3, 9)]
+    topic += [Lead(0, ModelId(0, 2), "c2", 3, exact=True), update(3, 3, 4), update(0, 3, 5)]
     before = replace(
         after(read(topic[:2])),
         control_position=8,

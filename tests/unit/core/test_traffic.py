@@ -46,12 +46,6 @@ def test_another_process_of_that_name_begins_anew() -> None:
     assert traffic.take() == EACH
 
 
-def test_an_older_program_that_counts_nothing_says_nothing() -> None:
-    traffic = told((1, 0))
-    traffic.observe(A, UNSET, 2)
-    assert traffic.take() is UNSET
-
-
 def test_who_was_not_heard_of_for_long_is_forgotten() -> None:
     traffic = told((1, 0))
     traffic.observe(B, Traffic(2, 0), VERSIONS_KEPT + 2)

@@ -86,7 +86,7 @@ def claims(commands: tuple[WorkerCommand, ...]) -> list[Claim]:
 def test_without_a_leader_status_nothing_is_read() -> None:
     stream = _Stream()
     assert stream.on(events.LeaderStatusSeen(None), 0.0) == ()
-    assert stream.read(0, 10) == (do.DropRows(P),)
+    assert stream.read(0, 10) == (do.Unplace(P),)
     assert stream.stand(0, p=40) == (place(40), READ_ON)
     assert stream.position(P) == 40
 
@@ -110,8 +110,8 @@ def test_a_place_that_another_took_is_left_until_all_that_was_sent_is_decided() 
     stream.stand(0)
     stream.read(0, 25)
     stream.deliver(_1=4, _2=7)
-    assert stream.stand(5, p=15) == (do.DropRows(P),)
-    assert stream.read(25, 30) == (do.DropRows(P),)
+    assert stream.stand(5, p=15) == (do.Unplace(P),)
+    assert stream.read(25, 30) == (do.Unplace(P),)
     assert stream.stand(7, p=35) == ()
     assert stream.stand(8, p=35) == (place(35),)
     assert claims(stream.read(35, 45)) == [ready(A, span(P, 35, 45))]  # [20:25] was dropped
@@ -122,7 +122,7 @@ def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
     stream.stand(0)
     stream.read(0, 10)
     assert stream.stand(9, p=10) == ()  # its own claim, only the report is late
-    assert stream.stand(10, p=30) == (do.DropRows(P),)
+    assert stream.stand(10, p=30) == (do.Unplace(P),)
     assert stream.stand(11, p=30) == ()
     stream.deliver(_1=8)
     assert stream.stand(11, p=30) == (place(30),)
@@ -151,7 +151,7 @@ def test_a_loss_of_one_partition_leaves_the_others_part_of_the_open_batch() -> N
     stream.stand(0)
     stream.read(0, 5, P)
     stream.read(0, 3, Q)
-    assert stream.stand(1, p=50) == (do.DropRows(P), place(50))
+    assert stream.stand(1, p=50) == (do.Unplace(P), place(50))
     assert claims(stream.read(3, 10, Q)) == [ready(A, span(Q, 0, 10))]
 
 
@@ -160,7 +160,7 @@ def test_a_partition_that_comes_back_waits_for_what_was_sent_before() -> None:
     stream.stand(0)
     stream.read(0, 15)
     stream.deliver(_1=4)
-    assert stream.on(events.Revoked((P,)), 0.0) == (do.DropRows(P),)
+    assert stream.on(events.Revoked((P,)), 0.0) == (do.Unplace(P),)
     stream.on(events.Assigned((P,)), 0.0)
     assert stream.stand(4, p=0) == ()
     assert stream.stand(5, p=10) == (place(10),)
@@ -244,7 +244,7 @@ def test_batches_that_were_refused_do_not_fill_the_bound() -> None:
     stream.read(0, 30)
     stream.deliver(_1=1, _2=2, _3=3)
     stolen = stream.stand(4, p=5, waiting=1)
-    assert stolen == (do.DropRows(P), place(5), READ_ON)
+    assert stolen == (do.Unplace(P), place(5), READ_ON)
 
 
 def test_it_pauses_while_more_waits_in_the_job_than_its_workers_can_have() -> None:
@@ -295,7 +295,6 @@ def test_rest_below_min_batch_is_claimed_as_expired_with_what_retention_deleted(
     stream.stand(0)
     stream.read(0, 1)
     assert stream.on(events.FellBehind(P, 40), 0.0) == (
-        do.DropRows(P),
         do.Announce(1, SpanExpired(A, (Span(*P, 0, 40, known=1),)), (0,)),
         place(40),
     )
@@ -531,7 +530,7 @@ def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
         known={P: LogPosition(39, "id", 2)},
     )
     seen = events.LeaderStatusSeen(leader_status)
-    assert stream.on(seen, 0.0) == (do.DropRows(P), do.Place({P: LogPosition(39, "id", 2)}))
+    assert stream.on(seen, 0.0) == (do.Unplace(P), do.Place({P: LogPosition(39, "id", 2)}))
     commands = stream.on(events.Decoded(Run(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
     (claim,) = claims(commands)
     assert claim.address == (Span(*P, 40, 50, 9, 2, 50, 3),)
@@ -592,9 +591,9 @@ def test_a_log_that_is_another_one_is_left_alone_until_the_leader_says_more(
     assert of_kind(stream.on(of_log(40, here), 0.0), do.Place) == [do.Place({P: here})]
     stream.read(40, 44)
 
-    assert stream.on(events.Truncated(P, recreated), 0.0) == (do.DropRows(P),)
+    assert stream.on(events.Truncated(P, recreated), 0.0) == (do.Unplace(P),)
 
-    assert stream.read(44, 50) == (do.DropRows(P),)
+    assert stream.read(44, 50) == (do.Unplace(P),)
     assert of_kind(stream.on(of_log(40, here), LOST_S - 1), do.Place) == []
     late = of_kind(stream.on(of_log(40, here), 100.0), do.Place)
     assert late == ([] if again_at is None else [do.Place({P: here})])
@@ -627,7 +626,7 @@ def test_it_begins_after_the_last_record_that_is_known_and_claims_from_where_oth
 def test_a_record_below_its_position_that_came_after_a_cut_means_another_log() -> None:
     stream = _Stream()
     stream.on(of_log(40, LogPosition(38, "id", 2)), 0.0)
-    assert stream.on(events.RecordBelow(P, 3), 0.0) == (do.DropRows(P),)
+    assert stream.on(events.RecordBelow(P, 3), 0.0) == (do.Unplace(P),)
     assert stream.position(P) is None
 
 
@@ -635,7 +634,7 @@ def test_leader_epochs_that_go_back_mean_another_log() -> None:
     stream = _Stream()
     stream.on(of_log(40, LogPosition(40, "id", 2)), 0.0)
     stale = events.Decoded(Run(P, range(40, 50), (), 0.0, 0.0, epoch=1))
-    assert stream.on(stale, 0.0) == (do.DropRows(P),)
+    assert stream.on(stale, 0.0) == (do.Unplace(P),)
     assert stream.position(P) is None
 
 

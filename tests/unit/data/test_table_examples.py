@@ -57,7 +57,7 @@ def learned(
     decoded = codec_of(spec).decode(rows)
     assert decoded.skipped == []
     records = concatenate([decoded.records])
-    task, trainer = task_of(spec, ()), trainer_of(spec, (), 100)()
+    task, trainer = task_of(spec, ()), trainer_of(spec, ())()
     model = FlatModel(build_model(task, spec.seed))
     computer = GradientComputer(task, build_model(task, spec.seed), torch.device("cpu"))
     update, scores = spec.batch_size * spec.group_size, list[npt.NDArray[np.float64]]()

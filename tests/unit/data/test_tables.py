@@ -5,18 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.hashing import HASH, bucket_of, damped
-from common.data.codecs import make_codec
-from common.data.fields import Columns, Field
-from common.data.tables import (
-    hashed_records,
-    rating_records,
-    row_records,
-    table_records,
-)
+from common.core.hashing import bucket_of, damped
+from common.data.tables import row_records, table_records
 from common.errors import UserError
 
 CELLS = st.sampled_from(["", "0", "1", "1.5", "-2e3", "007", "nan", "red", "68fd1e64", "12345678"])
@@ -79,80 +71,8 @@ def test_what_is_no_such_table_is_refused(data: bytes, label: str | None, found:
     assert str(caught.value).startswith(found)
 
 
-def test_hashed_each_cell_is_a_bucket_and_a_value() -> None:
-    records = hashed_records(TABLE, "t", label=None, leave_out=["2"], buckets=1000)
-    size = bucket_of("size", None, 1000)
-    red, blue = (bucket_of("colour", name, 1000) for name in ("red", "blue"))
-    assert records["index"].tolist() == [[size, red], [size, blue], [size, red]]
-    #                 log(1 + 1), log(1 + 2.5); an empty cell is 0
-    np.testing.assert_allclose(records["value"], [[np.log(2), 1], [np.log(3.5), 1], [0, 1]])
-    assert records["label"].tolist() == [0, 1, 0]
-    assert {name: column.dtype.name for name, column in records.items()} == {
-        "index": "int32",
-        "value": "float32",
-        "label": "int64",
-    }
-
-
 def test_the_hash_is_the_same_for_ever() -> None:
-    assert HASH == "crc32-1"
     assert [bucket_of("C1", "68fd1e64", 10**5), bucket_of("I1", None, 10**5)] == [80363, 63369]
     assert damped(np.array([-1.0, 0.0, 1e6])).tolist() == pytest.approx(
         [-np.log(2), 0, np.log(1 + 1e6)]
     )
-
-
-def test_ratings_are_ids_of_users_and_items_as_they_are_and_a_number() -> None:
-    records = rating_records(b"who,what,how,when\n10,007,4.5,0\n9,8,-1,0\n10,8,0,0\n", "t")
-    assert records["user"].tolist() == [10, 9, 10]
-    assert records["item"].tolist() == [7, 8, 8]
-    assert records["rating"].tolist() == [4.5, -1, 0]
-
-
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (b"a,b\n1,2\n", "t: ratings need columns for user, item and rating; found ['a', 'b']"),
-        (b"a,b,c\n1,2,good\n", "t: column 'c': a rating is a number"),
-        (b"a,b,c\n1,2,\n", "t: column 'c': a rating is a number"),
-        (b"a,b,c\n1,2,1e99\n", "t: column 'c': holds a number that is not finite"),
-        (b"a,b,c\n1,x,1\n", "t: column 'b': ids are whole numbers below 10^9; of others `--rows`"),
-        (b"a,b,c\n-1,2,1\n", "t: column 'a': ids are whole numbers below 10^9"),
-        (b"a,b,c\n1.0,2,1\n", "t: column 'a': ids are whole numbers below 10^9"),
-    ],
-)
-def test_what_are_no_ratings_is_refused(data: bytes, found: str) -> None:
-    with pytest.raises(UserError) as caught:
-        rating_records(data, "t")
-    assert str(caught.value).startswith(found)
-
-
-@given(
-    st.lists(st.tuples(CELLS, CELLS), min_size=2, max_size=8, unique=True),
-    st.integers(0, 8),
-    st.sampled_from(([], ["C*"])),
-)
-def test_a_cell_is_hashed_alike_whatever_else_the_file_holds_and_as_rows_are(
-    rows: list[tuple[str, str]], parted: int, texts: list[str]
-) -> None:
-    def table(some: list[tuple[str, str]]) -> bytes:
-        return b"I1,C1,y\n" + b"".join(f"{','.join(row)},1\n".encode() for row in some)
-
-    def features(records: Columns) -> list[dict[int, float]]:
-        """Of each record the values that are not 0, by bucket."""
-        both = zip(records["index"].tolist(), records["value"].tolist(), strict=True)
-        return [{at: x for at, x in zip(*each, strict=True) if x} for each in both]
-
-    def hashed(some: list[tuple[str, str]]) -> list[dict[int, float]]:
-        data = table(some)
-        records = hashed_records(data, "t", label=None, leave_out=(), buckets=10**6, texts=texts)
-        return features(records)
-
-    whole = hashed(rows)
-    if 0 < parted < len(rows):
-        assert whole == hashed(rows[:parted]) + hashed(rows[parted:])
-    fields = [Field("index", "int32", (2,)), Field("value", "float32", (2,))]
-    sent = row_records(table(rows), "t", ["y"], texts)["row"].tolist()
-    decoded = make_codec("json", fields, 10**6).decode(sent)
-    assert decoded.skipped == []
-    assert [pytest.approx(each) for each in features(decoded.records)] == whole

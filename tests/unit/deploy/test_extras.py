@@ -42,7 +42,7 @@ OPENED = {  # what a service loads only when it needs it
     ),
 }
 COMMANDS = (
-    *("__main__", "local", "options", "system.api", "render.plots"),
+    *("__main__", "local", "options", "system.api"),
     *("commands.producing", "commands.sources"),
     *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary", "demo.tested_model"),
 )

@@ -423,6 +423,6 @@ def test_the_values_of_the_guide_make_what_it_says(tmp_path: Path) -> None:
         assert container["image"].startswith("registry.example.com/doll-")
         settings = environment_of(objects, container)
         assert settings["DOLL_BLOBS"] == "s3://my-bucket/checkpoints"
-        assert settings["DOLL_REDIS_USERNAME"] == "doll"  # the chart's own
+        assert settings["DOLL_METRICS_PORT"] == "9102"  # the chart's own
     (scaler,) = of_kind(objects, "ScaledObject")
     assert scaler["spec"]["maxReplicaCount"] == 16

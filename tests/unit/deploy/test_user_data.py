@@ -125,7 +125,7 @@ def test_settings_and_secrets_come_as_the_worker_reads_them(
     assert given["DOLL_REDIS_PASSWORD_FILE"] == "/run/secrets/DOLL_REDIS_PASSWORD"  # noqa: S105 -- a path
     assert "DOLL_REDIS_PASSWORD" not in given
     here = {key: value.replace("/run/secrets", f"{work}/secrets") for key, value in given.items()}
-    settings = read_settings(here | {"DOLL_REDIS_USERNAME": "doll"})
+    settings = read_settings(here)
     assert settings.kafka == SETTINGS["settings/DOLL_KAFKA"]
     assert settings.redis_password == SETTINGS["secrets/DOLL_REDIS_PASSWORD"]
     assert (work / "secrets/ca.pem").read_text() == SETTINGS["files/ca.pem"]

@@ -20,15 +20,15 @@ def test_a_machine_that_is_a_process_does_not_inherit_the_port_of_who_rents_it(
     tmp_path: Path,
 ) -> None:
     settings = Settings(metrics_port=9102, kafka="127.0.0.1:1", threads=1)
-    child = start_machine("digits", settings, tmp_path, "w1", {"DOLL_MACHINE": "m1"})
+    child = start_machine("digits", settings, tmp_path, "w1", {"FLEET_MACHINE": "m1"})
     its = Path(f"/proc/{child.pid}/environ")
     try:
         # Until it is a program of its own, it has what the parent of the fork has.
-        await_until(lambda: "DOLL_MACHINE=m1" in its.read_text(), STARTS_S, "the machine starts")
+        await_until(lambda: "FLEET_MACHINE=m1" in its.read_text(), STARTS_S, "the machine starts")
         environment = its.read_text().split("\0")
     finally:
         child.kill()
-    assert {"DOLL_KAFKA=127.0.0.1:1", "DOLL_THREADS=1", "DOLL_MACHINE=m1"} <= set(environment)
+    assert {"DOLL_KAFKA=127.0.0.1:1", "DOLL_THREADS=1", "FLEET_MACHINE=m1"} <= set(environment)
     assert not [each for each in environment if each.startswith("DOLL_METRICS")]
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 OWN = "tests.unit.jobs.odd_tasks"
-MAX_MB = 16_384
 MEMORY_MIB = 2_048
 Build: TypeAlias = "Callable[[JobSpec, Collection[str]], Report]"
 
@@ -61,16 +60,16 @@ def built_here(made: JobSpec, allowed: Collection[str]) -> Report:
 patient = partial(built_apart, patience_s=600.0)  # everything else on the machine may go first
 
 
-def refusal(made: JobSpec, max_model_mb: int = MAX_MB, build: Build = patient) -> GivenError:
+def refusal(made: JobSpec, build: Build = patient) -> GivenError:
     with pytest.raises(GivenError) as refused:
-        check_submission(made, [made.task.entrypoint or ""], max_model_mb, MEMORY_MIB, build)
+        check_submission(made, [made.task.entrypoint or ""], MEMORY_MIB, build)
     assert "\n" not in str(refused.value)
     return refused.value
 
 
 def test_a_job_that_is_well_is_let_through() -> None:
-    check_submission(spec(name="logistic-regression", classes=2), (), MAX_MB, MEMORY_MIB)
-    check_submission(own("Plain"), [f"{OWN}:Plain"], MAX_MB, MEMORY_MIB, patient)
+    check_submission(spec(name="logistic-regression", classes=2), (), MEMORY_MIB)
+    check_submission(own("Plain"), [f"{OWN}:Plain"], MEMORY_MIB, patient)
 
 
 def test_options_of_a_built_in_task_are_refused_by_field() -> None:
@@ -102,12 +101,12 @@ def test_sums_that_a_coordinator_has_no_memory_for_are_refused(
     made = JobSpec.model_validate_json(as_json_of(fields))
     assert made.most_rounds == in_flight
     size_mb = 382
-    check_submission(made, (), MAX_MB, (in_flight + 2) * size_mb)
+    check_submission(made, (), (in_flight + 2) * size_mb)
     if in_flight == 1:
-        check_submission(made, (), MAX_MB, 1)
+        check_submission(made, (), 1)
         return
     with pytest.raises(GivenError) as refused:
-        check_submission(made, (), MAX_MB, (in_flight + 2) * size_mb - 5)
+        check_submission(made, (), (in_flight + 2) * size_mb - 5)
     assert refused.value.fields == ("synchronisation.staleness",)
     assert f"{in_flight} updates in flight" in refused.value.problem
     assumed = "8 workers are counted, as neither staleness nor provisioning.workers says"
@@ -123,9 +122,9 @@ def test_what_workers_know_with_compression_takes_memory_too() -> None:
     ):
         fields = large | {"synchronisation": synchronisation, "compression": {"changes": 0.1}}
         made = JobSpec.model_validate_json(as_json_of(fields))
-        check_submission(made, (), MAX_MB, (sums + 1) * 382)
+        check_submission(made, (), (sums + 1) * 382)
         with pytest.raises(GivenError) as refused:
-            check_submission(made, (), MAX_MB, (sums + 1) * 382 - 5)
+            check_submission(made, (), (sums + 1) * 382 - 5)
         assert refused.value.fields == (field,)
         assert "and what workers know with compression" in refused.value.problem
 
@@ -133,8 +132,9 @@ def test_what_workers_know_with_compression_takes_memory_too() -> None:
 def test_a_model_past_the_setting_is_refused_and_never_made() -> None:
     large = spec(name="tabular-mlp", classes=2, hidden=[2**31 - 1, 2**31 - 1])
     assert "the model takes 17,592" in str(refusal(large, build=built_here))
-    assert "more than the 1 that" in str(refusal(own("Plain", inputs=10_000), 1, built_here))
-    assert "more than the 16,384 that" in str(refusal(own("Plain", inputs=2**31), build=built_here))
+    assert "more than 16,384: make it smaller" in str(
+        refusal(own("Plain", inputs=2**31), build=built_here)
+    )
 
 
 def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
@@ -149,7 +149,7 @@ def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
 
 def unchecked(made: JobSpec, build: Build, *allowed: str) -> Unchecked:
     """Why a task was not checked."""
-    found = check_submission(made, allowed, MAX_MB, MEMORY_MIB, build)
+    found = check_submission(made, allowed, MEMORY_MIB, build)
     assert found is not None
     return found
 

@@ -126,7 +126,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
         elif what < 0.95:
             after = chance.choice([history.epoch, history.epoch, epochs[-2]])
             base = history.path[-min(len(history.path), chance.randint(1, 4))]
-            if append(Lead(after, base, "c")):
+            if append(Lead(after, base, "c", len(updates))):
                 epochs.append(len(updates) - 1)
                 settled = {v: made for v, made in settled.items() if v <= base.version}
         elif what < 0.98 and history.quarantined:
@@ -608,7 +608,8 @@ def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_
 ) -> None:
     # versions   1  2  3  ..  16  [17  18  19  20]     a Lead takes back what is above 4
     monkeypatch.setattr("common.jobs.progress.POINTS", 4)
-    view = JobProgress(job(), kept=4)
+    monkeypatch.setattr("common.jobs.progress.KEPT", 4)
+    view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for version in range(1, 21):
         view.feed_claim(version - 1, BatchReady(WorkerId("w0"), batch(version).address, BATCH))

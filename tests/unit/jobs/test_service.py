@@ -63,7 +63,7 @@ class Bench:
         store.submit(SPEC)
         batch = Batch(0, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
         writer = self.log.writer()
-        for record in (Lead(-1, GENESIS, "c1"), UpdateApplied(0, 1, (batch,), 2, 0.25)):
+        for record in (Lead(-1, GENESIS, "c1", 0), UpdateApplied(0, 1, (batch,), 2, 0.25)):
             writer.append("doll.first.updates", encode_audit(record))
         kind = msgspec.json.encode(Kind("adam", 2, 1, unnamed(2, 1))).decode()
         self.data = pack({"weights": np.ones(3, np.float32)}, {"trainer": kind})

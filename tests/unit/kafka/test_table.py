@@ -28,7 +28,7 @@ from common.kafka.table import (
     table_topic,
 )
 from common.ports.servers import NewRecord
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from common.ports.servers import Bounds

@@ -12,7 +12,6 @@ import torch
 
 from common.core.hashing import bucket_of
 from common.core.vectors import SparseVector
-from common.data.readers import read_records
 from common.data.records import batches
 from common.errors import UserError
 from common.jobs.build import codec_of, trainer_of
@@ -23,6 +22,7 @@ from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from common.wire.vectors import smallest
+from load.harness.rows import read_clicks, read_ratings
 from tests.unit.learning.examples import CPU
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 def clicks(*, real: bool) -> Records:
     if real:
-        return read_records(CLICKS, label="Label", leave_out=["Id"], buckets=FEATURES)
+        return read_clicks(CLICKS, FEATURES)
     random = np.random.default_rng(0)
     return {
         "index": (random.zipf(1.3, (600, 39)) % FEATURES).astype(np.int32),
@@ -52,7 +52,7 @@ def clicks(*, real: bool) -> Records:
 
 def ratings(*, real: bool) -> Records:
     if real:
-        return read_records(RATINGS, ratings=True)
+        return read_ratings(RATINGS)
     random = np.random.default_rng(0)
     return {
         "user": random.integers(0, 300, 2000).astype(np.int32),
@@ -232,7 +232,7 @@ optimizer: {learning_rate: 0.1}
 def test_a_job_names_the_features_and_its_records_give_the_entries() -> None:
     spec = parse_job(JOB)
     assert spec.task_options == {"features": 1000, "entries": 39}
-    assert len(trainer_of(spec, (), 1)().weights()) == 4 * 1001
+    assert len(trainer_of(spec, ())().weights()) == 4 * 1001
 
 
 def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from load.harness.stack import NotMeasuredError
-from load.scale import Cost, Series, earlier, measured
+from load.scale import Cost, Series, measured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 SIZES = (1, 10, 100)
 
@@ -33,21 +31,6 @@ def test_what_must_not_depend_on_the_size_is_judged_itself() -> None:
 def test_differences_below_the_noise_are_none() -> None:
     assert grown(Cost("s", 1, noise=9.0), 5.0, 5.0, 5.1) == pytest.approx([1.0, 9 / 99])
     assert grown(Cost("s", 1, noise=9.0, adds=False), 0.1, 0.0, 3.0) == [9.0, 9.0, 9.0]
-
-
-def test_series_of_earlier_runs_are_drawn_beside_those_of_this_one(tmp_path: Path) -> None:
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
-    workers = {"2": {"batches/s": 4.0}, "8": {"batches/s": 9.0}}
-    first.write_text(json.dumps({"series": {"workers": workers, "jobs": {"1": {"threads": 7.0}}}}))
-    second.write_text(json.dumps({"series": {"jobs": {"1": {"threads": 8.0}}}}))
-
-    found = earlier([first, second])
-
-    assert found == {
-        "jobs": {1: {"threads": 8.0}},
-        "workers": {2: {"batches/s": 4.0}, 8: {"batches/s": 9.0}},
-    }
-    assert earlier([]) == {}
 
 
 def test_what_was_measured_up_to_a_size_that_fails_is_kept() -> None:

@@ -359,7 +359,7 @@ def test_what_follows_a_job_goes_over_to_the_next_one_of_its_name(led: World) ->
         job.stop()
         job.delete(purge=True)
         client_of(led).submit(SPEC)
-        led.log.writer().append("doll.digits.I2.updates", encode_audit(Lead(-1, GENESIS, "c1")))
+        led.log.writer().append("doll.digits.I2.updates", encode_audit(Lead(-1, GENESIS, "c1", 0)))
         keep(led, 0, 1, "digits.I2")
         eventually(lambda: (live.served.epoch, live.version, live.error) == (0, 1, None))
 

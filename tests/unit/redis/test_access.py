@@ -29,7 +29,7 @@ def all_text(error: BaseException) -> str:
 def test_a_server_that_repeats_our_password_does_not_get_it_told(
     url: str, access: RedisAccess
 ) -> None:
-    client = client_of(url, access, 1.0)
+    client = client_of(url, access)
     said = f"unknown command 'AUTH', with args beginning with: 'doll' '{PASSWORD}'"
     try:
         try:
@@ -45,7 +45,7 @@ def test_a_server_that_repeats_our_password_does_not_get_it_told(
 
 def test_a_fault_keeps_what_it_came_from() -> None:
     error = redis.ConnectionError("refused")
-    assert fault(client_of(URL, RedisAccess(), 1.0), error).__cause__ is error
+    assert fault(client_of(URL, RedisAccess()), error).__cause__ is error
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_trouble_with_tls_is_no_absence(reason: str, advice: str) -> None:
     cause.reason = reason
     error = redis.ConnectionError("Error 1 connecting")
     error.__context__ = cause
-    ours = fault(client_of(URL, RedisAccess(), 1.0), error)
+    ours = fault(client_of(URL, RedisAccess()), error)
     assert advice in str(ours)
     assert not ours.retriable
 
@@ -70,7 +70,7 @@ def test_a_connection_that_broke_may_come_back() -> None:
     cause = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
     error = redis.ConnectionError("Error 8")
     error.__context__ = cause
-    assert isinstance(fault(client_of(URL, RedisAccess(), 1.0), error), UnavailableError)
+    assert isinstance(fault(client_of(URL, RedisAccess()), error), UnavailableError)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_connection_that_broke_may_come_back() -> None:
 )
 def test_a_url_that_the_client_does_not_understand_is_not_told(url: str) -> None:
     with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part") as told:
-        client_of(url, RedisAccess(), 1.0)
+        client_of(url, RedisAccess())
     assert PASSWORD not in all_text(told.value)
 
 
@@ -92,4 +92,4 @@ def test_certificates_are_for_tls_alone() -> None:
     ca = ssl.get_default_verify_paths().cafile
     assert ca
     with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part or an option"):
-        client_of(URL, RedisAccess(ca=ca), 1.0)
+        client_of(URL, RedisAccess(ca=ca))

@@ -17,8 +17,6 @@ from common.redis.server import RedisServer, connect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TIMEOUT_S = 0.3
-
 
 class _Host(socketserver.ThreadingTCPServer):
     """Says OK to whatever it is asked, but never again on connections of before `lose_power`."""
@@ -28,6 +26,11 @@ class _Host(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Connection)
         self.life = 0
+
+    @property
+    def url(self) -> str:
+        """Where clients find it, and after how many seconds they give it up."""
+        return f"redis://127.0.0.1:{self.server_address[1]}?socket_timeout=0.3"
 
     def lose_power(self) -> None:
         """Come back at once, and know no connection any more."""
@@ -53,9 +56,7 @@ def host() -> Iterator[_Host]:
 
 
 def test_connections_that_lie_idle_are_not_waited_for_one_after_the_other(host: _Host) -> None:
-    with closing(
-        connect(f"redis://127.0.0.1:{host.server_address[1]}", TIMEOUT_S, RedisAccess())
-    ) as client:
+    with closing(connect(host.url, RedisAccess())) as client:
         server = RedisServer(client, "doll:", lambda _: None)
         pool, at_once = client.connection_pool, [client.borrow() for _ in range(3)]
         for connection in at_once:
@@ -69,19 +70,13 @@ def test_connections_that_lie_idle_are_not_waited_for_one_after_the_other(host: 
 
 
 def test_a_host_that_does_not_take_a_connection_is_asked_anew_within_a_second() -> None:
-    for timeout_s, expected_s in ((5.0, 1.0), (0.3, 0.3)):
-        with closing(connect("redis://127.0.0.1:1", timeout_s, RedisAccess())) as client:
-            options = client.connection_pool.connection_kwargs
-            assert (options["socket_connect_timeout"], options["socket_timeout"]) == (
-                expected_s,
-                timeout_s,
-            )
+    with closing(connect("redis://127.0.0.1:1", RedisAccess())) as client:
+        options = client.connection_pool.connection_kwargs
+        assert (options["socket_connect_timeout"], options["socket_timeout"]) == (1.0, 5.0)
 
 
 def test_a_connection_that_was_lent_before_a_renewal_is_not_used_again(host: _Host) -> None:
-    with closing(
-        connect(f"redis://127.0.0.1:{host.server_address[1]}", TIMEOUT_S, RedisAccess())
-    ) as client:
+    with closing(connect(host.url, RedisAccess())) as client:
         pool, lent = client.connection_pool, client.borrow()
         client.renew(pool)
         client.take_back(lent, pool)
@@ -97,7 +92,7 @@ def test_commands_are_written_alike_whatever_their_size(
     size: int, kind: Callable[[bytes], bytes | memoryview]
 ) -> None:
     value = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    with closing(connect("redis://127.0.0.1:1", TIMEOUT_S, RedisAccess())) as client:
+    with closing(connect("redis://127.0.0.1:1", RedisAccess())) as client:
         connection = client.borrow()
         sent = b"".join(connection.pack_commands([("SET", "ké", kind(value), "PX", 12)]))
     parts = (b"SET", "ké".encode(), value, b"PX", b"12")

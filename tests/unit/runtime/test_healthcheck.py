@@ -16,7 +16,7 @@ from common.runtime import healthcheck
 from common.runtime.healthcheck import HEALTHY, UNHEALTHY, USAGE, main, trouble
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdog, serve
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from common.telemetry.logging import event_logger, line_formatter
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.outages import SETTLED_S
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 PATIENCE_S = 120.0
 AT_ONCE = Patience(first_s=0.0, longest_s=0.0)

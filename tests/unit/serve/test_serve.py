@@ -209,12 +209,8 @@ class World:
         """A Lead and updates; returns its epoch."""
         topic, writer = updates_topic(self.spec.name), self.log.writer()
         self.log.create_topics([NewTopic(topic)])
-        delivered = list[int | None]()
-        lead = encode_audit(Lead(after, base, "c1"))
-        writer.append(topic, lead, on_delivered=delivered.append)
-        assert writer.flush(1.0)
-        [epoch] = delivered
-        assert epoch is not None
+        epoch = after + 1
+        writer.append(topic, encode_audit(Lead(after, base, "c1", epoch)))
         for version in versions:
             span = Span(self.spec.streams[0], 0, version - 1, version)
             batch = Batch(version - 1, WorkerId("w1"), (span,), 1)

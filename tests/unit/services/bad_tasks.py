@@ -45,9 +45,9 @@ def Exits(**_options: object) -> Classifier:  # noqa: N802 -- likewise
 class _Large(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.empty(1_000_000_000))
+        self.weights = nn.Parameter(torch.empty(10_000_000_000))
 
 
 def TooLarge(**_options: object) -> Classifier:  # noqa: N802 -- likewise
-    """A thousand million weights."""
+    """Ten thousand million weights."""
     return _task(_Large)

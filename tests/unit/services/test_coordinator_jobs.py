@@ -22,9 +22,10 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import fields_of
-from common.testing.clock import ManualClock
-from services.coordinator import effects, loop
+from services.coordinator import leadership, loop
 from services.coordinator.candidates import LONGEST_S, Candidates
+from services.coordinator.effects import ending, lease
+from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
@@ -39,7 +40,7 @@ BAD = {  # entrypoint, and what the job is held for
     "Raises": "build() of the task raised",
     "RefusesOptions": "refuses its options",
     "Exits": "SystemExit",
-    "TooLarge": "the model takes 3,815 MiB, more than the 1,000 that DOLL_MAX_MODEL_MB allows",
+    "TooLarge": "the model takes 38,147 MiB, more than 16,384",
 }
 
 
@@ -111,7 +112,7 @@ class Bench:
     """A replica, and jobs beside an innocent one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(effects, "TELL_S", 0.01)
+        monkeypatch.setattr(ending, "TELL_S", 0.01)
         self.log, self.redis = RefusingLog(), MemoryRedis()
         self.log.create_topics([NewTopic(STREAM)])
         self.book = JobStore(self.log)
@@ -130,7 +131,7 @@ class Bench:
     def replica(self, name: str = "c1", tasks: tuple[str, ...] = tuple(BAD)) -> MemoryReplica:
         """Another replica."""
         allowed = tuple(f"{TASKS}:{task}" for task in tasks)
-        settings = Settings(tasks=allowed, max_model_mb=1000)
+        settings = Settings(tasks=allowed)
         self.replicas.append(MemoryReplica(self.log, self.redis, name, settings))
         return self.replicas[-1]
 
@@ -178,14 +179,14 @@ def test_job_that_begins_with_another_model_is_held_with_the_first_difference(
     bench: Bench,
 ) -> None:
     spec, blobs = parse_job(JOB.replace("name: digits", "name: next")), MemoryBlobs()
-    own = trainer_of(spec, (), 100)()
+    own = trainer_of(spec, ())()
     first, *others = own.kind.layout
     layout = (msgspec.structs.replace(first, names=("2.weight",)), *others)
     weights = np.frombuffer(own.weights(), np.float32)
     other = packed(msgspec.structs.replace(own.kind, layout=layout), weights, {})
     origin = Origin("letters", 3, 400, CheckpointStore(blobs, "next").put_origin(other))
     bench.book.submit(spec, origin)
-    replica = MemoryReplica(bench.log, bench.redis, "c1", Settings(max_model_mb=1000), blobs)
+    replica = MemoryReplica(bench.log, bench.redis, "c1", Settings(), blobs)
     bench.replicas.append(replica)
     replica.look_until(lambda: bench.book.get("next").held, "it is held")
     assert (
@@ -224,7 +225,7 @@ def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Ben
 def test_a_replica_tries_again_what_was_not_installed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(effects, "UNABLE_S", (0.01, 0.01))
+    monkeypatch.setattr(lease, "UNABLE_S", (0.01, 0.01))
     made = job_task.trainer_of
     missing = [True]
 
@@ -233,7 +234,7 @@ def test_a_replica_tries_again_what_was_not_installed(
             raise TaskMissingError("task x: No module named 'x'")
         return made(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(effects, "trainer_of", trainer_of)
+    monkeypatch.setattr(leadership, "trainer_of", trainer_of)
     replica = bench.replica()
     replica.look()
     until(lambda: "c1" in bench.board("innocent").unable(), "it says so")

@@ -236,7 +236,7 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
 
 def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> None:
     """Send the heartbeat of a worker, by itself of the job's model."""
-    digest = digest or trainer_of(bench.record.spec, (), 100)().digest
+    digest = digest or trainer_of(bench.record.spec, ())().digest
     bench.board.beat(WorkerId(worker), status, 60.0, digest)
 
 
@@ -261,7 +261,7 @@ def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
     until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
     (data,) = bench.board.snapshots()
     snapshot = from_bytes(data).snapshot
-    own = trainer_of(bench.record.spec, (), 100)()
+    own = trainer_of(bench.record.spec, ())()
     first, *others = own.kind.layout
     layout = (msgspec.structs.replace(first, names=("2.weight",)), *others)
     weights = np.frombuffer(own.weights(), np.float32)

@@ -20,9 +20,9 @@ from common.telemetry.metrics.coordinator import (
     StreamFigures,
     by_worker,
 )
-from common.testing.tracing import MemoryTracer
 from services.coordinator import metrics_observer as measuring
 from services.coordinator.metrics_observer import MetricsObserver
+from tests.fakes.tracing import MemoryTracer
 from tests.unit.cli.test_job import JOB
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import A, B, P, answer, gradient, ready, span

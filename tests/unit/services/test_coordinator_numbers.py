@@ -28,9 +28,9 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.telemetry.metrics.__main__ import sections
-from common.testing.tracing import MemoryTracer
 from common.wire import messages as wire
 from services.coordinator import streams
+from tests.fakes.tracing import MemoryTracer
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import PATIENCE_S, MemoryReplica, until
 
@@ -60,7 +60,7 @@ class Bench:
         self._writer = self.log.writer()
         self._heard = TriggerId(-1, 0)
         self._replica_name = ""
-        self.board.beat(W1, "alive", PATIENCE_S, trainer_of(spec, (), 100)().digest)
+        self.board.beat(W1, "alive", PATIENCE_S, trainer_of(spec, ())().digest)
         self.replica = MemoryReplica(self.log, redis, blobs=MemoryBlobs(), tracer=self.tracer)
         self.metrics = self.replica.metrics
         self.replica.look()

@@ -25,7 +25,6 @@ from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.tracing import NoTracer
-from common.testing.clock import ManualClock
 from services.coordinator.metrics_observer import MetricsObserver
 from services.coordinator.needs import WINDOW_S, Arrivals
 from services.coordinator.streams import (
@@ -38,6 +37,7 @@ from services.coordinator.streams import (
     by_stream,
     ratios,
 )
+from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 
 NAME, EPOCH = "digits", 7

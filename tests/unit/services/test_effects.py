@@ -42,11 +42,13 @@ from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import from_bytes
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.outages import Outage
 from common.telemetry.tracing import NoTracer
 from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
-from services.coordinator.effects import Effects
-from services.coordinator.leadership import Stood
+from services.coordinator.effects.context import JobContext
+from services.coordinator.effects.dispatch import Effects
+from services.coordinator.inbox import Inbox
 from services.coordinator.metrics_observer import MetricsObserver
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from common.ports.servers import Blobs
-    from services.coordinator.leadership import News
 
 NAME = "digits"
 
@@ -75,30 +76,35 @@ class Bench:
         self.replica = MemoryReplica(self.log, self.redis, blobs=blobs)
         self.metrics = CoordinatorMetrics()
         self.woken = 0  # how often the actor was
-        self.effects = Effects(
+        log = event_logger("test")
+        self.inbox = Inbox(self._wake, Outage(log, "redis"))
+        self.job = JobContext(
             self.replica.replica,
             record,
+            self.spec,
+            self.replica.replica.boards.board(record.id),
+            self.inbox,
             MetricsObserver(self.spec, self.metrics, NoTracer()),
-            lease_ttl_s=1.0,
-            logger=event_logger("test"),
-            wake=self._wake,
+            log,
+            self.inbox.outage,
         )
+        self.effects = Effects(self.job, 1.0)
 
     def have_weights(self) -> events.SnapshotsFound:
         """Take the weights of the genesis in hand."""
-        (found,) = self.effects.do(do.FindSnapshots("genesis"))
+        (found,) = self.effects.carry_out(do.FindSnapshots("genesis"))
         assert isinstance(found, events.SnapshotsFound)
-        list(self.effects.do(do.RestoreSnapshot(found.snapshots[0])))
+        list(self.effects.carry_out(do.RestoreSnapshot(found.snapshots[0])))
         return found
 
     def _wake(self) -> None:
         self.woken += 1
 
-    def wakes(self, command: do.CoordinatorCommand, *expected: News) -> bool:
+    def wakes(self, command: do.CoordinatorCommand, *expected: events.CoordinatorEvent) -> bool:
         """Whether the actor is woken for the answer to a command, which it hears in any case."""
         before = self.woken
         self.carry_out(command)
-        assert list(self.effects.leadership.news()) == list(expected)
+        assert list(self.inbox.read()) == list(expected)
         return self.woken > before
 
     def close(self) -> None:
@@ -108,7 +114,7 @@ class Bench:
 
     def carry_out(self, command: do.CoordinatorCommand) -> None:
         """Do it; nothing comes of it at once."""
-        assert list(self.effects.do(command)) == []
+        assert list(self.effects.carry_out(command)) == []
 
 
 @pytest.fixture
@@ -143,7 +149,7 @@ def test_job_that_waits_for_a_checkpoint_says_for_which_in_its_state_and_log(
 
     told = reason.replace("resume", f"resume {NAME}")
     assert bench.board.unable() == {bench.replica.replica.name: told}
-    assert bench.effects.stands_by
+    assert bench.job.role == "standby"
     logged = [r for r in caplog.records if r.getMessage() == "checkpoint_awaited"]
     assert [fields_of(each)["reason"] for each in logged] == [told]
 
@@ -160,7 +166,7 @@ def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> N
 
         def finished() -> bool:
             bench.effects.poll()
-            return bench.effects.finished
+            return bench.effects.ending.finished
 
         until(finished, "it has ended")
         topic = updates_topic(bench.book.get(NAME).id)
@@ -237,15 +243,15 @@ def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
         do.ReadHeartbeats(),
         events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")}),
     )
-    bench.effects.leadership.number += 1  # another leadership knows nobody yet
+    bench.inbox.leadership += 1  # another leadership knows nobody yet
     again = events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")})
     assert bench.wakes(do.ReadHeartbeats(), again)
     assert not bench.wakes(do.ReadHeartbeats(), again)
     status = do.PutLeaderStatus(LeaderStatus(3, 0, {}, 0, 0, 1, {}))
-    assert bench.wakes(status, Stood(replaced=False))
-    assert not bench.wakes(status, Stood(replaced=True))
+    assert bench.wakes(status)
+    assert not bench.wakes(status)
     bench.board.wipe()
-    assert bench.wakes(status, Stood(replaced=False))
+    assert bench.wakes(status, events.BoardWiped())
 
 
 def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tells_it(
@@ -278,7 +284,7 @@ def test_trigger_that_moves_is_in_another_stream_that_the_status_names(bench: Be
 
 def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
     bench.have_weights()
-    trainer, update = bench.effects.trainer, UpdateApplied(3, 1, (), 1, 0.0)
+    trainer, update = bench.job.trainer, UpdateApplied(3, 1, (), 1, 0.0)
     before = np.frombuffer(bytes(trainer.weights()), np.float32)
     vector = np.ones_like(before)
     gradient = Gradient(WorkerId("a"), ModelId(3, 0), (0,), 1, 1.0, {}, 0.1, vector=vector)
@@ -293,11 +299,11 @@ def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
 
 def test_how_large_the_sum_of_an_update_was_is_told_where_that_is_asked(bench: Bench) -> None:
     bench.have_weights()
-    trainer, update = bench.effects.trainer, UpdateApplied(3, 1, (), 1, 0.0)
+    trainer, update = bench.job.trainer, UpdateApplied(3, 1, (), 1, 0.0)
     vector = np.full(len(trainer.weights()) // 4, 2, np.float32)
     gradient = Gradient(WorkerId("a"), ModelId(3, 0), (0,), 1, 1.0, {}, 0.1, vector=vector)
     bench.carry_out(do.AddGradient(1, gradient))
-    told = list(bench.effects.do(do.Apply(1, update, 0.25, measured=True)))
+    told = list(bench.effects.carry_out(do.Apply(1, update, 0.25, measured=True)))
     assert told == [events.Summed(ModelId(3, 1), 4.0 * trainer.parameter_count)]
 
 
@@ -318,7 +324,7 @@ def test_a_search_that_meets_a_server_that_is_away_says_so(
     bench: Bench, source: events.Source
 ) -> None:
     bench.redis.kill()
-    (said,) = bench.effects.do(do.FindSnapshots(source))
+    (said,) = bench.effects.carry_out(do.FindSnapshots(source))
     assert isinstance(said, events.AttemptFailed)
 
 
@@ -334,18 +340,14 @@ def test_what_could_not_be_put_on_the_board_is_told_once_the_board_is_back(
 ) -> None:
     found = bench.have_weights()
     bench.carry_out(do.Begin(3, found.snapshots[0]))
-    put = Stood(replaced=True)
-    assert list(bench.effects.heard(put)) == []
     bench.redis.kill()
     bench.carry_out(command)
     bench.redis.restart()
     status = LeaderStatus(3, 0, {}, 0, 0, 1, {})
     bench.board.put_leader_status(status)
     # The next answer is waited for, although it says nothing else that is new.
-    assert bench.wakes(do.PutLeaderStatus(status), put)
-    assert list(bench.effects.heard(put)) == [events.OrdersLost()]
-    assert list(bench.effects.heard(put)) == []
-    assert not bench.wakes(do.PutLeaderStatus(status), put)
+    assert bench.wakes(do.PutLeaderStatus(status), events.OrdersLost())
+    assert not bench.wakes(do.PutLeaderStatus(status))
 
 
 # --- workers are told what changes ---------------------------------------------------------------
@@ -379,7 +381,7 @@ def posted(bench: Bench, number: int, version: int) -> UpdateTrigger:
 
 
 def step(bench: Bench, version: int, numbers: Sequence[int], by: float) -> None:
-    vector = np.zeros(len(bench.effects.trainer.weights()) // 4, np.float32)
+    vector = np.zeros(len(bench.job.trainer.weights()) // 4, np.float32)
     vector[numbers] = by
     gradient = Gradient(WorkerId("a"), ModelId(3, version), (0,), 1, 1.0, {}, 0.1, vector=vector)
     bench.carry_out(do.AddGradient(version, gradient))
@@ -410,11 +412,11 @@ def test_a_trigger_says_what_has_changed_since_the_one_before(compressed: Bench)
     assert known.tobytes() == board.get_model(ModelId(3, 2))
     step(bench, 3, range(len(known)), 1.0)
     assert posted(bench, 4, 3).since is UNSET
-    assert board.get_model(ModelId(3, 3)) == bytes(bench.effects.trainer.weights())
+    assert board.get_model(ModelId(3, 3)) == bytes(bench.job.trainer.weights())
 
 
 def changed(bench: Bench, options: str) -> None:
-    bench.effects.change(parse_job(WIDE + options))
+    bench.effects.models.change(parse_job(WIDE + options))
 
 
 def whole(bench: Bench, version: int) -> bytes | None:
@@ -429,16 +431,16 @@ def test_compression_comes_and_goes_with_a_version(compressed: Bench) -> None:
     step(bench, 1, [5], 1.0)
     assert posted(bench, 1, 1).since == ModelId(3, 0)
     changed(bench, "")
-    step_of_view = bytes(bench.effects.trainer.weights())
+    step_of_view = bytes(bench.job.trainer.weights())
     assert posted(bench, 2, 1).since is UNSET  # who has version 1 has the view of it
     bench.carry_out(do.PublishModel(ModelId(3, 1)))
     assert whole(bench, 1) is not None
     step(bench, 2, [7], 1e-9)
     trigger = posted(bench, 3, 2)
     assert trigger.since is UNSET
-    assert whole(bench, 2) == bytes(bench.effects.trainer.weights()) != step_of_view
+    assert whole(bench, 2) == bytes(bench.job.trainer.weights()) != step_of_view
     step(bench, 3, [7], 1.0)
-    assert whole(bench, 3) == bytes(bench.effects.trainer.weights())
+    assert whole(bench, 3) == bytes(bench.job.trainer.weights())
     changed(bench, "compression: {changes: 0.01}\n")
     step(bench, 4, [9], 1.0)
     assert whole(bench, 4) is None
@@ -508,9 +510,9 @@ def test_weights_that_were_restored_are_not_offered_as_those_published_before(
     # A leader that steps down and finds another snapshot holds weights that nobody has named yet.
     begins(evaluated, 17)
     evaluated.carry_out(do.StepDown("the lease is held by another"))
-    (found,) = evaluated.effects.do(do.FindSnapshots("genesis"))
+    (found,) = evaluated.effects.carry_out(do.FindSnapshots("genesis"))
     assert isinstance(found, events.SnapshotsFound)
-    assert len(list(evaluated.effects.do(do.RestoreSnapshot(found.snapshots[0])))) == 1
+    assert len(list(evaluated.effects.carry_out(do.RestoreSnapshot(found.snapshots[0])))) == 1
     evaluated.carry_out(do.Finish("stopped by its owner", stopped=True))
     assert offered(evaluated) is None
 
@@ -527,7 +529,7 @@ def test_a_job_that_is_resumed_before_its_stop_is_carried_out_goes_on(evaluated:
     # leader               Finish           its last checkpoint is there
     begins(evaluated, 17)
     evaluated.carry_out(do.Finish("stopped by its owner", stopped=True))
-    assert evaluated.effects.finished
+    assert evaluated.effects.ending.finished
     assert evaluated.book.get(NAME).wanted == "running"
 
 

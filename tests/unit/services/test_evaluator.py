@@ -92,7 +92,7 @@ class World:
         self.running = list[Evaluation]()
         self._ends = Counter[str]()
         self._writer = self.log.writer()
-        self.epoch = self.write(Lead(-1, GENESIS, "c1"))
+        self.epoch = self.write(Lead(-1, GENESIS, "c1", 0))
 
     def model_of(self, slope: float) -> bytes:
         """The weights as a leader offers them."""
@@ -305,7 +305,7 @@ def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
     for version in (1, 2):
         world.update(version)
     first_leader = world.epoch
-    world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 1), "c2"))
+    world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 1), "c2", 3))
     world.board.offer_model(ModelId(first_leader, 2), world.model_of(1.0))
     world.start()
     until(lambda: world.count("skipped") == 1, "it is passed over")
@@ -353,7 +353,7 @@ def test_what_a_new_leader_began_with_is_not_judged_again(world: World) -> None:
     world.offer(2)
     world.start()
     until(world.told, "it is judged")
-    world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 2), "c2"))
+    world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 2), "c2", 4))
     world.offer(2)
     for version in (3, 4):
         world.update(version)

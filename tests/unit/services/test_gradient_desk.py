@@ -39,14 +39,15 @@ from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.outages import Outage
 from common.telemetry.tracing import trace_of
 from common.testing.counting import CountingTask
-from common.testing.tracing import MemoryTracer
 from common.wire.vectors import encode_sparse
 from services.worker.compute import OrderComputer, Shell
 from services.worker.gradients import GradientLoop
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
+from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -142,6 +143,7 @@ def make_world(
             wait=lambda _: None,
             round_began=lambda _epoch, _unsettled: None,
             stream=lambda: TriggerStream(stream[-1]),
+            outage=Outage(logger, "redis"),
         ),
         digest=DIGEST,
     )

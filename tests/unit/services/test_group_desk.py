@@ -43,14 +43,15 @@ from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
+from common.telemetry.outages import Outage
 from common.testing.counting import CountingTask
-from common.testing.group import MemoryNetwork
-from common.testing.tracing import MemoryTracer
 from services.worker.compute import OrderComputer, Shell
 from services.worker.group import GroupAccess, GroupLoop
 from services.worker.held import HeldWhole
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
+from tests.fakes.group import MemoryNetwork
+from tests.fakes.tracing import MemoryTracer
 from tests.unit.services.replicas import until
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def member(held: HeldWhole) -> Iterator[_Leader]:
             wait=lambda _: None,
             round_began=lambda _epoch, _unsettled: None,
             stream=TriggerStream,
+            outage=Outage(logger, "redis"),
         ),
         GroupAccess(MemoryNetwork().groups(), CheckpointStore(MemoryBlobs(), "job")),
         lambda: held,

@@ -20,8 +20,8 @@ from common.ports.group import Peer
 from common.storage.memory import MemoryBlobs
 from common.storage.states import stored_state
 from common.storage.store import CheckpointStore
-from common.testing.group import MemoryNetwork
 from services.worker.held import Formed, HeldSlices, HeldWhole
+from tests.fakes.group import MemoryNetwork
 from tests.ulps import assert_within_ulps
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from common.core import commands as do
 from common.core import events
 from common.core.messages import Failed, Gradient, ModelId, Reply, WorkerId
 from common.core.snapshots import Snapshot
@@ -22,17 +23,21 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
+from common.telemetry.outages import Outage
 from common.telemetry.tracing import NoTracer
-from services.coordinator.leadership import SMALL_BYTES, Leadership
+from services.coordinator.effects.context import JobContext
+from services.coordinator.effects.lease import Lease
+from services.coordinator.inbox import SMALL_BYTES, Inbox
+from services.coordinator.leadership import Leadership
 from services.coordinator.metrics_observer import MetricsObserver
-from services.coordinator.replies import ReplyReader
+from services.coordinator.replies import ReplyReader, SoundReplies
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from services.coordinator.snapshots import SnapshotStore
+    from services.coordinator.effects.snapshots import SnapshotStore
 
 NAME = "digits"
 
@@ -52,15 +57,25 @@ class Bench:
         # Of its own, that reads when a test says so.
         self.reader = ReplyReader(MemoryBoards(self.redis).replies("own"), event_logger("test"))
         metrics = CoordinatorMetrics()
-        self.leadership = Leadership(
-            dataclasses.replace(self.replica.replica, replies=self.reader),
+        log = event_logger("test")
+        wake = lambda: self.woken.append(self.log.bounds(self._control).end)  # noqa: E731
+        self.inbox = Inbox(wake, Outage(log, "redis"))
+        replica = dataclasses.replace(self.replica.replica, replies=self.reader)
+        job = JobContext(
+            replica,
             record,
-            cast("SnapshotStore", None),  # nothing is found, and nothing restored
+            record.spec,
+            replica.boards.board(record.id),
+            self.inbox,
             MetricsObserver(record.spec, metrics, NoTracer()),
-            event_logger("test"),
-            lambda: self.woken.append(self.log.bounds(self._control).end),
+            log,
+            self.inbox.outage,
+            members=True,
         )
-        self.leadership.begin(1, Snapshot(1, ModelId(1, 0), 0, 0, {}), 4)
+        # Nothing is found, and nothing restored.
+        self.leadership = Leadership(job, Lease(job, 1.0), cast("SnapshotStore", None))
+        self.leadership.begin(do.Begin(1, Snapshot(1, ModelId(1, 0), 0, 0, {})))
+        self.inbox.sound = SoundReplies(4, metrics, log)
         self.woken.clear()
 
     def append(self) -> None:
@@ -86,33 +101,33 @@ def bench() -> Iterator[Bench]:
 
 def test_records_wake_nobody_while_they_can_wait_and_are_read_with_what_does(bench: Bench) -> None:
     # control topic      0: woken        1: not        read: both        2: woken
-    leadership = bench.leadership
+    inbox = bench.inbox
     bench.append()
-    assert not leadership.await_gradients(2)
+    assert not inbox.await_gradients(2)
     bench.append()
-    read = [each for each in leadership.news() if isinstance(each, events.ControlRead)]
+    read = [each for each in inbox.read() if isinstance(each, events.ControlRead)]
     assert [offset for each in read for offset, _ in each.records] == [0, 1]
-    assert leadership.await_gradients(0), "what came meanwhile was told to nobody"
+    assert inbox.await_gradients(0), "what came meanwhile was told to nobody"
     bench.append()
     assert bench.woken == [1, 3]
 
 
 def test_gradients_wake_nobody_before_all_are_there_that_are_awaited(bench: Bench) -> None:
-    bench.leadership.await_gradients(2)
+    bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
     assert bench.woken == []
     bench.send(replace(GRADIENT, batches=(6,)))
     assert len(bench.woken) == 1
-    [read] = bench.leadership.news()
+    [read] = bench.inbox.read()
     assert isinstance(read, events.RepliesRead)
     assert len(read.replies) == 2
 
 
 def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench) -> None:
     # One comes while two are awaited; then a turn that has not read it finds that it awaits one.
-    bench.leadership.await_gradients(2)
+    bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
-    assert bench.leadership.await_gradients(1)
+    assert bench.inbox.await_gradients(1)
     assert bench.woken == []
 
 
@@ -126,6 +141,6 @@ def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench
 def test_a_failure_wakes_at_once_and_so_does_what_takes_long_to_add(
     bench: Bench, reply: Reply
 ) -> None:
-    bench.leadership.await_gradients(2)
+    bench.inbox.await_gradients(2)
     bench.send(reply)
     assert len(bench.woken) == 1

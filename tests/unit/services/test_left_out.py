@@ -13,8 +13,8 @@ from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.telemetry.logging import event_logger
-from common.testing.clock import ManualClock
-from services.worker.left_out import AGAIN_S, LeftOut
+from services.worker.effects.board import AGAIN_S, LeftOut
+from tests.fakes.clock import ManualClock
 
 W = WorkerId("w2")
 LAYOUT = (Piece(("one",), (3,)), Piece(("two",), (3,)))

@@ -9,32 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from common.config.settings import Settings
 from common.errors import UserError
-from services.worker.memory import check_group_memory, room_for_slices
+from services.worker.memory import check_group_memory, group_bytes, room_for_slices
 
 MIB = 1 << 18  # numbers
 
 
 def test_weights_that_fit_are_let_through() -> None:
-    check_group_memory(MIB, 2, Settings(group_memory_mib=13))
-    check_group_memory(MIB, 0, Settings())  # half of the machine
+    check_group_memory(MIB, 2, 13 << 20)
+    check_group_memory(MIB, 0, group_bytes())
 
 
-@pytest.mark.parametrize("settings", [Settings(group_memory_mib=12), Settings()])
-def test_weights_that_do_not_fit_are_refused(settings: Settings) -> None:
-    numbers = MIB if settings.group_memory_mib else MIB << 24  # of which no machine has as many
-    with pytest.raises(UserError, match="that DOLL_GROUP_MEMORY_MIB allows"):
-        check_group_memory(numbers, 2, settings)
+@pytest.mark.parametrize(
+    ("numbers", "allowed"),
+    [(MIB, 12 << 20), (MIB << 24, group_bytes())],  # of which no machine has as many
+)
+def test_weights_that_do_not_fit_are_refused(numbers: int, allowed: int) -> None:
+    with pytest.raises(UserError, match="half of its machine or container"):
+        check_group_memory(numbers, 2, allowed)
 
 
 def test_a_member_owns_as_many_slices_as_it_has_memory_for() -> None:
     # Of a million numbers: 48 MiB whatever it owns, and of Adam 4 * (4 * 2 + 2 + 6) / 32 a slice.
     def room(mib: int) -> int:
-        return room_for_slices(MIB << 2, 2, 32, 6, Settings(group_memory_mib=mib))
+        return room_for_slices(MIB << 2, 2, 32, 6, mib << 20)
 
     assert [room(mib) for mib in (48, 49, 50, 58, 112, 9000)] == [0, 0, 1, 5, 32, 32]
-    with pytest.raises(UserError, match="take 48 MiB of each worker, more than the 47"):
+    with pytest.raises(UserError, match="take 48 MiB of each worker, more than 47"):
         room(47)
 
 

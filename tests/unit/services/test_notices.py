@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.telemetry.logging import event_logger, fields_of
-from common.testing.notices import MemoryNotices
 from services.worker.notices import NoticeWatch
+from tests.fakes.notices import MemoryNotices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,10 +28,9 @@ class Bench:
         self.leaving = threading.Event()
         self._caplog = caplog
 
-    def watch(self, *, stays: bool = False) -> NoticeWatch:
+    def watch(self) -> NoticeWatch:
         """Make the watch."""
-        logger = event_logger("worker")
-        return NoticeWatch(self.notices, self.leaving, "stay" if stays else "leave", logger)
+        return NoticeWatch(self.notices, self.leaving, event_logger("worker"))
 
     def events(self) -> list[str]:
         """What was logged."""
@@ -57,25 +56,7 @@ def test_an_interruption_is_told_once_and_makes_the_worker_leave(bench: Bench) -
     assert bench.leaving.is_set()
     assert bench.events() == ["notice_received"]
     at = "2027-01-15T08:00:00Z"
-    assert bench.fields() == [{"kind": "interruption", "at": at, "detail": "stop", "leaves": True}]
-
-
-def test_a_worker_that_stays_on_a_rebalance_leaves_on_the_interruption(bench: Bench) -> None:
-    watch = bench.watch(stays=True)
-    bench.notices.recommend_rebalance(AT_S)
-    watch.look()
-    watch.look()
-    assert not bench.leaving.is_set()
-    bench.notices.interrupt(AT_S)
-    watch.look()
-    assert bench.leaving.is_set()
-    assert [fields["leaves"] for fields in bench.fields()] == [False, True]
-
-
-def test_a_worker_leaves_on_a_rebalance_unless_told_to_stay(bench: Bench) -> None:
-    bench.notices.recommend_rebalance(AT_S)
-    bench.watch().look()
-    assert bench.leaving.is_set()
+    assert bench.fields() == [{"at": at, "detail": "stop"}]
 
 
 def test_an_outage_is_told_when_it_begins_and_ends_and_ends_nobody(bench: Bench) -> None:

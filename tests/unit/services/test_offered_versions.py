@@ -45,7 +45,7 @@ def fed(*records: AuditRecord | None, every: int = 2) -> OfferedVersions:
 
 
 def test_a_version_counts_once_its_update_was_read() -> None:
-    versions = fed(Lead(-1, GENESIS, "c1"), update(0, 1))
+    versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1))
     assert versions.name(ModelId(0, 1)) == ModelId(0, 1)
     assert versions.name(ModelId(0, 2)) is None
     assert versions.may_come(ModelId(0, 2))
@@ -58,11 +58,11 @@ def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
     # record   Lead   J=1  J=2  Lead, base J=2  J=3
     # epoch    0      0    0    3               3
     made = ModelId(0, 2)
-    versions = fed(Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2))
+    versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2))
     assert versions.name(ModelId(0, 0)) == GENESIS
     assert versions.name(ModelId(3, 2)) is None
     assert versions.may_come(ModelId(3, 2))  # its Lead is not read yet
-    versions.feed(3, Lead(0, made, "c2"))
+    versions.feed(3, Lead(0, made, "c2", 3))
     assert versions.name(ModelId(3, 2)) == versions.name(made) == made
     versions.feed(4, update(3, 3))
     assert versions.name(ModelId(3, 3)) == ModelId(3, 3)
@@ -70,7 +70,7 @@ def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
 
 def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
     versions = fed(
-        Lead(-1, GENESIS, "c1"), update(0, 1), update(0, 2), Lead(0, ModelId(0, 1), "c2")
+        Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2), Lead(0, ModelId(0, 1), "c2", 3)
     )
     assert versions.name(ModelId(0, 2)) is None
     assert not versions.may_come(ModelId(0, 2))
@@ -79,7 +79,7 @@ def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
 
 
 def test_a_version_of_the_leader_in_force_that_it_went_past_never_comes() -> None:
-    versions = fed(Lead(-1, GENESIS, "c1"), update(0, 1), Lead(0, ModelId(0, 1), "c2"))
+    versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, ModelId(0, 1), "c2", 2))
     assert not versions.may_come(ModelId(2, 0))
 
 
@@ -101,7 +101,7 @@ def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
         *(made(1, a), made(2, b), made(3, both, b)),
         *(made(4, a), made(5, both, late), made(6, b, c), made(7, a)),
     )
-    versions = fed(Lead(-1, GENESIS, "c1"), *updates, every=3)
+    versions = fed(Lead(-1, GENESIS, "c1", 0), *updates, every=3)
     assert versions.after(GENESIS) == {"a": (a,), "b": (b,)}
     assert versions.after(ModelId(0, 3)) == {"a": (a,), "b": (late,), "c": (c,)}
     assert versions.after(ModelId(0, 6)) == {"a": (a,)}
@@ -114,12 +114,12 @@ def test_by_another_k_as_many_updates_of_the_job_lie_between_two_that_are_offere
     #            counts as   1    1.5  2    2.5  3    3.5  4
     a, b = of("a", 1), of("b", 2)
     halves = [with_(made(v, b if v == 4 else a), equivalent=(v + 1) / 2) for v in range(2, 8)]
-    versions = fed(Lead(-1, GENESIS, "c1"), made(1, a), *halves)
+    versions = fed(Lead(-1, GENESIS, "c1", 0), made(1, a), *halves)
     assert versions.after(GENESIS) == {"a": (a,)}
     assert versions.after(ModelId(0, 3)) == {"a": (a,), "b": (b,)}
     assert versions.after(ModelId(0, 2)) == {}
     assert versions.offered_between(0, 7) == 1
-    versions.feed(8, Lead(0, ModelId(0, 2), "c2"))
+    versions.feed(8, Lead(0, ModelId(0, 2), "c2", 8))
     versions.feed(9, with_(made(3, b, epoch=8), equivalent=2.5))
     assert versions.offered_between(0, 9) == 1
     assert versions.after(ModelId(8, 3)) == {}
@@ -129,11 +129,11 @@ def test_by_another_k_as_many_updates_of_the_job_lie_between_two_that_are_offere
 
 def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> None:
     a, b = of("a", 1), of("b", 2)
-    versions = fed(Lead(-1, GENESIS, "c1"), made(1, a), made(2, a), made(3, a), made(4, b))
+    versions = fed(Lead(-1, GENESIS, "c1", 0), made(1, a), made(2, a), made(3, a), made(4, b))
     assert versions.after(ModelId(0, 2)) == {"a": (a,), "b": (b,)}
-    versions.feed(5, Lead(0, ModelId(0, 3), "c2"))
+    versions.feed(5, Lead(0, ModelId(0, 3), "c2", 5))
     assert versions.after(ModelId(0, 2)) == {"a": (a,)}
-    versions.feed(6, Lead(5, ModelId(0, 2), "c3"))
+    versions.feed(6, Lead(5, ModelId(0, 2), "c3", 6))
     assert versions.after(ModelId(0, 2)) == {}
     versions.feed(7, made(3, b, epoch=6))
     assert versions.after(ModelId(0, 2)) == {"b": (b,)}
@@ -141,7 +141,7 @@ def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> Non
 
 def test_what_was_told_before_is_known_but_not_of_versions_that_were_taken_back() -> None:
     versions = fed(
-        Lead(-1, GENESIS, "c1"),
+        Lead(-1, GENESIS, "c1", 0),
         *(update(0, version) for version in range(1, 5)),
         evaluated(ModelId(0, 2), streams=True),
         evaluated(ModelId(0, 4)),
@@ -149,14 +149,14 @@ def test_what_was_told_before_is_known_but_not_of_versions_that_were_taken_back(
         Drifted(ModelId(0, 4), 1.0, "clicks", 0.1, 0.3),
     )
     assert (versions.tested, versions.predicted) == (4, 2)
-    versions.feed(9, Lead(0, ModelId(0, 3), "c2"))
+    versions.feed(9, Lead(0, ModelId(0, 3), "c2", 9))
     assert (versions.tested, versions.predicted) == (2, 2)
-    versions.feed(10, Lead(9, ModelId(0, 1), "c3"))
+    versions.feed(10, Lead(9, ModelId(0, 1), "c3", 10))
     assert (versions.tested, versions.predicted) == (-1, -1)
 
 
 def test_a_record_that_does_not_parse_changes_nothing() -> None:
-    versions = fed(Lead(-1, GENESIS, "c1"), None, update(0, 1))
+    versions = fed(Lead(-1, GENESIS, "c1", 0), None, update(0, 1))
     assert versions.name(ModelId(0, 1)) == ModelId(0, 1)
 
 

@@ -1,11 +1,14 @@
 """Rows in order of arrival, then by batch: nothing lost, nothing mixed up."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.core.batching import Batcher, Run
 from common.core.spans import Partition, Span
-from services.worker.rows import ArrivedRows, BatchCache
+from services.worker.rows import BatchCache, joined
 
 A, B = Partition("s", 0), Partition("s", 1)
 
@@ -14,42 +17,46 @@ def rows(*values: int) -> dict[str, np.ndarray]:
     return {"x": np.array(values), "y": np.array(values) * 10}
 
 
-def test_a_batch_takes_the_oldest_rows_of_each_span_in_the_order_of_its_address() -> None:
-    arrived = ArrivedRows()
-    arrived.add(B, rows(20, 21))
-    arrived.add(A, rows(10))
-    arrived.add(A, rows(11, 12))
-
-    taken = arrived.take((Span("s", 0, 0, 2), Span("s", 1, 0, 1)), (2, 1))
-
-    assert taken["x"].tolist() == [10, 11, 20]
-    assert taken["y"].tolist() == [100, 110, 200]
-    assert arrived.take((Span("s", 0, 2, 3),), (1,))["x"].tolist() == [12]
+def run(partition: Partition, start: int, values: Sequence[int]) -> Run:
+    offsets = range(start, start + len(values))
+    return Run(partition, offsets, (), 0.0, 0.0, rows=rows(*values))
 
 
-def test_dropped_rows_are_gone_and_others_stay() -> None:
-    arrived = ArrivedRows()
-    arrived.add(A, rows(1))
-    arrived.add(B, rows(2))
-    arrived.drop(A)
-    arrived.add(A, rows(3))
-    assert arrived.take((Span("s", 0, 5, 6), Span("s", 1, 0, 1)), (1, 1))["x"].tolist() == [3, 2]
+def placed(batch_size: int) -> Batcher:
+    batcher = Batcher(batch_size)
+    for partition in (A, B):
+        batcher.place(partition, 0)
+    return batcher
 
 
-@given(st.lists(st.integers(1, 5), max_size=12), st.lists(st.integers(1, 7), max_size=12))
-def test_any_runs_cut_at_any_places_give_the_same_rows(runs: list[int], cuts: list[int]) -> None:
-    total = sum(runs)
-    arrived, start = ArrivedRows(), 0
-    for size in runs:
-        arrived.add(A, rows(*range(start, start + size)))
+def test_batch_has_the_rows_of_its_records_in_the_order_of_its_address() -> None:
+    batcher = placed(4)
+    assert batcher.add(run(B, 0, [20]), 0.0) == ()
+    assert batcher.add(run(A, 0, [10, 11]), 0.0) == ()
+    (first,) = batcher.add(run(A, 2, [12, 13, 14]), 0.0)
+    assert joined(first.rows)["x"].tolist() == [10, 11, 12, 20]
+    assert joined(first.rows)["y"].tolist() == [100, 110, 120, 200]
+    (second,) = batcher.add(run(A, 5, [15, 16]), 0.0)
+    assert joined(second.rows)["x"].tolist() == [13, 14, 15, 16]
+
+
+def test_rows_of_a_partition_that_is_dropped_are_in_no_batch() -> None:
+    batcher = placed(3)
+    batcher.add(run(A, 0, [1]), 0.0)
+    batcher.add(run(B, 0, [2]), 0.0)
+    batcher.place(A, 5)
+    (cut,) = batcher.add(run(A, 5, [3, 4]), 0.0)
+    assert joined(cut.rows)["x"].tolist() == [3, 4, 2]
+
+
+@given(st.lists(st.integers(1, 5), max_size=12), st.integers(1, 7))
+def test_runs_of_any_sizes_give_the_same_rows(sizes: list[int], batch_size: int) -> None:
+    batcher, start, taken = placed(batch_size), 0, list[int]()
+    for size in sizes:
+        for cut in batcher.add(run(A, start, range(start, start + size)), 0.0):
+            taken += joined(cut.rows)["x"].tolist()
         start += size
-    taken = list[int]()
-    for cut in cuts:
-        if len(taken) + cut <= total:
-            taken += arrived.take((Span("s", 0, len(taken), len(taken) + cut),), (cut,))[
-                "x"
-            ].tolist()
-    assert taken == list(range(len(taken)))
+    assert taken == list(range(start // batch_size * batch_size))
 
 
 def test_past_its_budget_a_batch_keeps_only_its_address() -> None:

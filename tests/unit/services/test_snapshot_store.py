@@ -27,11 +27,11 @@ from common.storage.store import TAKEN_BACK_S, CheckpointStore
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.serving import Watchdogs
-from common.testing.clock import ManualClock
 from common.wire.messages import frame
 from load.harness.s3_servers import LIES, Lie
-from services.coordinator.snapshots import SnapshotStore
+from services.coordinator.effects.snapshots import SnapshotStore
 from tests.bad_blobs import DyingBlobs, LyingBlobs
+from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:

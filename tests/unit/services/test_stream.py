@@ -10,25 +10,29 @@ import numpy as np
 from common.core.messages import BatchReady, LeaderStatus, WorkerId
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition
+from common.core.worker import Worker
 from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.data.registered import RegisteredCodec
 from common.errors import UnavailableError
 from common.kafka.memory import MemoryLog
-from common.kafka.names import control_topic
+from common.kafka.names import control_topic, group_name
 from common.kafka.schemas import JobSchemas
 from common.ports.servers import NewRecord, NewTopic, Truncated
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.tracing import trace_of
-from common.testing.clock import ManualClock
-from common.testing.tracing import MemoryTracer
 from common.wire import messages as wire
-from services.worker.rows import ArrivedRows, BatchCache
-from services.worker.schemas import SchemaFinder
+from services.worker.effects.board import WorkerBoard
+from services.worker.effects.claims import ClaimSender
+from services.worker.effects.schemas import SchemaFinder, SchemaGate
+from services.worker.rows import BatchCache
 from services.worker.stream import Stream
+from services.worker.time_lag import TimeLag
 from services.worker.traces import BatchTraces
+from tests.fakes.clock import ManualClock
+from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,21 +95,19 @@ class Bench:
         self.metrics, self.tracer = WorkerMetrics(("s",)), MemoryTracer()
         self.board = FullBoard(MemoryRedis(self.clock), JOB)
         self.cache = BatchCache(1 << 20)
+        traces = BatchTraces(self.tracer, JOB, W, lambda: WALL_S)
+        logger = event_logger("test")
         self.stream = Stream(
-            W,
-            JOB,
-            WorkerSettings(batch_size=8, bound=4, batch_linger_s=LINGER_S),
+            Worker(W, WorkerSettings(batch_size=8, bound=4, batch_linger_s=LINGER_S)),
+            self.log.stream(group_name(JOB), ("s",), W),
+            ClaimSender(self.log, JOB, logger, self.metrics, traces),
+            WorkerBoard(W, self.board, "", None, logger, self.clock),
+            gate=SchemaGate(self.schemas),
             codec=codec,
-            schemas=self.schemas,
-            log=self.log,
-            board=self.board,
-            arrived=ArrivedRows(),
             cache=self.cache,
-            logger=event_logger("test"),
+            time_lag=TimeLag(("s",), logger, self.metrics),
+            logger=logger,
             measures=self.metrics,
-            traces=BatchTraces(self.tracer, JOB, W, lambda: WALL_S),
-            streams=("s",),
-            hold=False,
             clock=self.clock,
         )
 

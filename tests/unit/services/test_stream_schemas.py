@@ -9,7 +9,7 @@ import pytest
 from common.core.messages import Skipped
 from common.core.schemas import Schema
 from common.errors import LateError, RefusedError, UnavailableError, UnreachableError
-from services.worker.schemas import ABSENT_S
+from services.worker.effects.schemas import ABSENT_S
 from tests.unit.kafka.test_schemas import Registry, written
 from tests.unit.services.replicas import until
 from tests.unit.services.test_stream import LINGER_S, Bench, P, W

@@ -21,9 +21,9 @@ from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_parts
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger, fields_of
-from common.testing.tracking import MemoryTracking
 from services.evaluator.__main__ import tracks
 from services.evaluator.tracker import JobTracker, TrackerProcess, TrackingPace
+from tests.fakes.tracking import MemoryTracking
 from tests.unit.services.test_evaluator import JOB, NAME, World
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def test_what_a_takeover_took_back_is_no_version(tracked: Tracked) -> None:
     tracked.save(1)
     tracked.save(2)
     first = tracked.world.epoch
-    tracked.world.epoch = tracked.world.write(Lead(first, ModelId(first, 1), "c2"))
+    tracked.world.epoch = tracked.world.write(Lead(first, ModelId(first, 1), "c2", 5))
     tracked.start().turn()
     assert tracked.versions() == {"1": "1"}
     assert tracked.server.aliases[NAME, "newest"] == "1"

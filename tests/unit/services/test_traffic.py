@@ -11,8 +11,8 @@ import pytest
 from common.errors import GroupError
 from common.ports.group import Peer
 from common.telemetry.metrics.worker import WorkerMetrics
-from common.testing.group import MemoryNetwork
 from services.worker.traffic import TrafficCounter, counted
+from tests.fakes.group import MemoryNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,9 +28,9 @@ from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
-from common.testing.tracing import MemoryTracer
 from doll.yaml_file import as_json
 from services.worker.loop import JobWorker, Observers
+from tests.fakes.tracing import MemoryTracer
 
 if TYPE_CHECKING:
     from common.core.messages import TriggerId

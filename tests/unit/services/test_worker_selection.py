@@ -19,9 +19,9 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.registry import ProcessMetrics
-from common.testing.clock import ManualClock
 from services.worker import selection
 from services.worker.selection import JobSelector, Worker
+from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from common.telemetry.outages import (
     OutageNotifier,
     ongoing,
 )
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 from tests.unit.telemetry.test_logging import logger_to
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from psutil import Process as Process  # noqa: PLC0414 -- `fleet` names it, too
 if TYPE_CHECKING:
     from pathlib import Path
 
-_TAG, _DIRECTORY = "DOLL_MACHINE", "DOLL_FLEET_DIRECTORY"
+# The first is a mark that processes are found by again, and no setting.
+_TAG, _DIRECTORY = "FLEET_MACHINE", "DOLL_FLEET_DIRECTORY"
 
 
 class Table:

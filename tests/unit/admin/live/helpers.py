@@ -94,9 +94,9 @@ def update(
     return UpdateApplied(epoch, version, made, samples, loss, accuracy, short)
 
 
-def lead(after: int = -1, base: ModelId = GENESIS, candidate: str = "c") -> Lead:
+def lead(after: int = -1, base: ModelId = GENESIS, candidate: str = "c", epoch: int = 0) -> Lead:
     """A candidacy."""
-    return Lead(after, base, candidate)
+    return Lead(after, base, candidate, epoch)
 
 
 def quarantine(epoch: int, number: int, reason: str = "poison: it raised") -> Quarantined:

@@ -53,7 +53,7 @@ def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
             record = update(epoch, version, *made, loss=offset / 7, metrics={name: offset / 100})
         elif what == "lead":
             back = history.path[-min(len(history.path), 1 + number)]
-            record = lead(epoch, back)
+            record = lead(epoch, back, epoch=offset)
         elif what == "quarantine":
             record = quarantine(epoch, number)
         if history.feed(offset, record) and isinstance(record, Lead):
@@ -158,7 +158,9 @@ def test_of_many_updates_the_newest_are_kept_and_the_sums_of_all(
     course: list[tuple[str, int, int]], kept: int
 ) -> None:
     records = written(course)
-    view = JobProgress(job(), kept=kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.jobs.progress.KEPT", kept)
+        view = JobProgress(job())
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
     updates = [record for _, record in effective(records)[0]]
@@ -194,7 +196,7 @@ def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)
     assert not view.feed_update(502, update(300, 41), 1.0, 1.0)  # a ghost
     assert view.feed_update(503, update(480, 42), 2.0, 2.0)
-    assert view.feed_update(504, lead(480, ModelId(480, 41)), 3.0, 3.0)
+    assert view.feed_update(504, lead(480, ModelId(480, 41), epoch=504), 3.0, 3.0)
     assert view.feed_update(505, update(504, 42), 4.0, 4.0)
     page = updates_page(view, 0, 10)
     assert [(each.version, each.epoch) for each in page.updates] == [(41, 480), (42, 504)]

@@ -100,6 +100,6 @@ def test_effective_versions_alone_are_told(view: JobProgress) -> None:
     assert shown is not None
     assert (shown.version, shown.test) == (2, {"accuracy": 0.8})
     assert curves_answer(view, FleetLedger(), 2.0).evaluation.version == (2,)
-    view.feed_update(5, lead(0, ModelId(0, 1), "c2"), 1.0, 1.0)
+    view.feed_update(5, lead(0, ModelId(0, 1), "c2", 5), 1.0, 1.0)
     assert not view.feed_update(6, judged(2), 1.0, 1.0)
     assert progress_answer(view, 2.0).evaluation is None

@@ -206,7 +206,7 @@ def test_what_an_evaluator_tells_of_the_first_weights_is_told(rig: Rig) -> None:
 def test_a_takeover_is_told_by_the_job_anew(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1), update(0, 2))
     rig.begin()
-    rig.topics.audit(lead(0, ModelId(0, 1), "other"))
+    rig.topics.audit(lead(0, ModelId(0, 1), "other", 3))
     assert rig.hear("job")["progress"]["version"] == 1
 
 

@@ -16,7 +16,6 @@ from common.spot.experiments.preemption import Chain
 from common.spot.experiments.prices import ConstantPrices
 from common.spot.experiments.results import Summary
 from common.spot.policies.fixed import OnDemandOnly, Static
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import RatePrior
 from common.spot.theory.provisioning import plan_of
 from common.spot.theory.work import Pool, Work, market
@@ -345,29 +344,3 @@ def test_progress_rises_to_all() -> None:
     assert told == sorted(told)
     assert told[0] == pytest.approx(0.4, abs=0.02)
     assert told[-1] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("parameter", "changes"),
-    [
-        ("variation", {"variation": -1.0}),
-        ("last_round_s", {"last_round_s": -1.0}),
-        ("step_s", {"step_s": 0.0}),
-        ("give_up_after", {"give_up_after": 0.0}),
-        ("offers", {"offers": (None,)}),
-        ("capacity_per_s", {"stream": "reassign"}),
-        ("capacity_per_s", {"capacity_per_s": np.sqrt}),
-    ],
-)
-def test_conditions_that_make_no_sense_are_refused(
-    parameter: str, changes: dict[str, object]
-) -> None:
-    arguments: dict[str, object] = {"prices": prices(1), "offers": (None, None)}
-    with pytest.raises(ParameterError, match=parameter):
-        Conditions(**{**arguments, **changes})  # type: ignore[arg-type]
-
-
-def test_prices_are_needed_for_every_pool() -> None:
-    conditions = Conditions(prices(1)[:1], (None,))
-    with pytest.raises(ParameterError, match="prices"):
-        simulate_analytically(givens(np.ones((1, 2)), 2), OnDemandOnly(), conditions, seed=1)

@@ -16,7 +16,6 @@ from common.spot.theory.work import Pool
 from tests.unit.spot.experiments.decisions import (
     NOWHERE,
     ON_DEMAND,
-    OTHER,
     SPOT,
     count,
     decide,
@@ -159,12 +158,6 @@ def test_a_slot_nowhere_has_no_machine() -> None:
     fleet.step(0.0, (None, np.ones((1, 1), np.bool_)), [np.array([DEAR]), np.array([CHEAP])])
     assert not fleet.active.any()
     assert fleet.usage.usd[:, 0].sum() == 0
-
-
-def test_a_place_beyond_the_pools_is_refused() -> None:
-    fleet = Fleet((ON_DEMAND_POOL, SPOT_POOL), 1, 2, STEP_S)
-    with pytest.raises(ParameterError, match=r"places: worker 1 is in pool 2 of 2"):
-        fleet.order(0, decide([SPOT, OTHER]))
 
 
 def test_nothing_can_end_before_the_first_step() -> None:
@@ -379,11 +372,6 @@ def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:
     fleet.order(0, count(spot=1, on_demand=2))
     step(fleet, 0, "#")
     assert fleet.speeds[0].tolist() == [2.0, 1.0]
-
-
-def test_an_offer_of_an_unknown_pool_is_refused() -> None:
-    with pytest.raises(ParameterError, match="moon is none of on-demand, spot"):
-        counting(SPOT_POOL).order(0, count(moon=1))
 
 
 @given(

@@ -12,7 +12,6 @@ from common.spot.experiments.fleet import Fleet
 from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.spot.experiments.results import Change
 from common.spot.machines import Offer
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import CyclePrior, RatePrior
 from common.spot.theory.work import Pool
 from tests.unit.spot.experiments.decisions import (
@@ -201,30 +200,6 @@ def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
     assert later.pools[SPOT].availability == pytest.approx((90 + 14) / 120)
     assert later.pools[SPOT].cycle_s == pytest.approx(120 / 2)
     assert later.pools[ON_DEMAND] is POOLS[ON_DEMAND]
-
-
-@pytest.mark.parametrize(
-    ("parameter", "changes"),
-    [
-        ("rates_per_s", {"rates_per_s": np.ones(3)}),
-        ("deadline_s", {"deadline_s": np.ones(3)}),
-        ("pools", {"pools": ()}),
-        ("updates", {"updates": 0}),
-        ("gradient_s", {"gradient_s": 0.0}),
-    ],
-)
-def test_a_job_that_makes_no_sense_is_refused(parameter: str, changes: dict[str, object]) -> None:
-    arguments: dict[str, object] = {
-        "pools": POOLS,
-        "rates_per_s": np.ones((2, 3)),
-        "group_size": 1,
-        "batch_size": 1,
-        "updates": 1,
-        "deadline_s": np.ones(2),
-        "gradient_s": 0.01,
-    }
-    with pytest.raises(ParameterError, match=parameter):
-        Givens(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
 def test_theta_0_and_its_price_come_from_the_rates() -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.errors import UserError
-from common.spot.experiments.prices import ConstantPrices, TracePrices, prices_of
+from common.spot.experiments.prices import TracePrices, prices_of
 from common.spot.traces.spec import TraceSpec
 from common.spot.traces.trace import Trace
 
@@ -25,9 +24,6 @@ def test_a_constant_price_never_changes(tmp_path: Path) -> None:
     prices = prices_of(0.158, tmp_path, 3, np.random.default_rng(1))
     assert prices.at(5).tolist() == [0.158] * 3
     assert not prices.changed(0, 1e9).any()
-    assert prices.mean_usd_per_hour == 0.158
-    with pytest.raises(UserError, match="usd_per_hour"):
-        ConstantPrices(-1, 3)
 
 
 def test_each_run_sees_the_trace_from_its_start() -> None:
@@ -35,7 +31,6 @@ def test_each_run_sees_the_trace_from_its_start() -> None:
     assert prices.at(0).tolist() == [0.1, 0.3, 0.1]
     assert prices.at(6).tolist() == [0.1, 0.1, 0.1]
     assert prices.at(15).tolist() == [0.3, 0.1, 0.3]
-    assert prices.mean_usd_per_hour == pytest.approx(0.2)
 
 
 def test_a_change_is_told_once_and_only_if_the_price_is_another() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from common.spot.experiments.results import Change, PoolUse, Run, Spread, Summary, wilson
-from common.spot.theory.errors import ParameterError
 
 RUN = Run(
     seed=7,
@@ -74,16 +73,3 @@ def test_a_summary_is_ready_for_json() -> None:
     assert said["cost_ratio"] == {"mean": 0.5, "std": 0.0, "low": 0.5, "high": 0.5}
     assert said["changes"] == 0.5
     assert json.loads(json.dumps(RUN.as_dict()))["pools"]["spot"]["preemptions"] == 4
-
-
-def test_no_runs_say_nothing() -> None:
-    with pytest.raises(ParameterError, match="no run"):
-        Summary.of([])
-    with pytest.raises(ParameterError, match="no run"):
-        Spread.of(np.array([]))
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 2)])
-def test_a_share_of_nothing_is_refused(successes: int, trials: int) -> None:
-    with pytest.raises(ParameterError):
-        wilson(successes, trials)

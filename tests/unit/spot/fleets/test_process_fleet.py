@@ -19,8 +19,8 @@ from common.spot.fleets.local.table import Table
 from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning.costs import Bill
 from common.spot.theory.billing import BY_NAME
-from common.testing.clock import ManualClock
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
+from tests.fakes.clock import ManualClock
 from tests.memory_fleet import MemoryPrices
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def test_what_a_machine_starts_is_no_machine(provider: Processes) -> None:
         fleet.launch([order(1)])
         await_that(lambda: (provider.folder / "w1.log").read_text() == "ready\n")
         main = provider.running()[1]
-        assert [child.environ()["DOLL_MACHINE"] for child in main.children()]
+        assert [child.environ()["FLEET_MACHINE"] for child in main.children()]
         assert len(fleet.machines()) == 1
         main.kill()
         await_that(lambda: machine_of(fleet, 1).cause == "failed")

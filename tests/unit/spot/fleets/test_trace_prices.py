@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.spot.fleets.prices import FixedPrices, PricesTogether, TracePrices
 from common.spot.machines import Offer, PriceHistory
 from common.spot.traces.spec import TraceSpec
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

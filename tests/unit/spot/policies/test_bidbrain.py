@@ -104,11 +104,3 @@ def test_a_renewal_has_the_odds_of_its_bid_above_the_price_of_now() -> None:
     below = Allocation(0, 10, 0.21, 0.2, 3600.0)
     assert slow.renews([], above, 3600.0, np.array([0.2]))
     assert not slow.renews([], below, 3600.0, np.array([0.2]))
-
-
-@pytest.mark.parametrize("field", ["most_per_s", "eviction_s", "change_s"])
-def test_a_number_out_of_range_is_named(field: str) -> None:
-    prices = calm(0.2)
-    numbers = {"most_per_s": 4.0} | {field: -1.0}
-    with pytest.raises(ParameterError, match=field):
-        BidBrain(eviction_odds(prices, STEP_S), np.array([4.0]), **numbers)

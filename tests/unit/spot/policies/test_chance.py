@@ -16,7 +16,6 @@ from common.spot.policies.chance import (
     third_moment_of_uptime_s3,
 )
 from common.spot.policies.policy import Policy, Situation
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import cost_curve, plan
 from common.spot.theory.work import Market, Pool, Work, market
 
@@ -199,11 +198,3 @@ def test_the_policy_decides_once() -> None:
     assert np.count_nonzero(first.places == 1) == first.plan.spot == 26
     assert policy.reconsider(dataclasses.replace(situation, now_s=500.0), first) is first
     assert (policy.name, policy.review_s, policy.watches_outages) == ("chance", None, False)
-
-
-@pytest.mark.parametrize("probability", [0.0, 1.0, -0.5, 95.0, math.nan])
-def test_a_probability_lies_between_0_and_1(probability: float) -> None:
-    with pytest.raises(ParameterError, match="probability: must lie between 0 and 1"):
-        Chance(probability)
-    with pytest.raises(ParameterError, match="probability: must lie between 0 and 1"):
-        plan_with_probability(equal(1.05), market(*PRICES, 0.9), probability)

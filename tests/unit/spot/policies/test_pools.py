@@ -14,7 +14,6 @@ from common.spot.policies.policy import Decision, MachineCount, Situation
 from common.spot.policies.pools import Pools, expected_serving
 from common.spot.policies.spot import ready_usd_per_s
 from common.spot.theory.billing import BY_NAME
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.preemption import distribution_of_running
 from common.spot.theory.work import Pool, Work
 
@@ -266,14 +265,3 @@ def test_where_records_may_wait_a_stream_gets_a_machine_on_demand_in_time_and_no
 def test_reliable_machines_are_always_on_demand() -> None:
     situation = seen(PLENTY, (ON_DEMAND_POOL, A))
     assert asked(Pools(reliable=2).reconsider(situation, None)) == {"a": 10, "on-demand": 2}
-
-
-def test_numbers_out_of_range_are_named() -> None:
-    with pytest.raises(ParameterError, match="spot_up_to"):
-        Pools(spot_up_to=0.9)
-    with pytest.raises(ParameterError, match="max_lag_s"):
-        Pools(max_lag_s=0.0)
-    with pytest.raises(ParameterError, match="reliable"):
-        Pools(reliable=-1)
-    with pytest.raises(ParameterError, match="review_s"):
-        Pools(review_s=0.0)

@@ -13,7 +13,7 @@ from common.spot.plans import decode_plan, encode_plan
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
 from common.spot.provisioning.provisioner import Provisioner
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 from tests.memory_fleet import MemoryFleet, MemoryPrices
 from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0
 

@@ -168,7 +168,7 @@ def test_a_job_that_stops_at_a_loss_is_planned_until_its_curve_is_there(street: 
     # 0.3 + 2 exp(-J / 442) is 0.5 after 1018 updates: 120 more, and 10 until the mean is there
     losses = [0.3 + 2.0 * math.exp(-version / 442) for version in range(1, 899)]
     updates = [UpdateApplied(0, n, (batch(n),), 40, loss) for n, loss in enumerate(losses, 1)]
-    desk.on(events.UpdatesRead(tuple(enumerate((Lead(-1, GENESIS, "c"), *updates)))))
+    desk.on(events.UpdatesRead(tuple(enumerate((Lead(-1, GENESIS, "c", 0), *updates)))))
     street.append(ReplanAsked(street.clock(), "ada", "the losses are known"))
     desk.run(5)
 
@@ -262,7 +262,7 @@ def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
     desk = at_work(street, with_policy("on-demand"))
     desk.on(events.ClaimsRead(tuple(batches(40, 100.0))))
     slow = UpdateApplied(0, 1, tuple(batch(n) for n in range(4)), 40, 1.0, gradient_s=2.0)
-    desk.on(events.UpdatesRead(((0, Lead(-1, GENESIS, "c")), (1, slow))))
+    desk.on(events.UpdatesRead(((0, Lead(-1, GENESIS, "c", 0)), (1, slow))))
     street.append(ReplanAsked(street.clock(), "ada"))
     desk.run(10)
 

@@ -51,7 +51,7 @@ def update(version: int, epoch: int = 0, gradient_s: float = 0.0) -> UpdateAppli
 
 def audited(*records: AuditRecord) -> Estimator:
     estimator = Estimator(SETTINGS)
-    estimator.updates(enumerate((Lead(-1, GENESIS, "c"), *records)), T0)
+    estimator.updates(enumerate((Lead(-1, GENESIS, "c", 0), *records)), T0)
     return estimator
 
 
@@ -62,7 +62,7 @@ def to_loss(losses: Sequence[float], loss: float = 0.5) -> Estimator:
         UpdateApplied(0, version, (batch(version),), 40, value)
         for version, value in enumerate(losses, 1)
     )
-    estimator.updates(enumerate((Lead(-1, GENESIS, "c"), *updates)), T0)
+    estimator.updates(enumerate((Lead(-1, GENESIS, "c", 0), *updates)), T0)
     return estimator
 
 
@@ -132,7 +132,7 @@ def test_a_loss_that_is_never_reached_is_no_number_of_updates() -> None:
 def test_losses_that_a_leader_took_back_do_not_count() -> None:
     losses = falling(1600)
     estimator, faithful = to_loss(losses), to_loss(losses[:800])
-    estimator.updates([(1601, Lead(0, ModelId(0, 800), "d"))], T0)
+    estimator.updates([(1601, Lead(0, ModelId(0, 800), "d", 1601))], T0)
 
     value, expected = estimator.updates_to_loss(), faithful.updates_to_loss()
     assert value is not None
@@ -237,7 +237,7 @@ def test_the_time_of_a_gradient_is_that_of_the_first_pool_whatever_made_it() -> 
         estimator.fleet(record, ledger)
     made = (batch(1, WorkerId("digits-w0-1")), batch(2))
     applied = UpdateApplied(0, 1, made, 40, 1.0, gradient_s=0.15)
-    estimator.updates(enumerate((Lead(-1, GENESIS, "c"), applied)), T0)
+    estimator.updates(enumerate((Lead(-1, GENESIS, "c", 0), applied)), T0)
 
     assert estimator.gradient(T0).value == pytest.approx(0.2)
 
@@ -251,7 +251,7 @@ def test_a_pool_that_is_not_as_fast_as_the_market_file_says_is_found_out() -> No
     for offset, record in enumerate(records):
         ledger.feed(offset, record)
         estimator.fleet(record, ledger)
-    trail: list[AuditRecord] = [Lead(-1, GENESIS, "c")]
+    trail: list[AuditRecord] = [Lead(-1, GENESIS, "c", 0)]
     for version in range(1, 801):
         by = [WorkerId("digits-w0-1")] * (1 + version % 9) + [WorkerId("by-hand")] * 4
         made = tuple(batch(20 * version + at, worker) for at, worker in enumerate(by))
@@ -273,7 +273,7 @@ def test_updates_that_say_no_time_leave_it_a_guess() -> None:
 
 
 def test_a_new_leader_takes_updates_and_their_samples_back() -> None:
-    taken_back = Lead(0, ModelId(0, 1), "c2")
+    taken_back = Lead(0, ModelId(0, 1), "c2", 4)
     estimator = audited(update(1), update(2), update(3), taken_back, update(2, epoch=4))
 
     assert (estimator.version, estimator.samples) == (2, 80)
@@ -284,7 +284,7 @@ def test_updates_by_a_rule_count_by_the_k_of_the_job() -> None:
     estimator = audited(update(1), half, with_(update(3), equivalent=2.0))
     assert (estimator.version, estimator.progress) == (3, 2.0)
 
-    estimator.updates([(4, Lead(0, ModelId(0, 2), "c2"))], T0)
+    estimator.updates([(4, Lead(0, ModelId(0, 2), "c2", 4))], T0)
     assert (estimator.version, estimator.progress) == (2, 1.5)
 
 
@@ -314,7 +314,7 @@ def test_transfer_is_what_was_measured() -> None:
 
     def after(settings: ProvisionerSettings, updates: Sequence[AuditRecord]) -> Estimator:
         estimator = Estimator(settings)
-        estimator.updates(enumerate((Lead(-1, GENESIS, "c"), *updates)), T0)
+        estimator.updates(enumerate((Lead(-1, GENESIS, "c", 0), *updates)), T0)
         return estimator
 
     assert after(formula, [update(1)]).update_mb == 8.0

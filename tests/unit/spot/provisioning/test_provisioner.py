@@ -356,7 +356,7 @@ def sizes(street: Street) -> list[int]:
 def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Street) -> None:
     desk = ProviderThread(street, BALANCED)
     desk.run(10)
-    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c")),)))
+    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c", 0)),)))
     desk.on(events.StreamsSeen(1_000_000))  # records that wait
 
     make_updates(desk)
@@ -380,7 +380,7 @@ def test_where_nothing_waits_or_nobody_asked_machines_stay(street: Street) -> No
         street = Street()
         desk = ProviderThread(street, settings)
         desk.run(10)
-        desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c")),)))
+        desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c", 0)),)))
         desk.on(events.StreamsSeen(waits))
         make_updates(desk)
         assert set(sizes(street)) == {4}
@@ -391,7 +391,7 @@ def test_an_owner_who_wants_more_machines_gets_them_until_they_are_measured(
 ) -> None:
     desk = ProviderThread(street, BALANCED)
     desk.run(10)
-    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c")),)))
+    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c", 0)),)))
     desk.on(events.StreamsSeen(1_000_000))
     make_updates(desk)
     assert sizes(street)[-1] == 1

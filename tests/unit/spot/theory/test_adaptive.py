@@ -202,8 +202,6 @@ def test_the_runtime_of_places_is_equation_21() -> None:
 
 
 def test_numbers_that_make_no_sense_are_named() -> None:
-    with pytest.raises(ParameterError, match="review_s: must be a number above 0"):
-        Adaptive(review_s=0)
     with pytest.raises(ParameterError, match="pools: there are 1"):
         POLICY.reconsider(situation(pools=POOLS[:1]), None)
 

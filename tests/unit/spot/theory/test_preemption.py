@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.spot.theory import preemption
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.preemption import relaxation_s
 
 
@@ -82,10 +81,3 @@ def test_the_variance_of_the_uptime_has_no_seam_where_its_series_begins() -> Non
 @pytest.mark.parametrize("availability", [0.0, 1.0])
 def test_a_machine_that_never_changes_has_no_variance(availability: float) -> None:
     assert preemption.variance_of_uptime_s2(1000, availability, 500) == 0
-
-
-def test_a_chain_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ParameterError, match="availability"):
-        relaxation_s(1.2, 1000.0)
-    with pytest.raises(ParameterError, match="cycle_s"):
-        preemption.variance_of_uptime_s2(10, 0.5, 0)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.speeds import SpeedTally
 
 HALF_LIFE_S = 600.0
@@ -59,10 +58,3 @@ def test_what_was_long_ago_is_forgotten() -> None:
         fast = int(rng.integers(1, 20))
         tally.add(float(now_s), [20 - fast, fast], ((20 - fast) + fast / 3) / 20 * GRADIENT_S)
     assert tally.speeds == pytest.approx([1.0, 3.0], rel=0.05)
-
-
-def test_speeds_and_times_that_make_no_sense_are_named() -> None:
-    with pytest.raises(ParameterError, match="speed"):
-        SpeedTally([1.0, 0.0], HALF_LIFE_S)
-    with pytest.raises(ParameterError, match="half_life_s"):
-        SpeedTally([1.0], 0.0)

@@ -167,12 +167,3 @@ def test_an_unheard_stream_is_what_the_prior_says_until_it_should_have_spoken() 
         found.rate(5.0, 99)
     assert found.rate(5.0, 99, prior).value == pytest.approx(10)
     assert float(found.rate(1000.0, 99, prior).value) < 0.11
-
-
-def test_what_makes_no_sense_is_refused_by_name() -> None:
-    with pytest.raises(ParameterError, match="samples: must be a number of at least 0"):
-        StreamTally(0.0).batch(0, -1, 1.0, 2.0, now_s=3.0)
-    with pytest.raises(ParameterError, match="first_s, last_s, now_s: times must be finite"):
-        StreamTally(0.0).batch(0, 1, math.nan, 2.0, now_s=3.0)
-    with pytest.raises(ParameterError, match="half_life_s"):
-        StreamTally(0.0, -1.0)

@@ -10,7 +10,7 @@ from common.spot.provisioning.records import EstimateRecord, Reviewed
 from common.spot.provisioning.report import report_of
 from common.telemetry.metrics.__main__ import sections
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 from tests.unit.spot.provisioning.examples import (
     SETTINGS,
     T0,

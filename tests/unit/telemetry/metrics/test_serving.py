@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import MOST_OPEN, STILL_S, Watchdog, Watchdogs, serve
-from common.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,6 @@ class MemoryNotices:
         self.rejected = 0
         self._away = False
         self._interruption: Notice | None = None
-        self._rebalance: Notice | None = None
         self._nonsense = False
 
     def look(self) -> Notice | None:
@@ -23,15 +22,11 @@ class MemoryNotices:
             raise UnavailableError("the provider does not answer")
         if self._nonsense:
             self.rejected += 1
-        return self._interruption or self._rebalance
+        return self._interruption
 
     def interrupt(self, at_s: float, action: str = "terminate") -> None:
         """Give notice: the machine goes then."""
-        self._interruption, self._nonsense = Notice("interruption", at_s, action), False
-
-    def recommend_rebalance(self, at_s: float) -> None:
-        """Say that the machine is likely to go, as of then."""
-        self._rebalance = Notice("rebalance", at_s, "")
+        self._interruption, self._nonsense = Notice(at_s, action), False
 
     def talk_nonsense(self) -> None:
         """Say something that is no notice, where an interruption would stand."""

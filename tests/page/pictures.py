@@ -1,7 +1,7 @@
 """Takes the pictures of docs/reference/page.md, in a real Chromium, of a made-up job.
 
-    python -m load.page.pictures             # writes docs/pictures/page-{laptop,phone}.png
-    python -m load.page.pictures --dark --out out    # as those see it whose screen is dark
+    python -m tests.page.pictures             # writes docs/pictures/page-{laptop,phone}.png
+    python -m tests.page.pictures --dark --out out    # as those see it whose screen is dark
 
 Exit status: 0 taken; 2 there is no Chromium.
 """
@@ -9,46 +9,23 @@ Exit status: 0 taken; 2 there is no Chromium.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, FloatRect, ViewportSize, sync_playwright
+from playwright.sync_api import FloatRect, ViewportSize
 
-from load.page.service import PageService, served
-from load.page.world import World, make_record, make_world
+from load.harness.browser import browser, chromium
+from tests.page.service import PageService, served
+from tests.page.world import World, make_record, make_world
 
 _OUT = Path(__file__).parents[2] / "docs/pictures"
-_OPTIONS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--force-color-profile=srgb",
-)
 _SIZES = {
     "laptop": (ViewportSize(width=1280, height=800), 1.0),
     "phone": (ViewportSize(width=390, height=844), 2.0),
 }
 _CARDS = {"laptop": 7, "phone": 3}  # that a picture shows, each of them whole
 _MARGIN = 8  # below the last one
-
-
-def chromium() -> str | None:
-    """Where the system's Chromium is."""
-    return shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@contextmanager
-def browser(executable: str) -> Iterator[Browser]:
-    """A Chromium that calls nobody but whom its pages do."""
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=executable, args=list(_OPTIONS))
-        try:
-            yield opened
-        finally:
-            opened.close()
 
 
 def some_jobs(now_s: float) -> dict[str, World]:
@@ -73,7 +50,7 @@ def main() -> int:
     given = parser.parse_args()
     executable = chromium()
     if executable is None:
-        print("Chromium was not found on PATH", file=sys.stderr)
+        sys.stderr.write("Chromium was not found on PATH\n")
         return 2
     service = PageService(some_jobs(time.time()))
     with served(service) as address, browser(executable) as opened, service.training("fraud"):
@@ -88,7 +65,7 @@ def main() -> int:
                 http_credentials={"username": "me", "password": service.key},
             )
             page = context.new_page()
-            page.on("console", lambda message: print(message.text))
+            page.on("console", lambda message: print(message.text, file=sys.stderr))  # noqa: T201 -- of a command
             page.goto(f"{address}/#/jobs/fraud")
             page.locator(".chart.lanes").scroll_into_view_if_needed()
             for chart in page.locator(".chart").all():

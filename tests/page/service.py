@@ -36,8 +36,8 @@ from common.spot.plans import encode_plan
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.wire.messages import encode_audit
-from load.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 from services.admin.app import create_app
+from tests.page.world import STREAMS, UPDATES_PER_S, World, leader_status_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ class PageService:
         position = self._log.bounds(Partition(topics.updates_topic(job), 0)).end
         made = ModelId(last.epoch, last.version)
         snapshot = Snapshot(last.epoch, made, position, 0, dict(world.record.first))
-        trainer = trainer_of(world.record.spec, (), 1)().snapshot()
+        trainer = trainer_of(world.record.spec, ())().snapshot()
         saved = to_bytes(SnapshotFile(snapshot, trainer))
         self._board(job).put_snapshot(last.epoch, saved, "c1")
 

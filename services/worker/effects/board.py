@@ -1,14 +1,16 @@
-"""Reports why the leader gives this worker no work, in the log and for `doll job show`."""
+"""A stream thread's part on the job's board: signs of life, and what the leader says."""
 
 from __future__ import annotations
 
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from common.core import events
 from common.core.liveness import WORKER
-from common.errors import CorruptError, FutureFormatError
+from common.errors import CorruptError, FutureFormatError, UnavailableError
 from common.learning.checkpoint import difference, layout_at
 from common.storage.snapshot_file import from_head
+from common.telemetry.outages import Outage, OutageNotifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Board
     from common.telemetry.logging import EventLogger
 
+HEARTBEAT_TTL_S = 1.2  # four beats: one lost and one late are no death
 # Time between two reports in Redis.
 AGAIN_S = 10.0
 # Lifetime of a report in Redis: one report may be late.
@@ -82,3 +85,53 @@ class LeftOut:
             if found:
                 return f"the first difference: {found}"
         return ""
+
+
+class WorkerBoard:
+    """Gives signs of life, reads the leader's status, and reports what this worker meets.
+
+    Args:
+        worker: This worker's name.
+        board: Board of the job, in Redis.
+        digest: Digest of the layout of this worker's model, for its heartbeats.
+        left_out: Reports that the leader gives this worker no work.
+        logger: Logger bound to the job and the worker.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        board: Board,
+        digest: str,
+        left_out: LeftOut | None,
+        logger: EventLogger,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._worker = worker
+        self._board = board
+        self._digest = digest
+        self._left_out = left_out
+        self._outage = Outage(logger, "redis", clock)
+        self._notifier = OutageNotifier(board, worker, str(logger.bound.get("job", "")), clock)
+
+    def beat(self, status: str) -> None:
+        """Give a sign of life."""
+        try:
+            self._board.beat(self._worker, status, HEARTBEAT_TTL_S, self._digest)
+            self._outage.quiet()  # it may answer, and refuse what is written
+        except UnavailableError as error:
+            self._outage.met(error)
+
+    def leader_status(self) -> events.LeaderStatusSeen | None:
+        """Read the leader's status, and report what there is to report; None without Redis."""
+        try:
+            found = self._board.get_leader_status()
+            if self._left_out is not None:
+                self._left_out.look(found)
+            self._notifier.notify()
+            self._outage.quiet()
+        except UnavailableError as error:
+            self._outage.met(error)
+            return None
+        return events.LeaderStatusSeen(found)

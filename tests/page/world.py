@@ -178,7 +178,7 @@ class _Learning:
         self._world, self._random = world, random
         self._owed = 0.0
         self._backlog = [300.0, 420.0, 250.0]
-        world.updates.append((world.record.submitted_s + 10.0, Lead(-1, ModelId(-1, 0), "c1")))
+        world.updates.append((world.record.submitted_s + 10.0, Lead(-1, ModelId(-1, 0), "c1", 0)))
 
     def step(self, at_s: float, working: int) -> None:
         random = self._random

@@ -1,11 +1,15 @@
-"""Finds the schemas of a worker's records, without keeping its stream thread waiting."""
+"""Finds the schemas of a worker's records, and keeps records back whose schema is not known yet.
+
+The stream thread never waits for one.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from common.core.liveness import (
     REGISTRY_LATE,
@@ -14,9 +18,11 @@ from common.core.liveness import (
     WAITING,
 )
 from common.errors import DollError, LateError, RefusedError, UnavailableError, UnreachableError
+from common.ports.servers import EndReached, Fetched, OutOfRange, Truncated
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
+    from common.core.spans import Partition
     from common.data.registered import RegisteredCodec
     from common.kafka.schemas import JobSchemas
     from common.telemetry.logging import EventLogger
@@ -29,6 +35,9 @@ _STATUSES: dict[type[Exception], str] = {
     RefusedError: REGISTRY_REFUSES,
     UnreachableError: REGISTRY_UNREACHABLE,
 }
+
+
+OfPartition: TypeAlias = Fetched | EndReached | OutOfRange | Truncated
 
 
 class SchemaFinder:
@@ -106,3 +115,50 @@ class SchemaFinder:
                 self._outage.met(error if isinstance(error, DollError) else fault)
                 self.missing = _STATUSES.get(type(error), WAITING)
                 self._closed.wait(RETRY_S)
+
+
+class SchemaGate:
+    """Keeps back what a worker read until its schema is known, and all that comes after, in order.
+
+    Args:
+        finder: Finds the schemas; None: records need none.
+    """
+
+    def __init__(self, finder: SchemaFinder | None) -> None:
+        self._finder = finder
+        self._held = deque[OfPartition]()  # the first awaits a schema
+
+    @property
+    def is_closed(self) -> bool:
+        """True while something is kept back."""
+        return bool(self._held)
+
+    @property
+    def missing(self) -> str:
+        """Heartbeat status that says why a schema is missing; empty: none is."""
+        return "" if self._finder is None else self._finder.missing
+
+    def add(self, event: OfPartition) -> None:
+        """Take in what was read of a partition."""
+        self._held.append(event)
+
+    def ready(self) -> Iterator[OfPartition]:
+        """Take out, one by one, what nothing is missing for."""
+        while self._held:
+            first = self._held[0]
+            if isinstance(first, Fetched) and self._finder and not self._finder.ready(first.values):
+                return
+            yield self._held.popleft()
+
+    def drop(self, partitions: Collection[Partition]) -> None:
+        """Forget what waits of these partitions: it was read from where they do not stand now."""
+        self._held = deque(each for each in self._held if each.partition not in partitions)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._held.clear()
+
+    def close(self) -> None:
+        """Look for no schema any more."""
+        if self._finder is not None:
+            self._finder.close()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from common.core import events
 from common.core.messages import GENESIS, ModelId, Positions
-from common.core.snapshots import genesis
+from common.core.snapshots import Snapshot, genesis
 from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
 from common.learning.checkpoint import model_in
 from common.storage.manifest import told
@@ -28,15 +29,18 @@ from common.storage.snapshot_file import (
     to_parts,
 )
 from common.storage.states import stored_state
+from common.storage.store import CheckpointStore
 from common.telemetry.outages import Outage
+from services.coordinator.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
+    from common.core import commands as do
     from common.jobs.store import JobRecord
     from common.ports.servers import Board
     from common.runtime.supervisor import Supervised, Supervisor
-    from common.storage.store import CheckpointStore
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
+    from services.coordinator.effects.context import JobContext
 
 FORGED = (
     "no coordinator of this job wrote it: somebody else may write to Redis; it counts for nothing"
@@ -353,3 +357,103 @@ class SnapshotStore:
         """Leave its weights for evaluators: no other version of members comes by here."""
         if self._record.spec.evaluation is not None:
             self._board.offer_model(saved.snapshot.made, model_in(saved.trainer))
+
+
+class _Unpublished(NamedTuple):
+    """A snapshot that waits for dead letters."""
+
+    saved: SnapshotFile
+    checkpoint: bool = False
+    state: bool = False  # as members copy it, too
+
+
+class SnapshotPublisher:
+    """Copies a leader's weights, and publishes snapshots once their dead letters are delivered."""
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        replica, metrics = job.replica, job.observer.metrics
+        self.store = SnapshotStore(
+            job.record,
+            replica.name,
+            job.board,
+            None if replica.blobs is None else CheckpointStore(replica.blobs, job.id),
+            logger=job.log,
+            steps=replica.steps,
+            metrics=metrics,
+            wake=job.inbox.wake,
+            fail=job.fail,
+            stored=self._stored,
+            verified=self._verified,
+        )
+        self.letters = DeadLetters(
+            job.id,
+            log=replica.log,
+            spans=replica.spans,
+            steps=replica.steps,
+            metrics=metrics,
+            logger=job.log,
+            wake=job.inbox.wake,
+            fail=job.fail,
+        )
+        # A checkpoint that the updates topic may not name yet.
+        self.unnamed: ModelId | None = None
+        self._copy = b""
+        # Times are seconds since 1970: of the copy of the weights, and of the version of the newest
+        # snapshot, which keeps its time in later snapshots of it.
+        self._copied_at_s = 0.0
+        self._version = GENESIS, 0.0
+        self._unpublished: _Unpublished | None = None
+
+    @property
+    def all_stored(self) -> bool:
+        """True if every snapshot is published, and the last checkpoint uploaded."""
+        return self._unpublished is None and self.store.all_uploaded
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """A leadership begins with a snapshot."""
+        self._copy, self._version = b"", (snapshot.made, snapshot.made_at_s or time())
+
+    def copy(self, _: do.CopyWeights) -> None:
+        """Copy the weights in hand."""
+        self._copy, self._copied_at_s = self._job.trainer.snapshot(), time()
+
+    def take(self, command: do.PublishSnapshot) -> None:
+        """Publish a snapshot of the weights that were copied, now or later."""
+        snapshot = command.snapshot
+        if snapshot.made != self._version[0]:
+            self._version = snapshot.made, time() if self._job.members else self._copied_at_s
+        snapshot = replace(snapshot, made_at_s=self._version[1])
+        earlier = self._unpublished or _Unpublished(SnapshotFile(snapshot, b""))
+        self._unpublished = _Unpublished(
+            SnapshotFile(snapshot, self._copy),
+            command.checkpoint or earlier.checkpoint,
+            command.state or earlier.state,
+        )
+        self.publish()
+
+    def publish(self) -> None:
+        """Publish the snapshot that waits, once the dead letters that it leaves are delivered."""
+        if self._unpublished is None or not self.letters.all_delivered:
+            return
+        waited, self._unpublished = self._unpublished, None
+        try:
+            self.store.put(waited.saved, checkpoint=waited.checkpoint, state=waited.state)
+        except UnavailableError as error:
+            self._job.outage.met(error)
+
+    def end_leadership(self) -> None:
+        """Publish nothing of it any more."""
+        self._unpublished = None
+
+    def close(self) -> None:
+        """Write no more letters, and upload no more."""
+        self.letters.end()
+        self.store.end()
+
+    def _stored(self, made: ModelId) -> None:
+        self._job.inbox.put(self._job.inbox.leadership, events.StateStored(made))
+
+    def _verified(self, name: ModelId) -> None:
+        self.unnamed = name
+        self._job.inbox.put(0, events.CheckpointVerified(name))

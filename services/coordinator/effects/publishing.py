@@ -1,0 +1,238 @@
+"""What a leader puts on the board for workers and evaluators: models, triggers, its status."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from common.core import events
+from common.core.messages import Gradient, ModelId
+from common.core.snapshot_schedule import is_offered
+from common.learning.significance import Compression, View
+from common.wire.vectors import encode_sparse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core import commands as do
+    from common.core.liveness import Heartbeat
+    from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
+    from common.core.snapshots import Snapshot
+    from common.jobs.spec import JobSpec
+    from services.coordinator.effects.context import JobContext
+
+INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
+MOST_TOLD = 200  # lines of one leadership about members: whoever forges names fills no disk
+_UNCHANGED: tuple[ModelId | UnsetType, bytes | UnsetType] = (UNSET, UNSET)
+
+
+class ModelPublisher:
+    """Takes a leader's steps, and puts each model where workers find it."""
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self.view: View | None = None  # of a leader that sends workers what changes
+        self._viewed: ModelId | None = None  # the model that the view is of
+        self._changed = _UNCHANGED  # since which model, and how, for the next trigger
+        self._offered: ModelId | None = None
+        self._progress = -1.0, 0.0  # before the version in hand, and with it
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """A leadership begins with a snapshot's weights."""
+        self.view = None
+        self._progress = snapshot.progress - 1, snapshot.progress
+        if not self._job.members:
+            self._compress()
+
+    def add(self, command: do.AddGradient) -> None:
+        """Add a gradient to its sum."""
+        gradient = command.gradient
+        if isinstance(gradient, Gradient):
+            self._job.trainer.add(command.round, gradient.vector, gradient.samples)
+
+    def apply(self, command: do.Apply) -> Iterator[events.CoordinatorEvent]:
+        """Take the step of an update."""
+        number, update = command.round, command.update
+        if command.measured:
+            model = ModelId(update.epoch, update.version)
+            yield events.Summed(model, self._job.trainer.square(number))
+        self._job.trainer.apply(number, command.learning_rate, update.scale or 1.0)
+        self._progress = self._progress[1], update.progress
+
+    def discard(self, command: do.DiscardSum) -> None:
+        """Forget a sum."""
+        self._job.trainer.discard(command.round)
+
+    def publish(self, command: do.PublishModel) -> None:
+        """Put the weights in hand where workers find them, and where evaluators do."""
+        self._job.in_hand = command.model
+        if self.view is None or command.whole:
+            self._put_whole(command.model)
+        evaluation = self._job.record.spec.evaluation
+        if evaluation and is_offered(*self._progress, evaluation.every_updates):
+            self.offer()
+
+    def offer(self) -> None:
+        """Leave the weights in hand for evaluators, once."""
+        model = self._job.in_hand
+        if model is not None and model != self._offered:
+            self._job.board.offer_model(model, self._job.trainer.snapshot(optimizer=False))
+            self._offered = model
+
+    def complete(self, trigger: UpdateTrigger) -> UpdateTrigger:
+        """Return a trigger with the weights, or with what has changed since the last trigger."""
+        members = self._job.members
+        trigger = replace(
+            trigger,
+            weights=bytes(self._job.trainer.weights()) if self._travels_inside else None,
+            reply_to=self._job.replica.name,
+            digest=UNSET if members else self._job.trainer.digest,
+        )
+        if self.view is None:
+            return trigger
+        self._follow(self.view, trigger.model)
+        (since, changes), self._changed = self._changed, _UNCHANGED
+        # A worker that misses this trigger fetches the whole model.
+        return replace(trigger, since=since, changes=changes)
+
+    def change(self, spec: JobSpec) -> None:
+        """Go by a job that was changed; its compression counts from the next version on."""
+        self._job.spec = spec
+        if self._job.role == "leader" and not self._job.members:
+            self._compress()
+
+    def _put_whole(self, model: ModelId) -> None:
+        """Put a model where whoever does not know it finds it."""
+        if self.view is not None:
+            self._follow(self.view, model)
+        if self.view is not None:
+            self._job.board.put_model(model, self.view.weights.data.cast("B"))
+        elif not self._travels_inside:
+            self._job.board.put_model(model, self._job.trainer.weights())
+
+    def _follow(self, view: View, model: ModelId) -> None:
+        """Let the view be one of this model; it is put whole where most of it has changed."""
+        if self._viewed == model:
+            return
+        since, self._viewed, self._changed = self._viewed, model, _UNCHANGED
+        if self._job.spec.compression is None:  # any more: from this model on all is told
+            self.view = None
+            self._put_whole(model)
+            return
+        weights = np.frombuffer(self._job.trainer.weights(), np.float32)
+        told = view.follow(weights, model.version)
+        if told is None:
+            self._job.board.put_model(model, view.weights.data.cast("B"))
+        elif since is not None:
+            self._changed = since, encode_sparse(told)
+
+    def _compress(self) -> None:
+        """Let workers know the weights in hand, and of later ones what changes; or what they know.
+
+        A model that has a name stays what it is: who holds it has the same bits.
+        """
+        if self._job.spec.compression is None or self._travels_inside:
+            return
+        compression = Compression(**self._job.spec.compression.model_dump())
+        if self.view is None:
+            trainer = self._job.trainer
+            weights = np.frombuffer(trainer.weights(), np.float32)
+            self.view = View(weights, trainer.parameter_count, compression)
+            self._viewed = self._job.in_hand
+        else:
+            self.view.compression = compression
+
+    @property
+    def _travels_inside(self) -> bool:
+        """True if the model is in each trigger: then nobody asks the board for it."""
+        return not self._job.members and len(self._job.trainer.weights()) <= INLINE_BYTES
+
+
+class OrderPublisher:
+    """Posts triggers, puts the leader's status, and asks which workers are alive."""
+
+    def __init__(self, job: JobContext, models: ModelPublisher) -> None:
+        self._job = job
+        self._models = models
+        self.lost = False  # a model or a trigger of this leader could not be put
+        self._stated = False  # this leader has put its status
+        self._status: LeaderStatus | None = None  # the newest
+        self._triggers = ""  # the stream that its triggers are in
+        self._stage = 0  # of those who own slices, in this leadership
+        self._told_of = set[tuple[str, str, str]]()  # what the log says of its members
+        # Workers as seen last, and in which leadership; of the thread that sees them.
+        self._seen: tuple[int, dict[WorkerId, Heartbeat]] | None = None
+
+    def begin(self) -> None:
+        """A leadership begins, of which nobody has seen anything."""
+        self.lost = self._stated = False
+        self._status, self._triggers, self._stage = None, "", 0
+        self._told_of.clear()
+
+    def post(self, command: do.PostTrigger) -> None:
+        """Post a trigger, in a new stream if it moves or if something there keeps it out."""
+        job, moves = self._job, command.moves
+        trigger = self._models.complete(command.trigger)
+        if not moves and job.board.post_trigger(trigger, self._triggers):
+            return
+        self._triggers = token_hex(8)
+        kept_out = "in the stream of before are triggers of a later leader, or forged ones"
+        reason = "a worker does not answer" if moves else kept_out
+        job.log.warning("triggers_moved", to=self._triggers, reason=reason)
+        job.board.post_trigger(trigger, self._triggers)
+        if self._status is not None:
+            self._put(self._status)
+
+    def put_status(self, command: do.PutLeaderStatus) -> None:
+        """Put the leader's status, and log what it says of members."""
+        self._status = command.leader_status
+        self._log_members(self._status)
+        self._put(self._status)
+
+    def read_heartbeats(self, _: do.ReadHeartbeats) -> None:
+        """Ask which workers are alive; the actor is woken if that is news."""
+        job, leadership = self._job, self._job.inbox.leadership
+
+        def are_news(beats: dict[WorkerId, Heartbeat]) -> bool:
+            before, self._seen = self._seen, (leadership, beats)
+            return before != self._seen
+
+        seen = job.inbox.answer(lambda beats: (events.WorkersSeen(beats),), wakes=are_news)
+        job.replica.exchange.alive(job.id, seen, soon=not job.calm)
+
+    def _put(self, leader_status: LeaderStatus) -> None:
+        job, lost = self._job, self.lost  # then the actor waits for an answer, to put them again
+        said = replace(leader_status, triggers=self._triggers)
+        answered = job.inbox.answer(self._put_answered, wakes=lambda stood: lost or not stood)
+        job.replica.exchange.put_leader_status(job.id, said, answered, soon=not job.calm)
+
+    def _put_answered(self, stood: bool) -> Iterator[events.CoordinatorEvent]:  # noqa: FBT001 -- an answer
+        """The status is on the board; if none stood there before, the board came back empty."""
+        if not stood and self._stated:
+            self._job.log.warning("board_wiped")
+            yield events.BoardWiped()
+        elif self.lost:
+            yield events.OrdersLost()
+        self._stated, self.lost = True, False
+
+    def _log_members(self, leader_status: LeaderStatus) -> None:
+        """Log other owners of slices, who takes no part, and for whom updates wait, once each."""
+        group, log = leader_status.group, self._job.log
+        if group is UNSET:
+            return
+        if group.stage:
+            before, self._stage = self._stage, group.stage
+            if before not in {0, group.stage}:
+                log.info("stage_switched", before=before, stage=group.stage)
+        told = [("left_out", worker, why) for worker, why in group.left_out.items()]
+        for worker, most_s in group.waits.items():
+            told.append(("updates_wait", worker, f"it copies the weights, {most_s:g} s at most"))
+        for event, worker, why in told:
+            if (event, worker, why) not in self._told_of and len(self._told_of) < MOST_TOLD:
+                self._told_of.add((event, worker, why))
+                say = log.warning if event == "left_out" else log.info
+                say(event, worker=worker, reason=why)

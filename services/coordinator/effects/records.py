@@ -1,0 +1,88 @@
+"""What a coordinator writes to Kafka: its decisions, and openings of partitions."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from common.core import events
+from common.core.messages import AuditRecord, Lead
+from common.errors import BrokenWriterError, UnavailableError, UnknownTopicError
+from common.kafka.names import control_topic, updates_topic
+from common.wire import messages as wire
+from services.coordinator.tails import deleted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from common.core import commands as do
+    from services.coordinator.effects.context import JobContext
+
+FLUSH_S = 5.0
+
+
+class RecordWriter:
+    """Appends records to the job's own topics."""
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._writer = job.replica.log.writer(waits=False, on_ready=job.inbox.wake)
+
+    def open_partition(self, command: do.OpenPartition) -> Iterator[events.CoordinatorEvent]:
+        """Write it; what gets lost is ordered anew after the next look at the streams."""
+        record, topic = command.record, control_topic(self._job.id)
+        try:
+            self._writer.append(topic, wire.encode_claim(record))
+        except UnknownTopicError:
+            yield events.Trouble(deleted(topic))
+            return
+        self._job.log.info(
+            "opens_partition",
+            partition=str(record.partition),
+            generation=record.generation,
+            start=record.start,
+        )
+
+    def append(self, record: AuditRecord) -> Iterator[events.CoordinatorEvent]:
+        """Write a decision; one that cannot be written must not be believed."""
+        topic = updates_topic(self._job.id)
+        delivered = partial(self._delivered, record) if isinstance(record, Lead) else None
+        try:
+            self._writer.append(topic, wire.encode_audit(record), on_delivered=delivered)
+        except UnavailableError as error:
+            yield events.AttemptFailed(f"a decision could not be written: {error}")
+            return
+        except UnknownTopicError:
+            yield events.Trouble(deleted(topic))
+            return
+        if isinstance(record, Lead):
+            # What costs something is done: until Kafka gives it back, others can go on.
+            self._job.replica.candidates.leave(self._job.id)
+            self._job.log.info(
+                "stands_to_lead",
+                epoch=record.base.epoch,
+                version=record.base.version,
+                after=record.after,
+            )
+
+    def _delivered(self, lead: Lead, _offset: int | None) -> None:
+        inbox = self._job.inbox
+        inbox.put(inbox.leadership, events.LeadDelivered(lead.candidate))
+
+    def poll(self) -> None:
+        """Run delivery reports.
+
+        Raises:
+            DeliveryError: If an audit record was not delivered: this actor must not go on.
+        """
+        self._writer.poll()
+        self._job.outage.watch(self._writer)
+
+    def close(self) -> None:
+        """Deliver what was appended."""
+        try:
+            with suppress(BrokenWriterError):  # `poll` has raised: it is what ends this
+                self._writer.flush(FLUSH_S)
+        finally:
+            self._writer.close()

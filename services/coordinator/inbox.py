@@ -1,0 +1,174 @@
+"""What other threads deliver to a job's actor: one queue, which the actor alone reads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from common.core import events
+from common.core.messages import Gradient, Reply
+from common.core.vectors import numbers_in
+from common.errors import UnavailableError
+from services.coordinator.tails import TopicTail
+
+if TYPE_CHECKING:
+    from common.telemetry.outages import Outage
+    from services.coordinator.replies import SoundReplies
+
+T = TypeVar("T")
+
+# To add a gradient of this size takes less than to wake the actor for it. Larger gradients are
+# added while others are computed.
+SMALL_BYTES = 64 << 10
+
+# An event, an answer that is still to be judged, or why there is none.
+News: TypeAlias = (
+    "events.CoordinatorEvent | Callable[[], Iterable[events.CoordinatorEvent]] | Exception"
+)
+_Delivered: TypeAlias = "tuple[int, News | list[Reply]]"  # for which leadership
+
+
+class Inbox:
+    """Events for one job's actor, from any thread.
+
+    Attributes:
+        leadership: Number of the leadership that events count for. Those for another one are
+            dropped, but for leadership 0, which stands for every role.
+        sound: Turns away replies to this leadership that are malformed. None: it wants no replies.
+        tails: Topics of the job that the actor reads on.
+
+    Args:
+        wake: Makes the actor take its next turn soon.
+        outage: Notes whether Redis answers.
+    """
+
+    def __init__(self, wake: Callable[[], None], outage: Outage) -> None:
+        self.wake = wake
+        self.leadership = 0
+        self.sound: SoundReplies | None = None
+        self.tails = list[TopicTail]()
+        self.outage = outage
+        self._queue = deque[_Delivered]()
+        # Number of batches whose gradients wake the actor, which then reads what came besides; 0:
+        # everything wakes it.
+        self._awaited = 0
+        # Batches of gradients: the thread of replies counts those that came, the actor those read.
+        self._came = self._read = 0
+
+    def put(self, leadership: int, news: News, *, wakes: bool = True) -> None:
+        """Deliver news.
+
+        Args:
+            leadership: Number of the leadership that they are for; 0: for every role.
+            news: What happened.
+            wakes: False if the actor's next turn is soon enough.
+        """
+        self._queue.append((leadership, news))
+        if wakes:
+            self.wake()
+
+    def put_replies(self, leadership: int, replies: list[Reply]) -> None:
+        """Deliver workers' replies."""
+        self._queue.append((leadership, replies))
+        self._came += _batches_of(replies)
+        some_are_to_come = self._came - self._read < self._awaited
+        if not (some_are_to_come and all(map(_can_wait, replies))):
+            self.wake()
+
+    def answer(
+        self,
+        judge: Callable[[T], Iterable[events.CoordinatorEvent]],
+        *,
+        any_role: bool = False,
+        wakes: Callable[[T], bool] = lambda _: True,
+    ) -> Callable[[T | Exception], None]:
+        """Return a callback for an answer of the exchange.
+
+        Args:
+            judge: Makes events of the answer, in the actor's turn.
+            any_role: True if the answer counts in every role, else in this leadership alone.
+            wakes: True if the actor is woken for an answer. Most answers say what it knows.
+        """
+        leadership = 0 if any_role else self.leadership
+
+        def deliver(answer: T | Exception) -> None:
+            if isinstance(answer, Exception):
+                self.put(leadership, answer)
+            else:
+                self.put(leadership, partial(judge, answer), wakes=wakes(answer))
+
+        return deliver
+
+    def wake_for_records(self) -> None:
+        """Wake the actor because there is something to read in one of the job's topics."""
+        if not self._awaited:
+            self.wake()
+
+    def await_gradients(self, batches: int) -> bool:
+        """Wake the actor for gradients of so many batches; see `Leader.awaited`.
+
+        Returns:
+            True if what came while it was not woken is to be read at once.
+        """
+        before, self._awaited = self._awaited, batches
+        return before > 0 and self._came - self._read >= batches
+
+    def read(self) -> Iterator[events.CoordinatorEvent]:
+        """Take out all that counts for this leadership.
+
+        Raises:
+            Exception: If another thread delivered one that is no outage.
+        """
+        replies = list[tuple[int, Reply]]()
+        while self._queue:
+            leadership, news = self._queue.popleft()
+            if isinstance(news, list):
+                self._read += _batches_of(news)
+                replies += ((leadership, reply) for reply in news)
+            elif leadership in {0, self.leadership}:
+                yield from self._events(news)
+        number, sound = self.leadership, self.sound
+        if replies and sound is not None:
+            own = [sound(reply) for leadership, reply in replies if leadership == number]
+            if kept := tuple(reply for reply in own if reply is not None):
+                yield events.RepliesRead(kept)
+        for tail in tuple(self.tails):
+            for event in tail.read() if number == self.leadership else ():
+                if number == self.leadership:
+                    yield event
+
+    def _events(self, news: News) -> Iterable[events.CoordinatorEvent]:
+        if isinstance(news, UnavailableError):
+            self.outage.met(news)
+            return ()
+        if isinstance(news, Exception):
+            raise news
+        if callable(news):
+            self.outage.quiet()
+            return news()
+        return (news,)
+
+    def end_leadership(self) -> None:
+        """Drop what was delivered for this leadership, and read its topics no more."""
+        self.leadership += 1
+        self.sound = None
+        self.close_tails()
+
+    def close_tails(self) -> None:
+        """Read the job's topics no more."""
+        for tail in self.tails:
+            tail.close()
+        self.tails = []
+
+
+def _batches_of(replies: Iterable[Reply]) -> int:
+    return sum(len(reply.batches) for reply in replies if isinstance(reply, Gradient))
+
+
+def _can_wait(reply: Reply) -> bool:
+    """Return True if a reply decides nothing, and is soon added once the others are there."""
+    if not isinstance(reply, Gradient):
+        return False
+    return reply.vector is None or numbers_in(reply.vector).nbytes <= SMALL_BYTES

@@ -1,0 +1,114 @@
+"""Brokers of Apache Kafka that tests alone need: with TLS and users, or a further one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.embedded.apache_kafka import ApacheKafka
+from common.embedded.process import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ALLOWED_URLS = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"  # where a broker may ask
+
+# Beside the open listener, on which the broker talks to itself and everybody may do everything.
+_SAFE_PROPERTIES = """\
+listener.name.safe.ssl.keystore.type=PEM
+listener.name.safe.ssl.keystore.location={keystore}
+listener.name.safe.sasl.enabled.mechanisms={mechanisms}
+listener.name.safe.scram-sha-512.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required;
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+"""
+
+# Of that listener, for those who come with what an issuer signed.
+_ISSUER_PROPERTIES = """\
+listener.name.safe.oauthbearer.sasl.server.callback.handler.class=\
+org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler
+listener.name.safe.oauthbearer.sasl.jaas.config=\
+org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
+sasl.oauthbearer.expected.issuer={issuer}
+sasl.oauthbearer.expected.audience={audience}
+sasl.oauthbearer.jwks.endpoint.url={issuer}/jwks
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Safe:
+    """One more listener, with TLS and one user, who comes by SCRAM-SHA-512, without rights."""
+
+    keystore: Path  # key, then chain of certificates, in PEM
+    username: str
+    password: str
+    issuer: str = ""  # URL of whose tokens let in, too, whoever they name; empty: none do
+    audience: str = ""  # for whom such a token must be
+
+
+class GuardedKafka(ApacheKafka):
+    """A broker with a listener with TLS and a password, at `safe_address`, beside the open one."""
+
+    def __init__(self, jars: Path, data: Path, safe: Safe) -> None:
+        self._safe = safe
+        self._safe_port = free_port()
+        super().__init__(jars, data)
+
+    @property
+    def safe_address(self) -> str:
+        """Where clients find the listener with TLS and a password."""
+        return f"127.0.0.1:{self._safe_port}"
+
+    def _configuration(self) -> str:
+        mechanisms, more = "SCRAM-SHA-512", ""
+        if self._safe.issuer:
+            mechanisms += ",OAUTHBEARER"
+            more = _ISSUER_PROPERTIES.format(issuer=self._safe.issuer, audience=self._safe.audience)
+        both = f"PLAINTEXT://127.0.0.1:{self._port},SAFE://{self.safe_address}"
+        more += (
+            f"listeners={both},CONTROLLER://127.0.0.1:{self.controller_port}\n"
+            f"advertised.listeners={both}\n"
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SAFE:SASL_SSL,CONTROLLER:PLAINTEXT\n"
+        )
+        safe = _SAFE_PROPERTIES.format(keystore=self._safe.keystore, mechanisms=mechanisms)
+        return super()._configuration() + more + safe
+
+    def _format(self, *options: str) -> None:
+        user = f"SCRAM-SHA-512=[name={self._safe.username},password={self._safe.password}]"
+        super()._format(*options, "--add-scram", user)
+
+    def _java(self, *main: str) -> list[str]:
+        java, *others = super()._java(*main)
+        return [java, f"{_ALLOWED_URLS}={self._safe.issuer}/jwks", *others]
+
+
+class FurtherBroker(ApacheKafka):
+    """A broker without a controller in the cluster that another node began.
+
+    Args:
+        jars: Where Kafka's jars are.
+        data: Its folder.
+        first: The node that began the cluster, which alone decides.
+        node: Its own id, above 1.
+        properties: Further lines of its configuration.
+    """
+
+    def __init__(
+        self, jars: Path, data: Path, first: ApacheKafka, node: int, properties: str
+    ) -> None:
+        self.node = node
+        self._first = first
+        super().__init__(jars, data, properties=properties)
+
+    def _configuration(self) -> str:
+        return (
+            f"{super()._configuration()}\n"
+            "process.roles=broker\n"
+            f"controller.quorum.voters=1@127.0.0.1:{self._first.controller_port}\n"
+            f"listeners=PLAINTEXT://127.0.0.1:{self._port}\n"
+        )
+
+    def _cluster(self) -> str:
+        known = (self._first.data / "log" / "meta.properties").read_text()
+        return known.partition("cluster.id=")[2].partition("\n")[0]
