@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import argparse
 
+# Exit status of a service whose settings make no sense: starting it again will not help.
+EXIT_USAGE = 2
 _ROOT = str(Path(__file__).parents[2])  # where our packages lie, in a checkout or installed
 
 

@@ -1,29 +1,26 @@
 """Refuses a job at its submission for what would hold it later: its task, or its model's size.
 
 A built-in task is judged by arithmetic. A task of somebody's own is built in a process of its own,
-`python -m common.jobs.check`, with little memory and little time, so that it can do no harm here.
-A check that does not end refuses the job: what stops it may stop each worker. A task that is not
-here is no reason to refuse a job: others may have it.
+`common.jobs.task_check`, with little memory and little time, so that it can do no harm here. A
+check that does not end refuses the job: what stops it may stop each worker. A task that is not here
+is no reason to refuse a job: others may have it.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from signal import strsignal
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from common.config.program import command_of, search_path
-from common.errors import GivenError, TaskMissingError, UserError
-from common.jobs.spec import UNKNOWN_WORKERS, JobSpec, check_options, job_from_json
+from common.errors import GivenError
+from common.jobs.spec import UNKNOWN_WORKERS, JobSpec, check_options
 from common.learning.task_options import MAX_MODEL_MIB, options_of
 from common.telemetry.logging import event_logger
 
@@ -51,7 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     model_mb: float = 0.0
 
 
-_ORDER, _REPORT = msgspec.json.Decoder(Order), msgspec.json.Decoder(Report)
+_REPORT = msgspec.json.Decoder(Report)
 
 
 class Unchecked(NamedTuple):
@@ -80,7 +77,7 @@ def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PAT
     path = search_path(sys.path)  # the task is found there as it is here
     try:
         done = subprocess.run(  # noqa: S603 -- our own command line
-            command_of("common.jobs.check"),
+            command_of("common.jobs.task_check"),
             input=msgspec.json.encode(order),
             capture_output=True,
             check=True,
@@ -178,47 +175,3 @@ def _looked_at(
     if find_spec("torch") is None:
         return Report(missing="PyTorch is not installed here")
     return build(spec, allowed)
-
-
-# --- in the other process -------------------------------------------------------------------------
-
-
-def built(order: Order) -> Report:
-    """Build the task."""
-    # These bring torch.
-    from common.jobs.build import task_of  # noqa: PLC0415 -- see above
-    from common.learning.errors import one_line  # noqa: PLC0415 -- likewise
-    from common.learning.sizes import try_model  # noqa: PLC0415 -- likewise
-
-    spec = job_from_json(bytes(order.spec))
-    try:
-        size_mb = try_model(task_of(spec, order.allowed), spec.seed)
-        if size_mb is None:
-            return Report(
-                unended=f"the model needs more than the {MOST_MIB:,} MiB that a check has"
-            )
-        return Report(model_mb=size_mb)
-    except TaskMissingError as error:
-        return Report(missing=str(error))
-    except UserError as error:
-        return Report(refused=str(error))
-    except Exception as error:  # noqa: BLE001 -- the task is the user's code and may raise anything
-        return Report(refused=f"looking at the task raised {one_line(error)}")
-
-
-def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
-    """Read an order, carry it out with bounds, answer."""
-    with suppress(OSError):  # should memory lack all the same, this process is the one to go
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = MOST_MIB * _MIB
-    least = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    resource.setrlimit(resource.RLIMIT_DATA, (least, most))
-    answer(msgspec.json.encode(built(_ORDER.decode(asked.read()))))
-
-
-if __name__ == "__main__":
-    told = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the task prints is no answer
-    main(sys.stdin.buffer, told.write)
-    told.close()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.config.program import EXIT_USAGE
 from common.config.settings import Settings, read_settings
 from common.errors import UserError
 from common.runtime.connect import open_boards, open_log
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes
 EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
-EXIT_USAGE = 2  # settings make no sense; starting again will not help
 # A thread that a trigger or a reply woke waits so long for one that computes in Python. The
 # default, 5 ms, is longer than a whole round of a small model.
 SWITCH_S = 0.0005

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from common.config.program import command_of, search_path
 from common.errors import GivenError, UserError
-from common.spot.planning.apart import REPORT
+from common.spot.planning.simulation import REPORT
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:

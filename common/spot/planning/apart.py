@@ -17,6 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from common.errors import UserError
+from common.spot.planning.simulation import Report, SimulateRequest
 
 _NICER = 10  # the API goes first
 # What is within the limits of `simulation` takes some 800 MB, most of it libraries. What takes more
@@ -24,21 +25,10 @@ _NICER = 10  # the API goes first
 MOST_BYTES = 2 << 30
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What came of it."""
-
-    results: msgspec.Raw = msgspec.Raw(b"null")  # as `compare.as_data` tells them
-    refused: str = ""  # why there are none
-
-
-REPORT = msgspec.json.Decoder(Report)
-
-
 def simulated(asked: bytes) -> Report:
     """Simulate what a `common.spot.planning.simulation.SimulateRequest` in JSON says."""
     # These bring scipy, and some torch.
     from common.spot.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
-    from common.spot.planning.simulation import SimulateRequest  # noqa: PLC0415 -- likewise
 
     request = SimulateRequest.model_validate_json(asked)
     variants = with_policies(request.experiment, request.policies)

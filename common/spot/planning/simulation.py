@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads both when run
@@ -24,6 +25,16 @@ MOST_BATCHES = 500_000  # over all runs, mode protocol: 20,000 take about a seco
 MOST_WORKERS_BY_PROTOCOL = 2_000
 MOST_WEIGHTS = 10_000_000  # of a network that learns, each version: 200 MB with an optimizer
 BUILT_IN = "digits"  # a data set that is no file
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of a simulation in a process of its own, see `apart`."""
+
+    results: msgspec.Raw = msgspec.Raw(b"null")  # as `compare.as_data` tells them
+    refused: str = ""  # why there are none
+
+
+REPORT = msgspec.json.Decoder(Report)
 
 
 class SimulateRequest(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import NotFoundError, UserError
-from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
+from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay_batch
 from services.cli.system.outside import outside_of, service_of
 
@@ -30,25 +29,20 @@ app = typer.Typer(
 )
 
 _SHOWN = 20  # reasons
-_MOST = 500
 
 
 @app.command()
-def show(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
+def show(context: typer.Context, job: JobName) -> None:
     """Count what a job could not use, by stream and reason.
 
     Example: [bold]doll dlq show digits[/]
     """
-    heads = "topic", "records", "batches", "replayed", "reason"
-    page = service_of(context).dead_letters(job, _MOST if as_json else _SHOWN)
-    rows = [(e.stream, e.records, e.batches, e.replayed, e.reason) for e in page.reasons]
-    if as_json:
-        typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
-        return
-    if rows:
-        table = Table(*heads, box=None)
-        for row in rows:
-            table.add_row(*(Text(str(cell)) for cell in row))
+    page = service_of(context).dead_letters(job, _SHOWN)
+    table = Table("topic", "records", "batches", "replayed", "reason", box=None)
+    for each in page.reasons:
+        row = each.stream, each.records, each.batches, each.replayed, each.reason
+        table.add_row(*(Text(str(cell)) for cell in row))
+    if page.reasons:
         Console(soft_wrap=True).print(table)
     told = sum(each.records + each.batches for each in page.reasons)
     others = page.others

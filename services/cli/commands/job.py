@@ -99,7 +99,7 @@ def submit(
 
 
 @app.command("list")
-def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
+def list_jobs(context: typer.Context) -> None:
     """List all jobs: state, lag, and what could not be used.
 
     Lag, skipped, expired and lost count records, quarantined counts batches; lost: trained, and
@@ -108,9 +108,6 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     Example: [bold]doll job list[/]
     """
     found = service_of(context).jobs()
-    if as_json:
-        typer.echo(found.model_dump_json(indent=2))
-        return
     # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
     name_width = max((len(line.id) for line in found.jobs), default=0)
     state_width = max((len(line.state) for line in found.jobs), default=0)
@@ -382,13 +379,13 @@ def logs(
     context: typer.Context,
     job: JobName,
     *,
-    updates: Annotated[bool, typer.Option("--updates", help="Each update, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print what was decided of a job: changes, leaders, quarantined batches, evaluations, drift.
 
     Changes, with who made them, come from the job's record, the rest from the audit trail in Kafka,
-    all of it; what counts for nothing is left out. With --json a line for each record.
+    all of it; what counts for nothing is left out. `doll audit` has the updates. With --json a line
+    for each record.
 
     Example: [bold]doll job logs digits[/]
     """
@@ -409,7 +406,7 @@ def logs(
         for each in records_of(log, Partition(topics.updates_topic(found.id), 0)):
             record = decoded(decode_audit, each)
             counts = history.feed(each.offset, record) or isinstance(record, Evaluated | Drifted)
-            if counts and (updates or not isinstance(record, UpdateApplied)):
+            if counts and not isinstance(record, UpdateApplied):
                 data = msgspec.to_builtins(record)
                 yield each.timestamp_s, data.pop("type"), data
 
@@ -427,12 +424,10 @@ def watch(
     job: JobName,
     *,
     once: Annotated[bool, typer.Option("--once", help="Show once and end.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Watch a job live: updates, loss, metrics, records/s, workers, lag; ends with Ctrl-C.
 
-    Where the output is no terminal, a line for each look that sees something new; with --json a
-    line for each look.
+    Where the output is no terminal, a line for each look that sees something new.
 
     Example: [bold]doll job watch digits[/]
     """
@@ -442,20 +437,15 @@ def watch(
     try:
         picture = service.look(job)
         if once:
-            if as_json:
-                typer.echo(_line(picture))
-            else:
-                tables.show(_render(job, picture))
+            tables.show(_render(job, picture))
             return
-        live = sys.stdout.isatty() and not as_json
-        with Live(auto_refresh=False) if live else nullcontext() as shown:
+        with Live(auto_refresh=False) if sys.stdout.isatty() else nullcontext() as shown:
             while True:
-                line = _line(picture) if as_json else _in_words(job, picture)
                 if shown is not None:
                     shown.update(_render(job, picture), refresh=True)
-                elif as_json or line != told:
+                elif (line := _in_words(job, picture)) != told:
                     typer.echo(line)
-                told = line
+                    told = line
                 time.sleep(_EVERY_S)
                 picture = service.look(job)
     except KeyboardInterrupt:  # the usual end
@@ -600,19 +590,6 @@ def _in_words(job: str, picture: Picture) -> str:
         f"lag {_number(progress.lag)}",
     ]
     return "  ".join(words)
-
-
-def _line(picture: Picture) -> str:
-    """One look as a line of JSON."""
-    told = {
-        "state": picture.job.state,
-        "why": picture.job.why,
-        "workers": picture.alive,
-        "leaving": picture.leaving,
-        "progress": picture.progress.model_dump(mode="json"),
-        "updates": [update.model_dump(mode="json") for update in picture.updates],
-    }
-    return json.dumps(told)
 
 
 def _number(value: float | None) -> str:

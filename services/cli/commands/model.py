@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from common.errors import UserError
-from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
+from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.render import tables
 from services.cli.system.outside import service_of, settings_of
 
@@ -73,7 +73,7 @@ def export(
 
 
 @app.command("list")
-def list_versions(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
+def list_versions(context: typer.Context, job: JobName) -> None:
     """List the versions whose weights are kept and count by the audit, newest first.
 
     `loss` is the mean over a version's last updates: the lowest is `best`.
@@ -81,9 +81,6 @@ def list_versions(context: typer.Context, job: JobName, *, as_json: AsJson = Fal
     Example: [bold]doll model list digits[/]
     """
     told = service_of(context).versions(job)
-    if as_json:
-        typer.echo(told.model_dump_json(indent=2))
-        return
     names = sorted({name for each in told.versions for name in each.test})
     table = Table(
         "version", "by", "loss", *(f"test {n}" for n in names), "records", "kept", box=None

@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
+from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.render import tables
 from services.cli.system.outside import service_of, settings_of
 
@@ -30,21 +30,12 @@ app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented mac
 
 
 @app.command()
-def show(
-    context: typer.Context,
-    job: JobName,
-    *,
-    as_json: AsJson = False,
-) -> None:
+def show(context: typer.Context, job: JobName) -> None:
     """Show the plan in force and why, estimates, and what was spent so far, against what.
 
     Example: [bold]doll provisioning show digits[/]
     """
-    told = service_of(context).provisioning(job)
-    if as_json:
-        typer.echo(told.model_dump_json(indent=2))
-    else:
-        Console().print(draw(job, told))
+    Console().print(draw(job, service_of(context).provisioning(job)))
 
 
 @app.command()
@@ -67,17 +58,12 @@ def prices(
         Path | None,
         typer.Option(metavar="FILE", help="A market file instead of the service's."),
     ] = None,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Show current machine prices by pool.
 
     Example: [bold]doll prices --market docs/examples/market.yaml[/]
     """
     told = service_of(context).prices() if market is None else _prices(context, market)
-    if as_json:
-        typer.echo(told.model_dump_json(indent=2))
-        return
     table = Table("pool", "kind", Column("USD per hour", justify="right"), "", box=None)
     for pool in told.pools:
         price = "-" if pool.usd_per_hour is None else f"{pool.usd_per_hour:.4f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from time import time
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import ExpiredError, UserError
-from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
+from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ def requeue(
     batch: Batches = None,
     *,
     all_batches: All = False,
-    as_json: AsJson = False,
 ) -> None:
     """Requeue poison batches: they are trained again, as if they were new.
 
@@ -49,14 +47,7 @@ def requeue(
     service, offsets = service_of(context), _named(batch, all_batches=all_batches)
     requeued = () if offsets == [] else service.requeue(job, offsets).batches
     if not requeued:
-        quarantined = service.quarantine(job)
-        if as_json:
-            typer.echo(json.dumps([each.model_dump() for each in quarantined], indent=2))
-            return
-        _list(job, quarantined)
-        return
-    if as_json:
-        typer.echo(json.dumps([each.model_dump() for each in requeued], indent=2))
+        _list(job, service.quarantine(job))
         return
     for each in requeued:
         typer.echo(f"batch {each.batch}: {_OUTCOMES[each.outcome]}")

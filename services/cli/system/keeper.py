@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Protocol
 
+from common.config.program import EXIT_USAGE
 from common.errors import DollError, UnavailableError
-from common.runtime.service import EXIT_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

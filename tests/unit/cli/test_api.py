@@ -110,8 +110,6 @@ def test_a_plan_in_force_is_shown(submitted: World) -> None:
     shown = submitted.run("provisioning", "show", "digits").stdout
     assert "2 on spot, 1 on on-demand, 1 on none (number 2)" in shown
     assert "one more would make it late" in shown
-    told = json.loads(submitted.run("provisioning", "show", "digits", "--json").stdout)
-    assert [plan["number"] for plan in told["plans"]] == [2, 1]
 
 
 def test_prices_are_of_the_services_market_or_of_a_file(world: World, tmp_path: Path) -> None:
@@ -122,8 +120,6 @@ def test_prices_are_of_the_services_market_or_of_a_file(world: World, tmp_path: 
     assert local.split()[-6:] == ["on-demand", "on-demand", "0.2860", "spot", "spot", "0.1580"]
     world.environment = {"DOLL_MARKET": str(market)}
     assert world.run("prices").stdout == local
-    pools = json.loads(world.run("prices", "--json").stdout)["pools"]
-    assert [each["usd_per_hour"] for each in pools] == [0.286, 0.158]
 
 
 def test_a_key_that_is_not_valid_or_too_small_is_told_with_what_to_do(submitted: World) -> None:

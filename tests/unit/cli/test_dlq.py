@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,8 +121,7 @@ def test_letters_of_a_job_are_counted_by_reason(world: World) -> None:
     assert ["clinic-a", "2", "0", "0", *NO_LABEL.split()] in told
     assert ["clinic-a", "0", "1", "0", *QUARANTINED.reason.split()] in told
     assert told[-1] == ["4", "dead", "letters"]
-    rows = json.loads(world.run("dlq", "show", "digits", "--json").stdout)
-    assert {(row["reason"], row["records"]) for row in rows} > {(NO_LABEL, 2), (TORN, 1)}
+    assert ["clinic-a", "1", "0", "0", *TORN.split()] in told
     assert 'no job "other"' in world.run("dlq", "show", "other", code=exits.REFUSED).stderr
 
 
@@ -442,9 +440,10 @@ def test_a_topic_that_somebody_compacts_keeps_the_letters_of_all_jobs_and_what_w
         fail(world, 3)  # by a new leader
 
     shown = {
-        (job, each["records"], each["batches"], each["replayed"])
+        (job, *map(int, line.split()[1:4]))
         for job in ("digits", "other")
-        for each in json.loads(world.run("dlq", "show", job, "--json").stdout)
+        for line in world.run("dlq", "show", job).stdout.splitlines()
+        if "clinic-a" in line
     }
     assert shown == {
         ("digits", 2, 0, 2 if replays else 0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -200,10 +199,6 @@ def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> 
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
     keep(led, saved(0, ModelId(0, 2), 3, 2.0))  # taken back by the second leader
     led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)), "c1")
-    told = json.loads(led.run("model", "list", "digits", "--json").stdout)["versions"]
-    assert [(each["version"], each["epoch"], each["loss"]) for each in told] == [
-        *((1, 0, None), (1, 0, 0.4)),
-    ]
     _, *rows = led.run("model", "list", "digits").stdout.splitlines()
     assert [row.split()[:3] for row in rows] == [["1", "0", "-"], ["1", "0", "0.4000"]]
     assert "checkpoint" in rows[1]

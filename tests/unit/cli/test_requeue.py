@@ -88,8 +88,6 @@ def test_what_is_quarantined_is_listed_and_left(world: World) -> None:
     assert "clinic-a[0]@2:7" in told
     assert "nothing: expired" in told
     assert "--batch OFFSET" in told
-    (batch, *_) = json.loads(world.run("job", "requeue", "digits", "--json").stdout)
-    assert (batch["batch"], batch["records"], batch["final"]) == (0, 2, "")
     refused = world.run("job", "replay", "digits", code=exits.REFUSED).stderr
     assert "`doll job requeue digits` lists them" in refused
     assert written(world) == list(QUARANTINE)
@@ -224,7 +222,6 @@ def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: Worl
     assert "candidate=c1" in lines[1]
     assert "reason=poison: raised: KeyError" in lines[2]
     assert "candidate=c2" in lines[-1]
-    told = world.run("job", "logs", "digits", "--updates", "--json").stdout.splitlines()
-    (update,) = [each for each in map(json.loads, told) if each["event"] == "update-applied"]
-    assert (update["data"]["version"], len(told)) == (1, 7)
+    told = world.run("job", "logs", "digits", "--json").stdout.splitlines()
+    assert [json.loads(each)["event"] for each in told] == kinds
     world.run("job", "logs", "nobody", code=exits.REFUSED)

@@ -13,12 +13,12 @@ from common.jobs.check import (
     Order,
     Report,
     Unchecked,
-    built,
     built_apart,
     check_submission,
     unasked,
 )
 from common.jobs.spec import JobSpec
+from common.jobs.task_check import built
 from doll.yaml_file import as_json, load_text
 from tests.unit.admin.live.helpers import SPEC
 

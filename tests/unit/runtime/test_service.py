@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.config.program import EXIT_USAGE
 from common.core.spans import Partition
 from common.errors import UserError
 from common.jobs.spec import parse_job
@@ -126,10 +127,10 @@ def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
 def test_settings_that_make_no_sense_are_told_in_a_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("provisioner", "p1", refuse) == service.EXIT_USAGE
+    assert run("provisioner", "p1", refuse) == EXIT_USAGE
     assert capsys.readouterr().err == "provisioner: DOLL_MARKET: must name a file\n"
     monkeypatch.setenv("DOLL_THREADS", "many")
-    assert run("provisioner", "p1", fail) == service.EXIT_USAGE
+    assert run("provisioner", "p1", fail) == EXIT_USAGE
     told = 'provisioner: DOLL_THREADS: must be a whole number, got "many"\n'
     assert capsys.readouterr().err == told
 

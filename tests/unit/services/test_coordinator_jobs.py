@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
 import pytest
 
 from common.config.settings import Settings
 from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.jobs import build as job_task
+from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.store import JobStore, Origin
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
+from common.learning.trainer import packed
 from common.ports.servers import NewRecord, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
+from common.storage.memory import MemoryBlobs
+from common.storage.store import CheckpointStore
 from common.telemetry.logging import fields_of
 from services.coordinator import leadership, loop
 from services.coordinator.effects import ending, lease
@@ -167,6 +173,28 @@ def test_a_job_whose_model_cannot_be_made_is_held_and_the_others_go_on(
     assert "Traceback" in record.detail
     until(lambda: replica.leads("innocent"), "the other one is led")
     assert not replica.leads("bad")
+
+
+def test_job_that_begins_with_another_model_is_held_with_the_first_difference(
+    bench: Bench,
+) -> None:
+    spec, blobs = parse_job(JOB.replace("name: digits", "name: next")), MemoryBlobs()
+    own = trainer_of(spec, ())()
+    first, *others = own.kind.layout
+    layout = (msgspec.structs.replace(first, names=("2.weight",)), *others)
+    weights = np.frombuffer(own.weights(), np.float32)
+    other = packed(msgspec.structs.replace(own.kind, layout=layout), weights, {})
+    origin = Origin("letters", 3, 400, CheckpointStore(blobs, "next").put_origin(other))
+    bench.book.submit(spec, origin)
+    replica = MemoryReplica(bench.log, bench.redis, "c1", Settings(), blobs)
+    bench.replicas.append(replica)
+    replica.look_until(lambda: bench.book.get("next").held, "it is held")
+    assert (
+        "version 0, the weights of letters@400: at place 1 it has the parameter '2.weight'"
+        " (16, 1, 3, 3) float32, but the task's model has the parameter '0.weight' (16, 1, 3, 3)"
+        " float32"
+    ) in bench.book.get("next").reason
+    until(lambda: replica.leads("innocent"), "the other one is led")
 
 
 def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:

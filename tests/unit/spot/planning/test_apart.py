@@ -8,8 +8,8 @@ import sys
 
 import msgspec
 
-from common.spot.planning.apart import Report, simulated
-from common.spot.planning.simulation import SimulateRequest
+from common.spot.planning.apart import simulated
+from common.spot.planning.simulation import Report, SimulateRequest
 
 COMMAND = (sys.executable, "-m", "common.spot.planning.apart")
 SMALL = {

@@ -1,0 +1,61 @@
+"""Builds a task of somebody's own for `check`: `python -m common.jobs.task_check`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from common.errors import TaskMissingError, UserError
+from common.jobs.check import MOST_MIB, Order, Report
+from common.jobs.spec import job_from_json
+
+_ORDER = msgspec.json.Decoder(Order)
+_MIB = 1 << 20
+
+
+def built(order: Order) -> Report:
+    """Build the task."""
+    # These bring torch.
+    from common.jobs.build import task_of  # noqa: PLC0415 -- see above
+    from common.learning.errors import one_line  # noqa: PLC0415 -- likewise
+    from common.learning.sizes import try_model  # noqa: PLC0415 -- likewise
+
+    spec = job_from_json(bytes(order.spec))
+    try:
+        size_mb = try_model(task_of(spec, order.allowed), spec.seed)
+        if size_mb is None:
+            return Report(
+                unended=f"the model needs more than the {MOST_MIB:,} MiB that a check has"
+            )
+        return Report(model_mb=size_mb)
+    except TaskMissingError as error:
+        return Report(missing=str(error))
+    except UserError as error:
+        return Report(refused=str(error))
+    except Exception as error:  # noqa: BLE001 -- the task is the user's code and may raise anything
+        return Report(refused=f"looking at the task raised {one_line(error)}")
+
+
+def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
+    """Read an order, carry it out with bounds, answer."""
+    with suppress(OSError):  # should memory lack all the same, this process is the one to go
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = MOST_MIB * _MIB
+    least = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, most))
+    answer(msgspec.json.encode(built(_ORDER.decode(asked.read()))))
+
+
+if __name__ == "__main__":
+    told = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the task prints is no answer
+    main(sys.stdin.buffer, told.write)
+    told.close()
