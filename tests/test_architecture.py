@@ -61,7 +61,10 @@ HOMES = {  # a client library has one home
     "confluent_kafka": ("common/kafka/", "common/embedded/"),
     "redis": ("common/redis/", "common/embedded/redis.py"),
     "aws_msk_iam_sasl_signer": ("common/kafka/msk.py",),
-    "boto3": ("common/storage/s3.py", "common/spot/fleets/ec2/", "common/kafka/msk.py"),
+    "boto3": (
+        *("common/storage/s3.py", "common/spot/fleets/ec2/", "common/kafka/msk.py"),
+        "services/cli/commands/parquet.py",  # asks which S3 server the environment names
+    ),
     "fastapi": ("services/admin/",),
     "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),
     "psutil": ("common/spot/fleets/local/table.py",),
