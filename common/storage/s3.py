@@ -31,6 +31,12 @@ _TIMEOUT_S = 10.0
 _ATTEMPTS = 3  # S3 says "slow down" in ordinary operation; what outlasts this is the caller's
 
 
+def s3_server() -> str:
+    """Return the URL of the server that AWS_ENDPOINT_URL_S3 names, or Amazon's."""
+    url: str = boto3.session.Session().client("s3").meta.endpoint_url
+    return url
+
+
 class S3Blobs:
     """Objects of one bucket under one prefix; may be shared between threads.
 

@@ -158,9 +158,9 @@ class OnceWriter:
 def _system_of(source: str) -> tuple[fs.FileSystem, str]:
     if not source.startswith("s3://"):
         return fs.LocalFileSystem(), source
-    import boto3
+    from common.storage.s3 import s3_server
 
-    url = urlsplit(boto3.session.Session().client("s3").meta.endpoint_url)
+    url = urlsplit(s3_server())
     # Amazon's servers Arrow finds itself, by the bucket's region.
     own = (url.hostname or "").endswith(("amazonaws.com", "amazonaws.com.cn"))
     named = {} if own else {"endpoint_override": url.netloc, "scheme": url.scheme}
