@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sys import float_info
 from typing import Annotated, TypeAlias, TypeVar
 
 from msgspec import Meta
 
 T = TypeVar("T")
 
+_LARGEST_FLOAT = 1.7976931348623157e308
 _LARGEST = 2**63 - 1  # Kafka's offsets are signed 64-bit, and msgpack ends there too
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=_LARGEST)]
@@ -16,8 +16,8 @@ Ordinal: TypeAlias = Annotated[int, Meta(ge=1, le=_LARGEST)]
 OrNone: TypeAlias = Annotated[int, Meta(ge=-1, le=_LARGEST)]  # -1: there is none
 KafkaEpoch: TypeAlias = Annotated[int, Meta(ge=-1, lt=2**31)]  # of its leaders; -1: not known
 NonEmpty: TypeAlias = Annotated[T, Meta(min_length=1)]
-Finite: TypeAlias = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
-Rate: TypeAlias = Annotated[float, Meta(ge=0, le=float_info.max)]
+Finite: TypeAlias = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=_LARGEST_FLOAT)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]  # decades; sums of them are finite
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e11)]  # seconds since 1970, up to the year 5138
 PerSecond: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]  # products with it are finite

@@ -461,10 +461,8 @@ def decode_offer(data: bytes) -> tuple[ModelId, bytes]:
     """
     if len(data) <= OFFER_NAME_BYTES:
         raise WireError(f"offer: {len(data)} bytes, expected a name and weights")
-    try:
-        model = msgspec.convert(_OFFER_NAME.unpack_from(data), ModelId)
-    except msgspec.ValidationError as error:
-        raise WireError(f"offer: {error}") from error
+    model = ModelId(*_OFFER_NAME.unpack_from(data))
+    need(model.version >= 0 and model.epoch >= -1, "offer: model", model, "a version's name")
     _check_model("offer: model", model)
     return model, data[OFFER_NAME_BYTES:]
 
