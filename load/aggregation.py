@@ -122,7 +122,7 @@ def _repaired_ms(blow: Signals, blows: int) -> list[float]:
             victim = random.choice(members)
             left = [member for member in members if member is not victim]
             struck = time.monotonic()
-            victim.strike(blow)
+            victim.signal(blow)
             _end(name, {member: asked[member] for member in left}, patience_s)
             if blow == SIGSTOP:
                 time.sleep(max(0.0, struck + patience_s + _SILENT_S - time.monotonic()))

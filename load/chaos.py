@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.core.messages import ModelId, SynchronisationMode
 from common.embedded.process import Child
-from common.embedded.services import Service
+from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
 from common.jobs.store import JobStore
 from common.runtime.connect import open_log
@@ -161,15 +161,15 @@ class Run:
         stack.callback(self._watch.stop)
         self._watch.start()
 
-        def coordinator(number: int, _life: int) -> Service:
-            return Service("coordinator", f"c{number + 1}", outside.settings, folder)
+        def coordinator(number: int, _life: int) -> EmbeddedService:
+            return EmbeddedService("coordinator", f"c{number + 1}", outside.settings, folder)
 
-        def worker(number: int, life: int) -> Service:
+        def worker(number: int, life: int) -> EmbeddedService:
             name = f"w{number + 1}" if life == 1 else f"w{number + 1}.{life}"
             settings = outside.worker_settings(number)
             if plan.tiers:
                 settings = settings.model_copy(update={"tier": tier_of(number, plan.workers)})
-            return Service("worker", name, settings, folder, ["--job", _JOB])
+            return EmbeddedService("worker", name, settings, folder, ["--job", _JOB])
 
         self._coordinators = _fleet(coordinator, plan.coordinators)
         stack.callback(self._coordinators.stop)
@@ -342,7 +342,7 @@ class Run:
             if self._owner:
                 self._owner.look()
             self._tiers.look()
-            self._tell()
+            self._print_status()
             time.sleep(_LOOK_S)
         return True
 
@@ -352,7 +352,7 @@ class Run:
     def _is(self, at_s: float) -> bool:
         return self._now_s() >= at_s
 
-    def _tell(self) -> None:
+    def _print_status(self) -> None:
         """Say where it stands, now and then."""
         if time.monotonic() < self._status_at:
             return
@@ -376,7 +376,7 @@ class _Owner:
         self._switch_at = time.monotonic() + SWITCH_S if switching else inf
         self.resumed = 0
         self.why_held = ""
-        self._book = JobStore(log)
+        self._job_store = JobStore(log)
         self._job = job
         self._look_at = 0.0
 
@@ -386,22 +386,22 @@ class _Owner:
             return
         self._look_at = time.monotonic() + _OWNER_S
         with suppress(UnavailableError, ConflictError):  # then at the next look
-            record = self._book.refresh(0.0)[self._job]
+            record = self._job_store.refresh(0.0)[self._job]
             self.why_held = record.reason if record.held else ""
             if "--after-loss" in self.why_held:
-                self._book.resume_after_loss(self._job, "the run goes on", from_start=True)
+                self._job_store.resume_after_loss(self._job, "the run goes on", from_start=True)
                 self.resumed += 1
             if time.monotonic() >= self._switch_at:
                 block = synchronised(next(self._modes))
                 self._switch_at = time.monotonic() + SWITCH_S
-                self._book.change(self._job, {"synchronisation": block}, "the run switches")
+                self._job_store.change(self._job, {"synchronisation": block}, "the run switches")
 
     def close(self) -> None:
         """Look no more."""
-        self._book.close()
+        self._job_store.close()
 
 
-def _fleet(start: Callable[[int, int], Service], size: int) -> Fleet:
+def _fleet(start: Callable[[int, int], EmbeddedService], size: int) -> Fleet:
     return Fleet([Slot(partial(start, number)) for number in range(size)])
 
 

@@ -235,10 +235,10 @@ def measure_submit(on: Servers, jobs: int) -> Found:
     """
     here_s = list[float]()
     on.log.create_topics([NewTopic(STREAM, PARTITIONS)])
-    with closing(JobStore(on.log)) as book:
+    with closing(JobStore(on.log)) as job_store:
         for number in range(jobs - _COMMANDS):
             began = monotonic()
-            book.submit(parse_job(SPEC.format(name=f"submit-{number}")))
+            job_store.submit(parse_job(SPEC.format(name=f"submit-{number}")))
             here_s.append(monotonic() - began)
     page = open_page(on.settings, on.logs, "commands", "operator")
     try:

@@ -33,7 +33,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.embedded.process import free_port
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, JobStore
@@ -114,7 +114,7 @@ def measure_admin(on: Servers, jobs: int) -> Found:
         key, _ = KeyStore(log).create("load", "operator")
         address = Address("127.0.0.1", port, key)
         own = on.settings.model_copy(update={"api_port": port})
-        service = Service("admin", "admin", own, on.logs)
+        service = EmbeddedService("admin", "admin", own, on.logs)
         stack.callback(stop_all, [service])
         ended = threading.Event()
         active = works[: max(1, jobs // 100)]
@@ -166,15 +166,15 @@ def _submit(log: Log, jobs: int) -> list[JobRecord]:
     """Submit all jobs, and pause nine of ten."""
     log.create_topics([NewTopic(STREAM, PARTITIONS)])
     running = jobs // 10
-    with closing(JobStore(log)) as book, ThreadPoolExecutor(_WRITERS) as threads:
-        book.read()
+    with closing(JobStore(log)) as job_store, ThreadPoolExecutor(_WRITERS) as threads:
+        job_store.read()
 
         def submit(number: int) -> JobRecord:
             name = f"load-{number:04}"
-            record = _again(lambda: book.submit(parse_job(SPEC.format(name=name))))
+            record = _again(lambda: job_store.submit(parse_job(SPEC.format(name=name))))
             if number < running:
                 return record
-            return _again(lambda: book.want(name, "paused", "prices are high: until Monday"))
+            return _again(lambda: job_store.want(name, "paused", "prices are high: until Monday"))
 
         return list(threads.map(submit, range(jobs)))
 
@@ -217,7 +217,7 @@ def _is_ready(address: Address, running: int) -> bool:
     return False
 
 
-def _cost(service: Service) -> dict[str, float]:
+def _cost(service: EmbeddedService) -> dict[str, float]:
     """Measure what the service uses for a while."""
     processor = Processor({"admin": service.pid})
     sleep(_MEASURED_S)
@@ -229,7 +229,7 @@ def _cost(service: Service) -> dict[str, float]:
     }
 
 
-def _with_page(address: Address, service: Service) -> tuple[float, dict[str, float]]:
+def _with_page(address: Address, service: EmbeddedService) -> tuple[float, dict[str, float]]:
     """Open the list in a browser; returns milliseconds to its first row, and what it costs.
 
     Raises:

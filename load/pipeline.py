@@ -37,7 +37,7 @@ from load.harness.stack import (
 from load.harness.updates import UpdatesMeter
 from load.throughput.backlog import check_left, partitions_for, produce
 from load.throughput.cases import CASES, Case, find_records
-from load.throughput.reference import LoneReader, PlainLoops, Reference
+from load.throughput.reference import PlainLoops, Reference, SingleConsumer
 
 if TYPE_CHECKING:
     import argparse
@@ -61,10 +61,10 @@ class Pipeline:
 
     def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
         self._board = open_board(on.settings, job.name)
-        self._book = JobStore(on.log)
+        self._job_store = JobStore(on.log)
         self._job = job.name
         self._records = records
-        self._book.submit(job)
+        self._job_store.submit(job)
         self.kafka = on.kafka
         self.services = on.start_all(_WORKERS)
         self._pids = {service.name: service.pid for service in self.services} | on.pids
@@ -78,7 +78,7 @@ class Pipeline:
             thaw(service)
         await_until(lambda: len(self._board.alive()) == _WORKERS, _TIMEOUT_S, "workers alive")
         thaw(self.services[0])
-        self._book.want(self._job, "running", "measured")
+        self._job_store.want(self._job, "running", "measured")
         self._warm()
         processor = Processor(self._pids)
         pace = self._meter.measure(seconds)
@@ -93,7 +93,7 @@ class Pipeline:
             thaw(service)
         stop_all(self.services)
         self._meter.close()
-        self._book.close()
+        self._job_store.close()
 
     def _warm(self) -> None:
         """Train until every worker has found its place again, then a little longer."""
@@ -108,7 +108,7 @@ class Pipeline:
         self._meter.measure(_WARM_S)
 
     def _rest(self) -> None:
-        self._book.want(self._job, "paused", "the reference is measured")
+        self._job_store.want(self._job, "paused", "the reference is measured")
         self._meter.await_quiet(_QUIET_S, _TIMEOUT_S)
         for service in self.services:
             freeze(service)
@@ -160,7 +160,7 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
         partitions = partitions_for(values, records, embedded=given.kafka == "embedded")
         produce(log, _TOPIC, partitions, values, records)
         pipeline = stack.enter_context(closing(Pipeline(on, job, records)))
-        yield pipeline, reference or LoneReader(log, _TOPIC, codec)
+        yield pipeline, reference or SingleConsumer(log, _TOPIC, codec)
 
 
 def main() -> int:

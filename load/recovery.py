@@ -137,8 +137,8 @@ class Measured(NamedTuple):
         title = f"{self.name}: {self.measurement.title}, {len(self.found)} times; {on.kafka}"
         report.draw(title, ("ms", "median", "p95", "max"), rows)
         notes = Counter(each.note for each in self.found)
-        told = [f"{note}: {count} times" for note, count in notes.items() if note]
-        print("; ".join([*told, f"others used {self.others:.2f} cores meanwhile"]))
+        parts = [f"{note}: {count} times" for note, count in notes.items() if note]
+        print("; ".join([*parts, f"others used {self.others:.2f} cores meanwhile"]))
         print("each, ms: " + " ".join(f"{value:.0f}" for value in self.values_ms))
         print(report.in_words(self.conditions.as_data()))
 

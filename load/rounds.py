@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.runtime.connect import open_board
 from common.testing.costless import ENTRYPOINT
 from load.harness import report
@@ -120,10 +120,10 @@ class Fleet:
     def __init__(self, on: Servers) -> None:
         self.on = on
         self.coordinator = on.start("coordinator", "coordinator")
-        self.workers = list[Service]()
+        self.workers = list[EmbeddedService]()
 
     @property
-    def services(self) -> list[Service]:
+    def services(self) -> list[EmbeddedService]:
         """All of them."""
         return [self.coordinator, *self.workers]
 
@@ -166,7 +166,7 @@ class Fleet:
         stop_all(self.services)
 
 
-def _started(service: Service) -> bool:
+def _started(service: EmbeddedService) -> bool:
     check([service])
     return bool(events(service, "service_started"))
 
@@ -188,22 +188,22 @@ def measure(scenario: Scenario, fleet: Fleet, backlog: int, seconds: float) -> M
     check_left(open_board(fleet.on.settings, job), backlog)
     fleet.on.stop_jobs(job)
 
-    def all_told() -> bool:
-        told = fleet.stage_times(job)
-        return len(told["coordinator"]) == 1 and len(told["worker"]) == 2 * scenario.workers
+    def all_reported() -> bool:
+        reported = fleet.stage_times(job)
+        return len(reported["coordinator"]) == 1 and len(reported["worker"]) == 2 * scenario.workers
 
-    await_until(all_told, fleet.patience_s, f"all services tell of {job}")
+    await_until(all_reported, fleet.patience_s, f"all services tell of {job}")
     return Measured(scenario, pace, _stages_ms(fleet.stage_times(job)), _summed(cores))
 
 
-def _stages_ms(told: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+def _stages_ms(reported: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     found = dict[str, float]()
     for stage, (field, kind) in STAGES.items():
-        entries = [entry for entry in told[kind] if field in entry]
+        entries = [entry for entry in reported[kind] if field in entry]
         passes = sum(entry[field] for entry in entries)
         total_ms = sum(entry[field] * entry[f"{field}_ms"] for entry in entries)
         found[stage] = total_ms / passes if passes else 0.0
-    [leader] = told["coordinator"]
+    [leader] = reported["coordinator"]
     found["sum"] *= leader["AddGradient"] / leader["Apply"]
     return found
 

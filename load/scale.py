@@ -28,7 +28,7 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
 from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
@@ -97,13 +97,13 @@ class Series:
 class Coordinators:
     """Coordinators of one job, one of which leads; ends with its context."""
 
-    def __init__(self, start: Callable[[str], Service], board: Board) -> None:
+    def __init__(self, start: Callable[[str], EmbeddedService], board: Board) -> None:
         self._start = start
         self._board = board
-        self._services = list[Service]()
+        self._services = list[EmbeddedService]()
 
     @property
-    def leader(self) -> Service:
+    def leader(self) -> EmbeddedService:
         """The one that was started last, once another is gone."""
         return self._services[-1]
 
@@ -137,7 +137,7 @@ class Coordinators:
         """End all."""
         stop_all(self._services)
 
-    def _next(self) -> Service:
+    def _next(self) -> EmbeddedService:
         self._services.append(self._start(f"coordinator-{len(self._services)}"))
         return self.leader
 
@@ -284,8 +284,8 @@ def with_distance(_: str, size: int) -> dict[str, float]:
         log = stack.enter_context(closing(open_log(outside.settings, "load")))
         board = stack.enter_context(closing(open_board(outside.settings, _JOB)))
         make_stream(log, 4)
-        with closing(JobStore(log)) as book:
-            book.submit(job())
+        with closing(JobStore(log)) as job_store:
+            job_store.submit(job())
         outside.kafka_links[0].slow(size / 1e3)
         settings = outside.worker_settings(0)
         start = partial(_started, settings=settings, logs=folder)
@@ -295,8 +295,8 @@ def with_distance(_: str, size: int) -> dict[str, float]:
         return coordinators.longest()
 
 
-def _started(name: str, **given: Any) -> Service:  # noqa: ANN401 -- of the service
-    return Service("coordinator", name, **given)
+def _started(name: str, **given: Any) -> EmbeddedService:  # noqa: ANN401 -- of the service
+    return EmbeddedService("coordinator", name, **given)
 
 
 def _leads(*, restart: float = inf, takeover: float, adds: bool = True) -> tuple[Cost, ...]:

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from common.embedded.process import free_port
-from common.embedded.services import Service, environment_of
+from common.embedded.services import EmbeddedService, environment_of
 from load.harness import report
 from load.harness.asking import Address, connect, in_turn
 from load.harness.counting import Aggregation
@@ -101,7 +101,7 @@ def main() -> int:
         with _on(cores[-1]):
             port = free_port()
             own = on.settings.model_copy(update={"api_port": port})
-            ours = Service("serve", "serve", own, on.logs, (JOB,))
+            ours = EmbeddedService("serve", "serve", own, on.logs, (JOB,))
             stack.callback(ours.stop)
             plain_port = free_port()
             plain = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
@@ -156,7 +156,7 @@ def _answers(address: Address, path: str = "/docs") -> bool:
         return False
 
 
-def _await_ready(address: Address, ours: Service) -> None:
+def _await_ready(address: Address, ours: EmbeddedService) -> None:
     def ready() -> bool:
         if ours.exit_code is not None:
             raise NotMeasuredError(f"doll serve ended: {ours.last_words()}")

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from rich.progress import track
 
 from common.core.spans import Partition
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import codec_of
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
@@ -236,7 +236,7 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
         return Side(mark.at_s - first.at_s, sent, used, known.version, metric)
 
 
-def _warm_up(on: Servers, spec: JobSpec, services: Sequence[Service]) -> None:
+def _warm_up(on: Servers, spec: JobSpec, services: Sequence[EmbeddedService]) -> None:
     """Have another job like it learn for a while."""
     other = spec.model_copy(update={"name": "warm-up"})
     on.submit(other)
@@ -248,7 +248,7 @@ def _warm_up(on: Servers, spec: JobSpec, services: Sequence[Service]) -> None:
 
 
 def _next_version(
-    board: Board, known: ModelId | None, services: Sequence[Service]
+    board: Board, known: ModelId | None, services: Sequence[EmbeddedService]
 ) -> tuple[ModelId, bytes]:
     until = monotonic() + _VERSION_S
     while (found := board.offered_model(known)) is None:

@@ -27,22 +27,22 @@ from common.core.spans import Partition
 from common.data.records import batches
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
-from common.learning.significance import Compression, View
+from common.learning.significance import Compression, KnownWeights
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
-from common.spot.experiments.arrivals import Stream, even
+from common.spot.experiments.arrivals import SimulatedStream, even
 from common.spot.experiments.by_protocol import Reassign
 from common.spot.experiments.learning import Sgd, Training
 from common.spot.experiments.protocol import (
     Costless,
     Delays,
-    GradientTimes,
-    Job,
+    GradientTimeDraws,
     Learner,
     Protocol,
+    SimulatedJob,
     VirtualTime,
 )
-from common.spot.experiments.results import Point
+from common.spot.experiments.results import LearningPoint
 from common.wire.messages import encode_offer, encode_reply
 from common.wire.vectors import encode_sparse, smallest
 from load.harness import report
@@ -98,7 +98,9 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
     computer = GradientComputer(task, build_model(task, 0), torch.device("cpu"))
     first = computer.model.state.numpy().copy()
     trainer = Trainer(first, computer.model.parameter_count, learning.optimizer)
-    view = View(first, computer.model.parameter_count, compression or Compression(significance=0))
+    view = KnownWeights(
+        first, computer.model.parameter_count, compression or Compression(significance=0)
+    )
     drawn = batches(split.train, learning.batch_size, np.random.default_rng(0))
     found = Traffic()
     while not found.reached and found.updates < MOST_UPDATES:
@@ -121,9 +123,9 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
         trainer.apply(found.updates)
         found.updates += 1
         weights = np.frombuffer(trainer.weights(), np.float32)
-        told = view.follow(weights, found.updates)
+        changes = view.follow(weights, found.updates)
         whole = encode_offer(ModelId(1, found.updates), trainer.weights())
-        message = whole if told is None or not sparse else encode_sparse(told)
+        message = whole if changes is None or not sparse else encode_sparse(changes)
         found.down += learning.workers * len(message)
         if found.updates % LOOK_EVERY == 0:
             found.metric = judge.metric(weights)
@@ -144,19 +146,19 @@ _LINK_S = 0.004  # of a message
 _audited = Counter[str]()  # updates of all runs, and those staler than they may be
 
 
-def _backlogs(count: int) -> list[Stream]:
-    return [Stream(Partition("s", n), even(_PLENTY_PER_S, 0.5)) for n in range(count)]
+def _backlogs(count: int) -> list[SimulatedStream]:
+    return [SimulatedStream(Partition("s", n), even(_PLENTY_PER_S, 0.5)) for n in range(count)]
 
 
 def _protocol(
     time: VirtualTime,
-    job: Job,
-    streams: Sequence[Stream],
+    job: SimulatedJob,
+    streams: Sequence[SimulatedStream],
     learner: Learner,
     variation: float = _JITTER,
     link_s: float = 0.0,
 ) -> Protocol:
-    times = GradientTimes(GRADIENT_S, variation, np.random.default_rng(1))
+    times = GradientTimeDraws(GRADIENT_S, variation, np.random.default_rng(1))
     return Protocol(time, job, list(streams), times, learner, Delays(link_s=link_s))
 
 
@@ -166,7 +168,7 @@ def _run(time: VirtualTime, protocol: Protocol) -> None:
 
 
 def batches_per_s(
-    speeds: Sequence[float], job: Job, *, variation: float = _JITTER, link_s: float = 0.0
+    speeds: Sequence[float], job: SimulatedJob, *, variation: float = _JITTER, link_s: float = 0.0
 ) -> float:
     """How many batches a fleet puts into updates, all of whose streams have a backlog."""
     time, streams = VirtualTime(), _backlogs(len(speeds))
@@ -181,15 +183,15 @@ def batches_per_s(
 
 def _gain_with_a_slow_one(given: SynchronisationSpec) -> float:
     """Over everybody with its own batch: then all wait for the slow one, as if all were slow."""
-    all_slow = batches_per_s([0.25] * 8, Job(8, 1, _ROUNDS, GRADIENT_S), variation=0.0)
-    job = Job(8, 1, _ROUNDS, GRADIENT_S, given)
+    all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, _ROUNDS, GRADIENT_S), variation=0.0)
+    job = SimulatedJob(8, 1, _ROUNDS, GRADIENT_S, given)
     return batches_per_s([*[1.0] * 7, 0.25], job) / all_slow
 
 
 def _per_worker(size: int) -> float:
     """Walks of four batches; every order and gradient holds one link of all for 4 ms."""
-    walks = SynchronisationSpec(mode="asynchronous", local_rate=0.1)
-    job = Job(4, 1, max(_ROUNDS, _ROUNDS_EACH * size), GRADIENT_S, walks)
+    local_steps = SynchronisationSpec(mode="asynchronous", local_rate=0.1)
+    job = SimulatedJob(4, 1, max(_ROUNDS, _ROUNDS_EACH * size), GRADIENT_S, local_steps)
     return batches_per_s([1.0] * size, job, link_s=_LINK_S) / size
 
 
@@ -235,7 +237,7 @@ def switches() -> report.Figure:
     """
     time, streams = VirtualTime(), _backlogs(16)
     given = SynchronisationSpec.model_validate({"rules": (_BY_RULE,)})
-    job = Job(16, 1, _ALL_ROUNDS, GRADIENT_S, given)
+    job = SimulatedJob(16, 1, _ALL_ROUNDS, GRADIENT_S, given)
 
     modes: list[Mode | None] = []
 
@@ -285,11 +287,11 @@ def seconds_to_target(
     time, split = VirtualTime(), learning.data()
     judge = Judge(learning, split.test)
 
-    def look(version: int, now: float, weights: memoryview) -> Point:
+    def look(version: int, now: float, weights: memoryview) -> LearningPoint:
         metric = judge.metric(weights)
         if metric <= learning.target:
             time.stop()
-        return Point(version, now, 0.0, metric)
+        return LearningPoint(version, now, 0.0, metric)
 
     optimizer = replace(learning.optimizer, learning_rate=learning.optimizer.learning_rate * rate)
     task = make_task(learning.task, learning.options)
@@ -297,7 +299,7 @@ def seconds_to_target(
     learner = Sgd(training, learning.workers, given.fixed_staleness, seed)
     streams = _backlogs(learning.workers)
     most = round(_LONGEST_S * learning.workers / GRADIENT_S)
-    job = Job(1, learning.batch_size, most, GRADIENT_S, given)
+    job = SimulatedJob(1, learning.batch_size, most, GRADIENT_S, given)
     protocol = _protocol(time, job, streams, learner)
 
     group = Reassign(time, streams)

@@ -113,7 +113,7 @@ class Server:
                         if words := self._fork(asked):
                             return words
                     break  # of those that were selected some may be gone
-                self._hear(key.data, ended=key.fd == key.data.pidfd)
+                self._on_ready(key.data, ended=key.fd == key.data.pidfd)
                 break
 
     def _fork(self, asked: socket.socket) -> list[str]:
@@ -144,7 +144,7 @@ class Server:
             os.close(fd)
         return [] if pid else os.fsdecode(said).split("\0")
 
-    def _hear(self, running: Running, *, ended: bool) -> None:
+    def _on_ready(self, running: Running, *, ended: bool) -> None:
         """One has ended, or who asked for it has passed on a signal or is gone."""
         if not ended:
             said = running.asked.recv(1)

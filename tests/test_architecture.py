@@ -189,13 +189,13 @@ def test_every_folder_has_a_floor_and_every_floor_its_folders() -> None:
     assert found == {name for floor in FLOORS for name in floor}
 
 
-def test_contributors_are_told_what_each_folder_is_for() -> None:
-    told = set(re.findall("`([a-z_/]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+def test_contributing_guide_says_what_each_folder_is_for() -> None:
+    folders = set(re.findall("`([a-z_/]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
     ours = {path.parent for tree in ("common", "services") for path in (ROOT / tree).glob("*/*.py")}
     assert [
         folder
         for folder in sorted(map(named, ours))
-        if not any(name == folder or name.startswith(f"{folder}/") for name in told)
+        if not any(name == folder or name.startswith(f"{folder}/") for name in folders)
     ] == []
 
 
@@ -289,7 +289,7 @@ def test_the_protocol_needs_no_torch() -> None:
     assert not loads_torch(*[module(path) for path in paths if named(path) != TORCH_GROUP])
 
 
-def test_a_worker_hears_of_its_job_before_it_loads_torch() -> None:
+def test_worker_learns_of_its_job_before_it_loads_torch() -> None:
     assert not loads_torch("services.worker.__main__")
 
 

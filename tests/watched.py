@@ -19,7 +19,7 @@ import numpy as np
 from common.config.settings import Settings
 from common.data.digits import load_digits
 from common.embedded.process import free_port
-from common.embedded.services import Kind, Service, stop_all
+from common.embedded.services import EmbeddedService, Kind, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.build import codec_of
 from common.jobs.spec import JobSpec, job_from_json
@@ -65,7 +65,7 @@ class Demo(NamedTuple):
 
     job: str
     prometheus: Prometheus
-    workers: Sequence[Service]
+    workers: Sequence[EmbeddedService]
 
 
 @contextmanager
@@ -108,12 +108,12 @@ def watched_demo(
             "admin": 1,
         }
         ports = {kind: [free_port() for _ in range(count)] for kind, count in wanted.items()}
-        services = list[Service]()
+        services = list[EmbeddedService]()
         parts.callback(stop_all, services)
         for kind, own in ports.items():
             for number, port in enumerate(own, 1):
                 at = settings.model_copy(update={"metrics_port": port})
-                services.append(Service(kind, f"{kind}-{number}", at, logs))
+                services.append(EmbeddedService(kind, f"{kind}-{number}", at, logs))
         prometheus = parts.enter_context(Prometheus(program, folder / "prometheus", ports, ALERTS))
         workers = [service for service in services if service.name.startswith("worker")]
         yield Demo(spec.name, prometheus, workers)

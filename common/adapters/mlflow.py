@@ -13,7 +13,7 @@ import msgspec
 
 from common.errors import NotFoundError, UnavailableError, UserError, WireError
 from common.http.client import BoundedClient, decoded
-from common.ports.tracking import ModelVersion, Run
+from common.ports.tracking import ModelVersion, TrackedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +140,7 @@ class MlflowServer:
         name: str,
         identity: Mapping[str, str],
         parameters: Mapping[str, str],
-    ) -> Run:
+    ) -> TrackedRun:
         """See the port; of two that are made at once the first counts, the other is deleted."""
         within = self._experiment(experiment)
         found = self._find(within, identity)
@@ -162,7 +162,7 @@ class MlflowServer:
                 for name, value in list(parameters.items())[:PARAMETERS]
             }
             self._do("runs/log-batch", run_id=run, params=_pairs(taken))
-        return Run(run, _status(found.info.status), _read(found.data.tags))
+        return TrackedRun(run, _status(found.info.status), _read(found.data.tags))
 
     def log(self, run: str, metrics: Sequence[Metric], tags: Mapping[str, str]) -> None:
         """See the port."""
@@ -313,9 +313,9 @@ class MlflowServer:
             error = decoded(_ERROR, answer)
         except WireError:
             return UserError(self._stranger(f"answers {path} with status {status}"))
-        told = error.message.partition("\n")[0][:300]
+        message = error.message.partition("\n")[0][:300]
         return _RefusedError(
-            f"{where} refuses {path}: {told} ({error.error_code})", error.error_code
+            f"{where} refuses {path}: {message} ({error.error_code})", error.error_code
         )
 
     def _stranger(self, what: str) -> str:
@@ -334,8 +334,8 @@ def _read(tags: Sequence[_Tag]) -> dict[str, str]:
     return {tag.key: tag.value for tag in tags}
 
 
-def _status(told: str) -> RunStatus:
-    return "RUNNING" if told == "RUNNING" else "FINISHED" if told == "FINISHED" else "KILLED"
+def _status(status: str) -> RunStatus:
+    return "RUNNING" if status == "RUNNING" else "FINISHED" if status == "FINISHED" else "KILLED"
 
 
 def _filters(tags: Mapping[str, str]) -> list[str]:

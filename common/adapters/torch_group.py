@@ -345,8 +345,8 @@ class _TorchGroup(ABC):
             each for each, host in hosts.items() if host is not None and host.is_loopback
         ]
         if bad and (len(bad) < len(hosts) or None in hosts.values()):
-            told = ", ".join(f"{each.name} ({each.address})" for each in bad)
-            why = f"no address for others is told by {told}: set DOLL_ADVERTISE where they run"
+            members = ", ".join(f"{each.name} ({each.address})" for each in bad)
+            why = f"no address for others is told by {members}: set DOLL_ADVERTISE where they run"
             own = self._members[self._rank] in bad
             names = frozenset[str]() if own else frozenset(each.name for each in bad)
             raise self._error("be formed", why, names)

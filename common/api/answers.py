@@ -74,7 +74,7 @@ class SynchronyAnswer(Answer):
     staleness: Count = Field(description="s: so many updates may lie between both.")
 
 
-class Progress(Answer):
+class ProgressAnswer(Answer):
     """How far a job is."""
 
     version: Count = Field(description="J, updates made so far.", examples=[412])
@@ -128,7 +128,7 @@ class Progress(Answer):
     )
 
 
-class Change(Answer):
+class ChangeAnswer(Answer):
     """A change of a job, by somebody or by its coordinator."""
 
     at_s: Time
@@ -168,7 +168,7 @@ class JobAnswer(Answer):
     submitted_s: float = Field(description="When it was submitted, since 1970.")
     deadline_s: float | None = Field(description="When it must be done, since 1970.")
     revision: Revision
-    changes: tuple[Change, ...] = Field(description="Who did what to it, oldest first.")
+    changes: tuple[ChangeAnswer, ...] = Field(description="Who did what to it, oldest first.")
     spec: JobSpec = Field(description="As it was submitted, with all defaults and changes.")
     first: tuple[tuple[str, Count, Count], ...] = Field(
         default=(), description="Where it began: topic, partition, position."
@@ -181,7 +181,7 @@ class JobAnswer(Answer):
         description="How it is now: docs/reference/job-states.md says what each means."
     )
     why: str = Field(default="", description="One line; of a job that is held, the reason.")
-    progress: Progress = Field(description="How far it is.")
+    progress: ProgressAnswer = Field(description="How far it is.")
 
 
 class SubmittedJob(JobAnswer):
@@ -621,7 +621,7 @@ class PricesAnswer(Answer):
 # --- planning --------------------------------------------------------------------------------
 
 
-class ToldCurve(Answer):
+class CurveAnswer(Answer):
     """Cost and runtime against the number of spot workers: columns of equal length."""
 
     spot: tuple[int, ...] = Field(description="N_s, ascending: 0, N_tot and the plan's among them.")
@@ -631,7 +631,7 @@ class ToldCurve(Answer):
     enough: tuple[bool, ...] = Field(description="Whether so many do what was asked.")
 
 
-class ToldPoolPlan(Answer):
+class PoolPlanAnswer(Answer):
     """What a plan with one of several kinds of spot machines comes to."""
 
     name: str = Field(description="The pool's name.")
@@ -645,7 +645,7 @@ class ToldPoolPlan(Answer):
     deadline_probability: float = Field(ge=0, le=1, description="To meet the deadline.")
 
 
-class ToldBid(Answer):
+class BidAnswer(Answer):
     """Machines that would be asked for now."""
 
     pool: str = Field(description="Of which pool.")
@@ -655,7 +655,7 @@ class ToldBid(Answer):
     )
 
 
-class ToldPlan(Answer):
+class PlanAnswer(Answer):
     """How many workers shall run on spot machines, and what to expect of it."""
 
     feasible: bool = Field(description="Whether the deadline can be met; `reason` says why not.")
@@ -671,7 +671,7 @@ class ToldPlan(Answer):
         description="Which workers run on spot machines, where it was asked to name them."
     )
     names: tuple[str, ...] = Field(description="Of all workers, where a job says them.")
-    curve: ToldCurve | None = Field(description="Null: it was not asked for.")
+    curve: CurveAnswer | None = Field(description="Null: it was not asked for.")
     notes: tuple[str, ...] = Field(description="Where the numbers come from, if not from you.")
     # What was planned for: given, or taken from a job.
     workers: int = Field(ge=1, description="N_tot")
@@ -687,10 +687,10 @@ class ToldPlan(Answer):
     on_demand_only_usd: float | None = Field(description="Cost with every worker on demand.")
     cycle_s: float = Field(description="Mean time from one preemption of a machine to its next.")
     pool: str = Field(default="", description="Whose spot machines, where several were asked of.")
-    pools: tuple[ToldPoolPlan, ...] = Field(
+    pools: tuple[PoolPlanAnswer, ...] = Field(
         default=(), description="What each of several would come to."
     )
-    bids: tuple[ToldBid, ...] = Field(default=(), description="Of bidbrain.")
+    bids: tuple[BidAnswer, ...] = Field(default=(), description="Of bidbrain.")
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from common.api.answers import (
     EvaluationAnswer,
     JobAnswer,
     JobSummary,
-    Progress,
+    ProgressAnswer,
     RemainsAnswer,
     UnreadableRecord,
 )
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from common.kafka.table import Unreadable
 
 
-def progress_answer(job: JobProgress, now: float) -> Progress:
+def progress_answer(job: JobProgress, now: float) -> ProgressAnswer:
     """How far a job is."""
     done = job.record.reason if job.record.wanted == "stopped" else ""
     evaluation = _evaluation_answer(job.evaluations)
-    return Progress(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
+    return ProgressAnswer(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
 
 
 def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
     """Return the newest that evaluators told; None if nothing was told yet."""
     test = found.tests[-1] if found.tests else None
-    predicted = {name: told[-1] for name, told in found.predictions.items()}
+    predicted = {name: reported[-1] for name, reported in found.predictions.items()}
     if test is None and not predicted:
         return None
     return EvaluationAnswer(
@@ -41,8 +41,8 @@ def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
         at_s=test.at_s if test else None,
         records=test.records if test else 0,
         test=test.test if test else {},
-        prequential={name: told.prequential[name] for name, told in predicted.items()},
-        predicted=max((told.model.version for told in predicted.values()), default=None),
+        prequential={name: reported.prequential[name] for name, reported in predicted.items()},
+        predicted=max((reported.model.version for reported in predicted.values()), default=None),
         drifts=len(found.drifts),
     )
 
@@ -52,7 +52,7 @@ def remains_answer(found: Remains) -> RemainsAnswer:
     return RemainsAnswer(topics=found.topics, files=len(found.files), kept=found.kept)
 
 
-def job_answer(record: JobRecord, state: State, progress: Progress) -> JobAnswer:
+def job_answer(record: JobRecord, state: State, progress: ProgressAnswer) -> JobAnswer:
     """One job, whole: what record and answer call the same is the same."""
     spec = record.spec
     deadline_s = spec.stop.deadline_s

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from common.config.synchronisation import MOST, Part
+from common.config.synchronisation import MOST, SpecPart
 from common.core.settings import AggregationSettings, SliceSettings
 
 _Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
@@ -17,7 +17,7 @@ SLICES = 32
 _OF_SLICES = ("stage", "servers", "owners")
 
 
-class AggregationSpec(Part):
+class AggregationSpec(SpecPart):
     """Who adds gradients up, takes the step and holds the weights."""
 
     mode: Literal["board", "group"] = "board"

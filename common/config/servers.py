@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from common.ports.servers import Blobs, Board, Glance, Log
+    from common.ports.servers import Blobs, Board, LiveStatus, Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +20,4 @@ class Outside:
     open_board: Callable[[str], Board]  # by job
     open_blobs: Callable[[], Blobs]
     # Looks at boards in a few packets; None if they share no connection.
-    glances: Callable[[Sequence[Board]], Sequence[Glance | Exception]] | None = None
+    live_statuses: Callable[[Sequence[Board]], Sequence[LiveStatus | Exception]] | None = None

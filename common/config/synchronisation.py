@@ -25,7 +25,7 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
-class Part(BaseModel):
+class SpecPart(BaseModel):
     """What all parts share: nothing unknown, nothing converted silently, nothing changed later.
 
     Where a validator of ours says in better words what is allowed, the schema is told beside it.
@@ -53,7 +53,7 @@ class Part(BaseModel):
         return schema
 
 
-class ModeSpec(Part):
+class ModeSpec(SpecPart):
     """What the block and each of its rules say."""
 
     mode: SynchronisationMode
@@ -72,7 +72,7 @@ class ModeSpec(Part):
             )
         if self.local_rate is None and self.mode == "averaging":
             raise ValueError("local_rate: averaging needs one, such as 0.1")
-        if self.local_rate is not None and self.mode not in _WALKING_MODES:
+        if self.local_rate is not None and self.mode not in _LOCAL_STEP_MODES:
             raise ValueError(
                 f"local_rate: workers take no steps of their own where the mode is {self.mode},"
                 f" got {self.local_rate:g}: leave it out, or take mode: averaging"
@@ -106,16 +106,16 @@ class ModeSpec(Part):
             learning_rate,
             self.fixed_staleness,
             self.staleness_per_worker,
-            lone=self.mode == "asynchronous",
+            single_worker=self.mode == "asynchronous",
             local_rate=self.local_rate or 0.0,
         )
 
 
 _STALE_MODES = ("stale", "asynchronous")
-_WALKING_MODES = ("averaging", "asynchronous")
+_LOCAL_STEP_MODES = ("averaging", "asynchronous")
 
 
-class WhenSpec(Part):
+class WhenSpec(SpecPart):
     """What a rule waits for, one of these."""
 
     busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -187,7 +187,7 @@ class SynchronisationSpec(ModeSpec):
         """How many batches a worker may have to hold, in the mode that asks for most."""
         return max(k * mode.groups_held for mode, k in self.modes(group_size))
 
-    def check_walks(self, group_size: int, optimizer: str, field: str) -> None:
+    def check_local_steps(self, group_size: int, optimizer: str, field: str) -> None:
         """Refuse steps of a worker's own where there are none, or they cannot be averaged.
 
         Args:

@@ -73,11 +73,13 @@ def _of_unions(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         for at, part in enumerate(details["loc"])
         if str(part).startswith("constrained-")
     }
-    told: list[ErrorDetails] = []
+    reported: list[ErrorDetails] = []
     for details in errors:
         location = details["loc"]
         starts = (location[:length] for length in range(len(location)))
-        unions.get(next((start for start in starts if start in unions), ()), told).append(details)
+        unions.get(next((start for start in starts if start in unions), ()), reported).append(
+            details
+        )
     for place, forms in unions.items():
         deep = len(place) + 1
         meant = [each for each in forms if len(each["loc"]) > deep or each["type"] not in _SHAPES]
@@ -90,8 +92,8 @@ def _of_unions(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
             first["ctx"] = {"error": f"must be {words}, got {shown(first['input'])}"}
             first["loc"], first["type"] = place, "value_error"
             meant = [first]
-        told += meant
-    return told
+        reported += meant
+    return reported
 
 
 def _path_of(location: Sequence[str | int]) -> str:

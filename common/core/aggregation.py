@@ -34,7 +34,7 @@ class BoardAggregation:
     """The coordinator holds the weights, adds gradients to sums, and takes each step at once."""
 
     news = storing = wants_checkpoint = False
-    trouble = ""
+    error = ""
     fallback: ModelId | None = None
     holder: WorkerId | None = None
     status: UnsetType = UNSET
@@ -72,7 +72,7 @@ class BoardAggregation:
         """Return False: a worker is as good as another process of its name."""
         return False
 
-    def hear(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
+    def receive(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
         """Nobody was asked for it."""
         return (do.Drop(reply, "of a group, and this job has none"),)
 

@@ -45,7 +45,7 @@ class Assignments:
     def __init__(self, worker: WorkerId) -> None:
         self._worker = worker
         self._stream = TriggerStream()
-        self._heard = _NOTHING
+        self._last_trigger = _NOTHING
         self._model: ModelId | None = None  # of the newest trigger
         self._weights: bytes | None = None  # likewise
         self._awaits = 0  # likewise, the oldest version at which a gradient is awaited
@@ -60,9 +60,9 @@ class Assignments:
         return self._stream.name
 
     @property
-    def heard(self) -> TriggerId:
+    def last_trigger(self) -> TriggerId:
         """The newest trigger taken in: where to listen on."""
-        return self._heard
+        return self._last_trigger
 
     @property
     def reply_to(self) -> str:
@@ -78,9 +78,9 @@ class Assignments:
         A leader's first triggers may be heard before its status is seen: what was heard is as good
         a witness of a later leader as the status before.
         """
-        latest = max(self._stream.epoch, self._heard.epoch)
+        latest = max(self._stream.epoch, self._last_trigger.epoch)
         if stream.name != self._stream.name or (stream != self._stream and stream.epoch < latest):
-            self._heard = _NOTHING
+            self._last_trigger = _NOTHING
             self._queue.clear()
         self._stream = stream
 
@@ -105,12 +105,16 @@ class Assignments:
             count -= 1
         return triggers[:count]
 
-    def hear(self, triggers: Iterable[UpdateTrigger]) -> None:
+    def receive(self, triggers: Iterable[UpdateTrigger]) -> None:
         """Take in triggers, in any order and number."""
         for trigger in triggers:
-            if trigger.id <= self._heard:
+            if trigger.id <= self._last_trigger:
                 continue
-            self._heard, self._model, self._weights = trigger.id, trigger.model, trigger.weights
+            self._last_trigger, self._model, self._weights = (
+                trigger.id,
+                trigger.model,
+                trigger.weights,
+            )
             self._awaits = trigger.model.version if trigger.awaits is UNSET else trigger.awaits
             self._reply_to = trigger.reply_to
             if self._queue:

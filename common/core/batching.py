@@ -55,7 +55,7 @@ class RowSlice(NamedTuple):
     stop: int
 
 
-class Run(msgspec.Struct, frozen=True, gc=False):
+class DecodedRun(msgspec.Struct, frozen=True, gc=False):
     """Consecutive records of one partition, as decoded: which offsets are good, which are not."""
 
     partition: Partition
@@ -255,7 +255,7 @@ class Batcher:
             self._spans_bytes -= span_bytes(partition.topic)
         return part
 
-    def add(self, run: Run, now: float) -> tuple[Cut, ...]:
+    def add(self, run: DecodedRun, now: float) -> tuple[Cut, ...]:
         """Take in a run; returns the batches that it completes, oldest first.
 
         Raises:
@@ -319,7 +319,7 @@ class Batcher:
         """Close the open batch as it is; None where it is empty."""
         return self._close() if self._open else None
 
-    def _next_end(self, run: Run, i: int, j: int) -> tuple[int, int, int]:
+    def _next_end(self, run: DecodedRun, i: int, j: int) -> tuple[int, int, int]:
         """Position up to which the run fits into the open batch, as (position, i, j)."""
         offsets, skipped = run.offsets, run.skipped
         # More bad records than close a batch may wait with a sample: then enough samples close it.
@@ -343,7 +343,7 @@ class Batcher:
         self._least = min(self._min_batch, batch_size)
         self._address_bytes = ADDRESSES_BYTES // group_size
 
-    def _is_too_wide_with(self, run: Run) -> bool:
+    def _is_too_wide_with(self, run: DecodedRun) -> bool:
         """Whether one more partition would make the open batch's address too long for a record."""
         if run.partition in self._open or not (run.offsets or run.skipped):
             return False
@@ -354,7 +354,7 @@ class Batcher:
         too_small = 0 < samples < self._least
         return size >= SKIPPED_BYTES or (records >= MAX_SKIPPED and not too_small)
 
-    def _full_of_skipped_at(self, run: Run, i: int, j: int) -> int | None:
+    def _full_of_skipped_at(self, run: DecodedRun, i: int, j: int) -> int | None:
         """Return the offset with which bad records close the open batch; None: this run doesn't.
 
         Args:
@@ -379,7 +379,7 @@ class Batcher:
         return run.offsets[enough] if records >= MAX_SKIPPED and enough < len(run.offsets) else None
 
     def _extend(
-        self, run: Run, good: tuple[int, int], bad: tuple[int, int], end: int, now: float
+        self, run: DecodedRun, good: tuple[int, int], bad: tuple[int, int], end: int, now: float
     ) -> None:
         if not self._open:
             self._opened_at = now
@@ -406,7 +406,7 @@ class Batcher:
         part.last_arrival_s = run.first_arrival_s + slope_s * max(good[1] - 1, 0)
         self._samples += good[1] - good[0]
 
-    def _whole(self, run: Run, reading: _Reading) -> Cut:
+    def _whole(self, run: DecodedRun, reading: _Reading) -> Cut:
         """A run that is a batch, no more and no less, where none is open: `_extend`, `_close`."""
         start, before, samples = reading.position, reading.epoch, len(run.offsets)
         reading.position = reading.known = run.offsets[-1] + 1

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core import events
 from common.core.leader import STOPPED, Leader
-from common.core.losses import Wish
+from common.core.losses import Recovery
 from common.core.messages import (
     CHANCES,
     AuditRecord,
@@ -74,7 +74,7 @@ class _Candidacy:
     since: float  # its last step
     among: AggregationSettings | None  # who is to hold the weights: see `_who_holds`
     exact: bool
-    mark: str = ""  # of its Lead record, once that is appended
+    candidacy_id: str = ""  # of its Lead record, once that is appended
     digest: str = ""  # of the model in hand, if it has one
 
 
@@ -88,7 +88,7 @@ class Coordinator:
     def __init__(self, name: str, settings: CoordinatorSettings) -> None:
         self._name = name
         self._settings = settings
-        self._wish = events.WantedChanged("running")
+        self._request = events.WantedChanged("running")
         self._candidacies = 0
         self._lease_at = float("-inf")
         self._lifetimes = 1  # that it asks for the lease
@@ -100,7 +100,7 @@ class Coordinator:
         self._leader: Leader | None = None
         self._limit: ModelId | None = None  # of its candidacy: see `SnapshotSearch`
         self._limit_of = -1  # the leader in force as that was found: a later one may know better
-        self._strikes = dict[int, int]()  # that it knew of as a leader, before it fell back
+        self._failures = dict[int, int]()  # that it knew of as a leader, before it fell back
         self._returned = frozenset[int]()  # likewise, batches that it had put back once
         self._stored = tuple["ModelId", ...]()  # likewise, versions in storage
         self._held = False  # it met trouble, and waits for a person
@@ -121,8 +121,8 @@ class Coordinator:
             commands = list(leader.replies_read(event.replies, now))
         else:
             commands = list(self._on(event, now))
-        if self._leader is not None and self._leader.trouble:
-            commands += self._hold(self._leader.trouble, "")
+        if self._leader is not None and self._leader.error:
+            commands += self._hold(self._leader.error, "")
         if self._leader is not None and self._leader.fallback is not None:
             commands += self._fall_back(self._leader.fallback, now)
         if self._leader is not None and self._leader.handover.done:
@@ -144,7 +144,7 @@ class Coordinator:
         times = [self._lease_at + self._settings.lease_ttl_s / RENEWALS]
         if self._leader is not None:
             times.append(self._leader.due())
-            if not self._leader.calm:
+            if not self._leader.idle:
                 times.append(self._alive_at + self._settings.alive_s)
         return min(times)
 
@@ -164,7 +164,7 @@ class Coordinator:
             case events.SnapshotRestored(number, digest):
                 yield from self._stand(number, digest, now)
             case events.LeadDelivered(candidate):
-                if self._candidacy is not None and self._candidacy.mark == candidate:
+                if self._candidacy is not None and self._candidacy.candidacy_id == candidate:
                     self._candidacy.since = now
             case events.AttemptFailed(reason):
                 stood = leader is not None or self._candidacy is not None
@@ -178,7 +178,7 @@ class Coordinator:
                 for offset, record in records:
                     yield from self._update_read(offset, record, epoch, now)
             case events.WantedChanged(wanted):
-                self._wish = event
+                self._request = event
                 self._held = self._held and wanted == "paused"
                 if self._awaits:  # the owner may have decided to go on without the checkpoint
                     self._lease_at = float("-inf")
@@ -189,7 +189,7 @@ class Coordinator:
                 self._search.rolls = settings.aggregation is not None
                 if leader is not None:
                     yield from leader.change(settings, now)
-            case events.Trouble(reason, detail):
+            case events.HoldRequired(reason, detail):
                 yield from self._hold(reason, detail)
             case events.StreamsSeen() if leader is not None:
                 reason = leader.why_lost(event)
@@ -222,7 +222,7 @@ class Coordinator:
             yield do.AskLease(self._lifetimes * self._settings.lease_ttl_s)
         if self._leader is not None:
             settings = self._settings
-            every_s = settings.calm_s if self._leader.calm else settings.alive_s
+            every_s = settings.idle_s if self._leader.idle else settings.alive_s
             if now >= self._alive_at + every_s:
                 self._alive_at = now
                 yield do.ReadHeartbeats()
@@ -240,7 +240,7 @@ class Coordinator:
             if since is None or now - since > SEARCH_S:
                 self._searching_since = now
                 self._limit = None
-                self._strikes, self._returned, self._stored = {}, frozenset(), ()
+                self._failures, self._returned, self._stored = {}, frozenset(), ()
                 yield self._search.begin()
 
     # --- from the lease to the Lead record ---------------------------------------------------
@@ -249,14 +249,14 @@ class Coordinator:
         if self._searching_since is None or found.source != self._search.source:
             return
         self._awaits = False
-        match self._search.found(found, self._wish, now):
+        match self._search.found(found, self._request, now):
             case Chosen(_, history) if self._limit is not None and history.epoch != self._limit_of:
                 yield from self._step_down("another has led since")
             case Chosen(snapshot, history) as chosen:
                 self._searching_since = None
                 self._history = history
                 if history.slices is not UNSET:
-                    if self._limit is None and self._wish.after_loss > history.after_loss:
+                    if self._limit is None and self._request.after_loss > history.after_loss:
                         # Of what came after it, the claims may be lost.
                         self._limit, self._limit_of = snapshot.made, history.epoch
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
@@ -272,7 +272,7 @@ class Coordinator:
                 yield do.RestoreSnapshot(snapshot, members=among is not None)
             case Lost(reason):
                 yield from self._hold(reason, "")
-            case Missing(reason) if self._wish.wanted == "stopped":
+            case Missing(reason) if self._request.wanted == "stopped":
                 yield from self._hold(reason, "")
             case Missing(reason):
                 self._awaits, self._searching_since = True, None
@@ -304,7 +304,7 @@ class Coordinator:
         return AggregationSettings.of(known)
 
     def _torn(self, snapshot: Snapshot, now: float) -> Iterator[CoordinatorCommand]:
-        if self._candidacy is not None and not self._candidacy.mark:
+        if self._candidacy is not None and not self._candidacy.candidacy_id:
             self._search.leave_out(snapshot)
             self._candidacy = self._history = None
             self._searching_since = now
@@ -312,20 +312,20 @@ class Coordinator:
 
     def _stand(self, number: int, digest: str, now: float) -> Iterator[CoordinatorCommand]:
         """Stand as a candidate: the weights are in hand."""
-        if self._candidacy is None or self._candidacy.mark or self._history is None:
+        if self._candidacy is None or self._candidacy.candidacy_id or self._history is None:
             return
         self._candidacies += 1
         self._candidacy.since, self._candidacy.digest = now, digest
-        self._candidacy.mark = f"{self._name}#{self._candidacies}"
+        self._candidacy.candidacy_id = f"{self._name}#{self._candidacies}"
         chosen, after = self._candidacy.chosen, self._history.epoch
         yield do.AppendAudit(
             Lead(
                 after=after,
                 base=chosen.snapshot.made,
-                candidate=self._candidacy.mark,
+                candidate=self._candidacy.candidacy_id,
                 # Whatever the clock says; by chance, since a log may lose who took the next one.
                 epoch=max(number, max(after, chosen.above) + 1 + number % CHANCES),
-                after_loss=max(self._wish.after_loss, self._history.after_loss),
+                after_loss=max(self._request.after_loss, self._history.after_loss),
                 loss=chosen.loss,
                 exact=self._candidacy.exact or UNSET,
                 slices=slices_of(self._candidacy.among),
@@ -364,7 +364,7 @@ class Coordinator:
         self, history: History, lead: Lead, now: float, *, counts: bool
     ) -> Iterator[CoordinatorCommand]:
         candidacy = self._candidacy
-        own = candidacy is not None and lead.candidate == candidacy.mark
+        own = candidacy is not None and lead.candidate == candidacy.candidacy_id
         if self._leader is not None and counts:
             yield from self._deposed(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
@@ -373,7 +373,7 @@ class Coordinator:
             self._candidacy = self._history = None
             self._searching_since = now
             yield self._search.begin(self._limit)
-        elif candidacy is not None and (own or (counts and not candidacy.mark)):
+        elif candidacy is not None and (own or (counts and not candidacy.candidacy_id)):
             yield from self._step_down("somebody was faster")
 
     def _lead(self, candidacy: _Candidacy, now: float) -> Iterator[CoordinatorCommand]:
@@ -383,15 +383,15 @@ class Coordinator:
         settings = dataclasses.replace(self._settings, aggregation=candidacy.among)
         epoch = self._history.epoch
         # A wish counts for one Lead: for what this leader finds lost when it looks first.
-        wish = Wish(self._history.judged == epoch, self._wish.read_from)
-        parts = epoch, snapshot, self._history, settings, now, wish, self._strikes
+        recovery = Recovery(self._history.judged == epoch, self._request.read_from)
+        parts = epoch, snapshot, self._history, settings, now, recovery, self._failures
         self._leader = Leader(*parts, digest=candidacy.digest)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
         yield from self._leader.begin(self._history, now)
         if settings.slices != self._settings.slices:
             yield from self._leader.change(self._settings, now)
-        yield from self._leader.want(self._wish.wanted, now)
+        yield from self._leader.want(self._request.wanted, now)
 
     def _new_search(self) -> SnapshotSearch:
         settings = self._settings
@@ -403,7 +403,7 @@ class Coordinator:
         """What no machine may decide alone: leave everything as it is, until a person resumes."""
         if self._held:
             return
-        if self._wish.wanted == "stopped":
+        if self._request.wanted == "stopped":
             yield do.Finish(f"{STOPPED}; {reason}", self._settings.revision, stopped=True)
             return
         yield do.Hold(reason, detail)
@@ -414,7 +414,7 @@ class Coordinator:
     def _fall_back(self, base: ModelId, now: float) -> Iterator[CoordinatorCommand]:
         """Nobody holds the newest update any more: stand again, from an older one."""
         if self._leader is not None:
-            self._strikes, self._returned = self._leader.strikes, self._leader.returned
+            self._failures, self._returned = self._leader.failure_counts, self._leader.returned
             self._stored, self._limit_of = self._leader.stored, self._leader.model.epoch
         self._reset()
         yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
@@ -427,7 +427,7 @@ class Coordinator:
         yield do.StepDown("others are to hold the weights from now on")
         self._searching_since = now
         self._limit = None
-        self._strikes, self._returned, self._stored = {}, frozenset(), ()
+        self._failures, self._returned, self._stored = {}, frozenset(), ()
         yield self._search.begin()
 
     def _deposed(self, reason: str) -> Iterator[CoordinatorCommand]:

@@ -11,7 +11,7 @@ from common.core.worker_messages import Tick as Tick  # noqa: PLC0414 -- an even
 
 if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
-    from common.core.losses import Parted, ReadFrom
+    from common.core.losses import Divergence, ReadFrom
     from common.core.messages import (
         AuditRecord,
         ControlRecord,
@@ -107,8 +107,8 @@ class StreamsSeen(msgspec.Struct, frozen=True, gc=False):
 
     partitions: Mapping[Partition, str]  # Kafka's id of its topic; empty: not known
     number: int  # `unused_number`, for generations that begin with what is seen
-    parted: Mapping[
-        Partition, Parted
+    diverged: Mapping[
+        Partition, Divergence
     ] = {}  # for sure not what they were, as the leader's status had them
     sure: bool = True  # whether the others are: of none it is to be seen whether it stays so
     control_end: int = 0  # of the control topic, then: who has not decided all of it knows less
@@ -168,7 +168,7 @@ class SettingsChanged(msgspec.Struct, frozen=True, gc=False):
     settings: CoordinatorSettings
 
 
-class Trouble(msgspec.Struct, frozen=True, gc=False):
+class HoldRequired(msgspec.Struct, frozen=True, gc=False):
     """Something that no machine may decide alone: the job must be held."""
 
     reason: str
@@ -195,5 +195,5 @@ CoordinatorEvent: TypeAlias = (
     | OrdersLost
     | WantedChanged
     | SettingsChanged
-    | Trouble
+    | HoldRequired
 )

@@ -24,7 +24,7 @@ from common.core.group.leading import GroupAggregation
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
-from common.core.losses import Parted, Wish
+from common.core.losses import Divergence, Recovery
 from common.core.messages import (
     GENESIS,
     Assignment,
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings, Mode
 
 
-NO_WISH = Wish()
-NO_STRIKES: Mapping[int, int] = {}
+NO_RECOVERY = Recovery()
+NO_FAILURES: Mapping[int, int] = {}
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
@@ -92,22 +92,22 @@ class StatusSchedule:
         """The status says all that is decided by now."""
         self._put_at, self._decided_due = now, inf
 
-    def decided(self, now: float, *, calm: bool) -> bool:
+    def decided(self, now: float, *, idle: bool) -> bool:
         """Return True if the status is to say at once that something was decided."""
-        if calm or now >= self._put_at + self._settings.leader_status_news_s:
+        if idle or now >= self._put_at + self._settings.leader_status_news_s:
             return True
         self._decided_due = self._put_at + self._settings.leader_status_news_s
         return False
 
-    def is_due(self, now: float, *, calm: bool) -> bool:
+    def is_due(self, now: float, *, idle: bool) -> bool:
         """Return True if it is time for the next status."""
         settings = self._settings
-        every_s = settings.calm_s if calm else settings.leader_status_s
+        every_s = settings.idle_s if idle else settings.leader_status_s
         return now >= min(self._put_at + every_s, self._decided_due)
 
-    def due(self, *, calm: bool) -> float:
+    def due(self, *, idle: bool) -> float:
         """Return when the next status is due; a calm leader's owner ticks often enough itself."""
-        every_s = inf if calm else self._settings.leader_status_s
+        every_s = inf if idle else self._settings.leader_status_s
         return min(self._put_at + every_s, self._decided_due)
 
 
@@ -134,9 +134,9 @@ class Leader:
         history: What the updates topic says since that snapshot; its owner feeds it.
         settings: The job's.
         now: When it begins.
-        wish: What it may go on after, of what its first look at the streams finds lost.
-        strikes: Of batches, which it knew of before it fell back to the snapshot: what killed all
-            that held an update would kill the next ones, and again.
+        recovery: What it may go on after, of what its first look at the streams finds lost.
+        failure_counts: Failures per batch carried over from before the rollback, so that a batch
+                that crashes workers is not retried from zero.
         digest: Digest of the layout of the model in hand. Empty: members hold the weights.
     """
 
@@ -147,14 +147,14 @@ class Leader:
         history: History,
         settings: CoordinatorSettings,
         now: float,
-        wish: Wish = NO_WISH,
-        strikes: Mapping[int, int] = NO_STRIKES,
+        recovery: Recovery = NO_RECOVERY,
+        failure_counts: Mapping[int, int] = NO_FAILURES,
         *,
         digest: str = "",
     ) -> None:
         self._epoch = epoch
         self._began = now
-        self._wish = wish
+        self._recovery = recovery
         self._settings = settings
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
         self._made = snapshot.made
@@ -163,9 +163,9 @@ class Leader:
         self._replay = ReplayFilter(snapshot, history)
         self._grouper = Grouper(self._replay.waiting(snapshot))
         self._returned = set(snapshot.returned)
-        self._suspects = Suspects(settings.strikes, snapshot.strikes)
+        self._suspects = Suspects(settings.max_failures, snapshot.failure_counts)
         self._suspects.clear(self._replay.settled)
-        self._suspects.restore(strikes)
+        self._suspects.restore(failure_counts)
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
         self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
         self._scores = ScoreWindow()
@@ -191,9 +191,9 @@ class Leader:
         return ModelId(self._epoch, self._made.version)
 
     @property
-    def trouble(self) -> str:
+    def error(self) -> str:
         """Why no machine may go on; mostly empty."""
-        return self._replay.trouble
+        return self._replay.error
 
     @property
     def fallback(self) -> ModelId | None:
@@ -201,9 +201,9 @@ class Leader:
         return self._aggregation.fallback
 
     @property
-    def strikes(self) -> dict[int, int]:
+    def failure_counts(self) -> dict[int, int]:
         """What it knows of batches that may be poison."""
-        return self._suspects.strikes
+        return self._suspects.failure_counts
 
     @property
     def returned(self) -> frozenset[int]:
@@ -221,7 +221,7 @@ class Leader:
         return self._settings.slices
 
     @property
-    def calm(self) -> bool:
+    def idle(self) -> bool:
         """Whether nobody is there to be asked, and nothing under way: it need not look often."""
         return not (len(self._rounds) or self._liveness.live or self._completion.reason)
 
@@ -286,7 +286,7 @@ class Leader:
         yield self._leader_status(now)
         yield do.ReadHeartbeats()
         for record in history.quarantined.values():
-            yield self._letter(record)
+            yield self._dead_letter(record)
         yield from self._expire_gone()
         # At once: a successor then finds one of the leader in force, unless the board was wiped.
         yield from self._take_snapshot(now, checkpoint=False)
@@ -313,7 +313,7 @@ class Leader:
                 yield from self._expire_gone()
         if records:
             self._control = LogPosition(self._ledger.position, self._control.topic_id, epoch)
-        if self._status.decided(now, calm=self.calm):
+        if self._status.decided(now, idle=self.idle):
             yield self._leader_status(now)
         yield from self._advance(now)
 
@@ -322,7 +322,7 @@ class Leader:
         if reason := self._replay.why_lost(self._ledger.position, seen.control_end):
             return reason
         lost = self._lost(seen)
-        if all(self._wish.opening(place, lost[place], seen.number) for place in lost):
+        if all(self._recovery.opening(place, lost[place], seen.number) for place in lost):
             return ""
         known, claimed = self._ledger.known, self._ledger.claimed
         return losses.reason(
@@ -342,21 +342,21 @@ class Leader:
                 yield do.OpenPartition(Opened(partition, None, seen.number, topic_id, 0, -1))
         lost = self._lost(seen)
         for partition in sorted(lost):
-            opened = self._wish.opening(partition, lost[partition], seen.number)
+            opened = self._recovery.opening(partition, lost[partition], seen.number)
             if opened is not None:
                 yield do.OpenPartition(opened)
         self._publisher.look()
         if seen.sure and not lost and self._ledger.position >= seen.control_end:
-            self._wish = NO_WISH  # what is lost later, its owner has to look at
+            self._recovery = NO_RECOVERY  # what is lost later, its owner has to look at
 
-    def _lost(self, seen: StreamsSeen) -> dict[Partition, Parted]:
+    def _lost(self, seen: StreamsSeen) -> dict[Partition, Divergence]:
         """Partitions that are not the logs that they were, by all that is decided of claims."""
         if self._completion.reason or self._ledger.position < seen.control_end:
             return {}
         return {
-            place: parted
-            for place, parted in seen.parted.items()
-            if parted.generation == self._ledger.generation(place)
+            place: divergence
+            for place, divergence in seen.diverged.items()
+            if divergence.generation == self._ledger.generation(place)
         }
 
     def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
@@ -368,7 +368,7 @@ class Leader:
                 continue
             self._liveness.clear(reply.worker)
             if not isinstance(reply, _ANSWERS):
-                yield from self._heard(reply, now)
+                yield from self._receive(reply, now)
                 continue
             self._rounds.receive(reply, now)
             if self._is_over(reply):
@@ -403,12 +403,12 @@ class Leader:
         self._aggregation.keep(made)
         yield from self._advance(now)
 
-    def _heard(self, reply: GroupReply, now: float) -> Iterator[CoordinatorCommand]:
+    def _receive(self, reply: GroupReply, now: float) -> Iterator[CoordinatorCommand]:
         """Learn what a member holds, or has finished."""
         if reply.model.epoch != self._epoch:
             yield do.Drop(reply, OVER)
             return
-        yield from self._seen(self._aggregation.hear(reply, now))
+        yield from self._seen(self._aggregation.receive(reply, now))
         if isinstance(reply, Broken) and reply.unreachable:
             yield do.ReadHeartbeats()  # it has died, most likely: seen at once, and not a look late
         for worker in self._aggregation.take_reborn():
@@ -440,7 +440,7 @@ class Leader:
             yield from self._requeue(record.batch, now)
         elif isinstance(record, UpdateApplied | Quarantined):
             if isinstance(record, Quarantined):
-                yield self._letter(record)
+                yield self._dead_letter(record)
             elif (square := self._aggregation.read_back(record)) is not UNSET:
                 self._modes.observe(record.version, square)
             yield from self._published(self._publisher.publish())
@@ -490,7 +490,7 @@ class Leader:
         if late:
             self._liveness.suspect(late, now)
             yield from self._proceed(rounds, now)
-        if self._status.is_due(now, calm=self.calm):
+        if self._status.is_due(now, idle=self.idle):
             yield self._leader_status(now)
         if reason := self._completion.reached(now):
             yield from self._finish_job(reason, now)
@@ -499,8 +499,8 @@ class Leader:
     def due(self) -> float:
         """When `tick` has something to do; while it is calm, its owner's own ticks will do."""
         stop_at = float("inf") if self._completion.stop_at is None else self._completion.stop_at
-        status_due = self._status.due(calm=self.calm)
-        if self.calm:
+        status_due = self._status.due(idle=self.idle)
+        if self.idle:
             return min(stop_at, status_due)
         times = [status_due, self._aggregation.due()]
         if self._completion.reason:
@@ -520,8 +520,8 @@ class Leader:
         self._aggregation.look(self._liveness.there, self._liveness.live, self._rounds, now)
         if self._aggregation.holder is not None:
             self._liveness.expect(self._aggregation.holder)
-        if self._aggregation.trouble:
-            yield from self.hold(self._aggregation.trouble)
+        if self._aggregation.error:
+            yield from self.hold(self._aggregation.error)
         yield from self._decide(now)
         if self._aggregation.news:
             yield self._trigger(())
@@ -696,9 +696,11 @@ class Leader:
         if not self._rounds.may_begin(synchrony.staleness, self._made.version):
             return False
         idle, worker = self._rounds.idle(live), None
-        if len(self._rounds) and not (idle if synchrony.lone else self._grouper.is_for(idle, live)):
+        if len(self._rounds) and not (
+            idle if synchrony.single_worker else self._grouper.is_for(idle, live)
+        ):
             return False  # it would make gradients stale, and nobody busy
-        if synchrony.lone and idle:
+        if synchrony.single_worker and idle:
             worker = max(sorted(idle), key=self._grouper.waiting_of)
             overtaken = self._overtaken(synchrony.staleness)
             group = self._grouper.take_for(worker, live, synchrony.group_size, overtaken)
@@ -785,7 +787,7 @@ class Leader:
                 traceback,
             )
 
-    def _letter(self, record: Quarantined) -> do.DeadLetterBatch:
+    def _dead_letter(self, record: Quarantined) -> do.DeadLetterBatch:
         return do.DeadLetterBatch(record, self._ledger.topic_ids(record.batch.address))
 
     def _expire_gone(self) -> Iterator[CoordinatorCommand]:
@@ -856,7 +858,7 @@ class Leader:
             control_epoch=self._control.epoch,
             claimed=self._ledger.claimed,
             waiting=self.batches,
-            strikes=self._suspects.strikes,
+            failure_counts=self._suspects.failure_counts,
             returned=tuple(sorted(self._returned)),
             samples=self._completion.samples,
             losses=self._completion.losses,

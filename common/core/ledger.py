@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.core.spans import Address
 
 
-class Decision(msgspec.Struct, frozen=True, gc=False):
+class ClaimOutcome(msgspec.Struct, frozen=True, gc=False):
     """What became of one control record."""
 
     accepted: bool
@@ -124,7 +124,7 @@ class Ledger:
         """Whether records of an accepted span are in no log any more: it was cut below them."""
         return self.lost_part(span) is not None
 
-    def decide(self, offset: int, record: ControlRecord | None) -> Decision:
+    def decide(self, offset: int, record: ControlRecord | None) -> ClaimOutcome:
         """Decide the control record at `offset`; None stands for one that does not parse.
 
         Raises:
@@ -142,22 +142,22 @@ class Ledger:
             self.refused += 1
         return decision
 
-    def _decided(self, offset: int, record: ControlRecord | None) -> Decision:
+    def _decided(self, offset: int, record: ControlRecord | None) -> ClaimOutcome:
         if record is None:
-            return Decision(accepted=False, reason="does not parse")
+            return ClaimOutcome(accepted=False, reason="does not parse")
         if isinstance(record, Opened):
             reason = self._open(record)
-            return Decision(accepted=not reason, reason=reason)
+            return ClaimOutcome(accepted=not reason, reason=reason)
         spans = [(span, span.place) for span in record.address]
         for span, place in spans:
             if reason := self._why_not(span, place):
-                return Decision(accepted=False, reason=reason)
+                return ClaimOutcome(accepted=False, reason=reason)
         for span, place in spans:
             self._claim(span, place)
         if not isinstance(record, BatchReady) or record.samples == 0:
-            return Decision(accepted=True, reason="")
+            return ClaimOutcome(accepted=True, reason="")
         batch = Batch(offset, record.worker, record.address, record.samples, record.skipped)
-        return Decision(accepted=True, reason="", batch=batch)
+        return ClaimOutcome(accepted=True, reason="", batch=batch)
 
     def _why_not(self, span: Span, place: Partition) -> str:
         """Why a span cannot be claimed; empty where it can."""

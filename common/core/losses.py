@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ReadFrom: TypeAlias = Literal["", "earliest", "latest"]  # a topic that was created anew; empty: not
 
 
-class Parted(NamedTuple):
+class Divergence(NamedTuple):
     """A partition's log is not any more the one that its generation is of."""
 
     generation: int
@@ -27,25 +27,25 @@ class Parted(NamedTuple):
     recreated: bool  # it is another topic's; else it lost its last records
 
 
-class Wish(NamedTuple):
+class Recovery(NamedTuple):
     """What a job's owner allows the next leader to go on after."""
 
     after_loss: bool = False
     read_from: ReadFrom = ""
 
-    def opening(self, partition: Partition, parted: Parted, number: int) -> Opened | None:
+    def opening(self, partition: Partition, divergence: Divergence, number: int) -> Opened | None:
         """The record that begins the next generation; None where the owner must say more."""
-        if not self.after_loss or (parted.recreated and not self.read_from):
+        if not self.after_loss or (divergence.recreated and not self.read_from):
             return None
-        _, topic_id, epoch = parted.start
-        start = parted.start.offset
-        if parted.recreated:
-            start, epoch = (parted.end if self.read_from == "latest" else 0), -1
-        return Opened(partition, parted.generation, number, topic_id, start, epoch)
+        _, topic_id, epoch = divergence.start
+        start = divergence.start.offset
+        if divergence.recreated:
+            start, epoch = (divergence.end if self.read_from == "latest" else 0), -1
+        return Opened(partition, divergence.generation, number, topic_id, start, epoch)
 
 
 def reason(
-    lost: Mapping[Partition, Parted],
+    lost: Mapping[Partition, Divergence],
     known: Callable[[Partition], int],
     waiting: Collection[Batch],
 ) -> str:
@@ -58,9 +58,9 @@ def reason(
     """
     cut = {place: each.start.offset for place, each in lost.items() if not each.recreated}
     anew = sorted({place.topic for place, each in lost.items() if each.recreated})
-    told, costs = list[str](), list[str]()
+    sentences, costs = list[str](), list[str]()
     if anew:
-        told.append(f"{_listed(anew, 'topic')} deleted and created anew")
+        sentences.append(f"{_listed(anew, 'topic')} deleted and created anew")
         expire = sum(b.samples for b in waiting if any(s.topic in anew for s in b.address))
         costs.append(
             "reads the new topic from its beginning (`--from latest`: only what comes from now on);"
@@ -68,7 +68,7 @@ def reason(
         )
     if cut:
         first = min(cut)
-        told.append(
+        sentences.append(
             f"{first} lost records that Kafka had acknowledged: it was read up to"
             f" {known(first):,}, and is another log from {cut[first]:,} on"
             + (f"; so are {len(cut) - 1} more partitions" if len(cut) > 1 else "")
@@ -80,7 +80,7 @@ def reason(
             f" were used, {expire:,} expire"
         )
     option = "--from earliest" if anew else "--after-loss"
-    return f"{'; '.join(told)}; `doll job resume {option}` {', and '.join(costs)}"
+    return f"{'; '.join(sentences)}; `doll job resume {option}` {', and '.join(costs)}"
 
 
 def _listed(names: Collection[str], what: str) -> str:

@@ -209,7 +209,7 @@ class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     # s: how many updates may lie between the weights of a gradient and its own update; 0: none, the
     # paper's synchronous rule.
     staleness: Count = 0
-    lone: bool = False  # all batches of a group go to one worker: nobody waits for anybody
+    single_worker: bool = False  # all batches of a group go to one worker: nobody waits for anybody
     # At which rate a worker moves its own copy of the weights between the batches of one order
     # (model averaging); 0: it does not.
     local_rate: Rate = 0.0
@@ -217,7 +217,7 @@ class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def mode(self) -> SynchronisationMode:
         """What a job file calls it."""
-        if self.lone:
+        if self.single_worker:
             return "asynchronous"
         if self.local_rate:
             return "averaging"
@@ -651,7 +651,7 @@ class StateReport(msgspec.Struct, frozen=True, gc=False, tag="state-report"):
     worker: NonEmpty[WorkerId]
     model: ModelId  # of the newest trigger that it heard
     life: Count
-    heard: TriggerId  # that trigger
+    last_trigger: TriggerId  # that trigger
     made: ModelId | None  # the version that it holds, as its audit record names it; None: none
     origin: Count = 0  # likewise of version 0: see `GroupOrders`
     unreachable: tuple[Member, ...] = ()  # of whom it could not copy

@@ -11,42 +11,42 @@ SETTLED_WINDOW = 100  # batches over which the share of poison is judged
 class Suspects:
     """Batches that may be poison: their message died with its worker, raised, or was not finite.
 
-    A suspect travels alone from then on, and only what happens to it alone earns strikes: company
+    A suspect travels alone from then on, and only what happens to it alone counts: company
     could have been the cause.
 
     Args:
         limit: Strikes that a batch may have; one more is poison.
-        strikes: Where a snapshot left off, by control offset.
+        failure_counts: Where a snapshot left off, by control offset.
     """
 
-    def __init__(self, limit: int, strikes: Mapping[int, int] | None = None) -> None:
+    def __init__(self, limit: int, failure_counts: Mapping[int, int] | None = None) -> None:
         self._limit = limit
-        self._strikes = dict(strikes or {})
+        self._failures = dict(failure_counts or {})
 
     @property
-    def strikes(self) -> dict[int, int]:
+    def failure_counts(self) -> dict[int, int]:
         """Strikes of every suspect; a copy."""
-        return dict(self._strikes)
+        return dict(self._failures)
 
     @property
     def offsets(self) -> KeysView[int]:
         """Of all that are known of now."""
-        return self._strikes.keys()
+        return self._failures.keys()
 
     def blame(self, offset: int, *, alone: bool) -> bool:
         """Suspect a batch, and strike it if it was alone; True where that makes it poison."""
-        self._strikes[offset] = self._strikes.get(offset, 0) + alone
-        return self._strikes[offset] > self._limit
+        self._failures[offset] = self._failures.get(offset, 0) + alone
+        return self._failures[offset] > self._limit
 
-    def restore(self, strikes: Mapping[int, int]) -> None:
+    def restore(self, failure_counts: Mapping[int, int]) -> None:
         """Know of these, too."""
-        self._strikes.update(strikes)
+        self._failures.update(failure_counts)
 
     def clear(self, offsets: Iterable[int]) -> None:
         """Acquit batches that gave a gradient, or forget those that are settled."""
-        if self._strikes:
+        if self._failures:
             for offset in offsets:
-                self._strikes.pop(offset, None)
+                self._failures.pop(offset, None)
 
 
 class PoisonLimits:

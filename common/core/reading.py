@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FAR_BEHIND_S = 600.0  # from here on that a partition lags behind the others in time is reported
 
 
-class Piece(NamedTuple):
+class PartitionRecords(NamedTuple):
     """The next so many records of a partition."""
 
     partition: Partition
@@ -43,11 +43,13 @@ class RunsInTurn:
 
     def __init__(self) -> None:
         self._owed = dict[Partition, float]()  # turns, of who was there when one was paid last
-        self._begun: Piece | None = None  # the rest of a run that did not fit into the last request
+        self._begun: PartitionRecords | None = (
+            None  # the rest of a run that did not fit into the last request
+        )
 
     def plan(
         self, here: Mapping[Partition, int], lags: Mapping[Partition, int], room: int, run: int
-    ) -> list[Piece]:
+    ) -> list[PartitionRecords]:
         """Say which records to give out now, in order; they are taken to be given out.
 
         Where a partition runs dry that has more, this ends: its turns are not for the others, who
@@ -65,7 +67,7 @@ class RunsInTurn:
         owed = np.array([self._owed.get(partition, 0.0) for partition in order])
         begun = self._begun
         shares: _Shares | None = None  # of each turn, as long as the same ones have records
-        pieces, there, paid = list[Piece](), len(order), False
+        pieces, there, paid = list[PartitionRecords](), len(order), False
         while there and room > 0:
             if there == 1:  # nobody to take turns with
                 chosen = int(left.argmax())
@@ -84,8 +86,8 @@ class RunsInTurn:
                 paid = True
             begun, count = None, min(length, room)
             left_over = count < length and there > 1
-            self._begun = Piece(order[chosen], length - count) if left_over else None
-            pieces.append(Piece(order[chosen], count))
+            self._begun = PartitionRecords(order[chosen], length - count) if left_over else None
+            pieces.append(PartitionRecords(order[chosen], count))
             room -= count
             left[chosen] -= count
             if not left[chosen]:

@@ -25,7 +25,7 @@ class ReplayFilter:
     """Batches that are in the weights already, or quarantined, by control offset.
 
     Attributes:
-        trouble: Why no machine may go on; mostly empty.
+        error: Why no machine may go on; mostly empty.
 
     Args:
         snapshot: What the leader starts from.
@@ -36,7 +36,7 @@ class ReplayFilter:
         self._history = history
         self._used = {batch.offset: batch for batch in snapshot.used or ()}
         self.last_used = max(self._used, default=-1)  # claims are replayed up to this offset
-        self.trouble = ""
+        self.error = ""
         # An operator took some batches back before they were used.
         self.requeued = {o: b for o, b in history.requeued.items() if o not in self._used}
         # Their claims may lie above the snapshot's control position and be replayed only now. What
@@ -74,7 +74,7 @@ class ReplayFilter:
         if self._used:
             used = batch is not None and self._used.get(offset) == batch.without_skipped()
             if offset in self._used and not used:
-                self.trouble = CLAIMS_LOST.format(offset)
+                self.error = CLAIMS_LOST.format(offset)
         return batch is not None and not (used or self._is_quarantined(batch))
 
     def why_lost(self, position: int, control_end: int) -> str:

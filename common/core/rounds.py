@@ -765,8 +765,10 @@ class Rounds:
             samples += todo[offset].samples
         if round_ is None or gradient.samples != samples:
             return "has not the batches' samples"
-        if (walked := gradient.local_rate or 0.0) != round_.synchrony.local_rate:
-            return f"was taken on a walk at rate {walked:g}, not {round_.synchrony.local_rate:g}"
+        if (local_rate := gradient.local_rate or 0.0) != round_.synchrony.local_rate:
+            return (
+                f"was taken on a walk at rate {local_rate:g}, not {round_.synchrony.local_rate:g}"
+            )
         if taken_at == version:
             return ""  # no deadline comes nearer by it
         deadlines = self._deadlines(version, offsets)

@@ -15,7 +15,7 @@ ScheduleKind: TypeAlias = Literal["constant", "step", "cosine", "inverse_sqrt"]
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """How the rate rises, and how it then falls."""
 
     kind: ScheduleKind = "constant"
@@ -45,4 +45,4 @@ class Schedule:
                 return 1 / sqrt(1 + time)
 
 
-CONSTANT = Schedule()
+CONSTANT = RateSchedule()

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from msgspec import UNSET, UnsetType
 
 from common.core.messages import Synchrony
-from common.core.schedule import CONSTANT, Schedule
+from common.core.schedule import CONSTANT, RateSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,21 @@ class Mode:
     learning_rate: float | None = None  # None: a rule's is the job's, that one as the trainer's
     staleness: int = 0  # these three as in `Synchrony`, but
     staleness_per_worker: int = 0  # so much more for each worker that lives
-    lone: bool = False
+    single_worker: bool = False
     local_rate: float = 0.0
     damped: bool = False  # a step by stale gradients is smaller: over 1 + how stale they are
 
     def synchrony(self, live: int = 0) -> Synchrony:
         """How its rounds are made while so many workers live."""
         staleness = self.staleness + self.staleness_per_worker * live
-        return Synchrony(self.group_size, staleness, self.lone, self.local_rate)
+        return Synchrony(self.group_size, staleness, self.single_worker, self.local_rate)
 
     def makes(self, synchrony: Synchrony) -> bool:
         """Whether a round of its may have had this synchrony, however many workers lived."""
         staleness = synchrony.staleness if self.staleness_per_worker else self.staleness
-        return synchrony == Synchrony(self.group_size, staleness, self.lone, self.local_rate)
+        return synchrony == Synchrony(
+            self.group_size, staleness, self.single_worker, self.local_rate
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,12 @@ class CoordinatorSettings:
     reduction: Literal["mean", "sum"] = "mean"  # what is done with the sum of an update
     # The learning rate is that of the job's own K: by another one, `tuning.rate_scale` of it.
     rate_by_group: bool = False
-    schedule: Schedule = CONSTANT  # of the learning rate
+    schedule: RateSchedule = CONSTANT  # of the learning rate
     group_sizes: tuple[int, int] | None = None  # within which K is tuned while no rule holds
     group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
     deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round
-    strikes: int = 5
+    max_failures: int = 5
     poison_in_a_row: int = 3  # poison batches without an update between them that hold the job
     poison_share: float = 0.1  # of the last hundred settled batches; more poison holds it, too
     stop_updates: int | None = None
@@ -147,7 +149,7 @@ class CoordinatorSettings:
     # packet.
     leader_status_news_s: float = 0.05
     alive_s: float = 0.025  # between looks at the workers' beats: how late a death is noticed
-    calm_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
+    idle_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
     aggregation: AggregationSettings | None = None  # None: the coordinator adds gradients up
     heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are
 

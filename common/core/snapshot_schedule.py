@@ -34,7 +34,7 @@ def is_offered(before: float, after: float, every_updates: int) -> bool:
 
 
 @dataclass(slots=True)
-class _Mark:
+class _LastSnapshot:
     """Where the job stood when a kind of snapshot was last taken."""
 
     at: float
@@ -85,8 +85,8 @@ class SnapshotSchedule:
         self._looked = (0, 0)  # the last own record that was read back at a look; looks since
         self._pending: _Pending | None = None
         progress, position = snapshot.progress, snapshot.control_position
-        self._hot = _Mark(now, progress, position)
-        self._checkpoint = _Mark(now, progress, position)
+        self._hot = _LastSnapshot(now, progress, position)
+        self._checkpoint = _LastSnapshot(now, progress, position)
 
     @property
     def unread(self) -> int:
@@ -135,7 +135,7 @@ class SnapshotSchedule:
         """When the next snapshot is due by time alone."""
         if self._pending is not None:
             return None
-        return min((mark.at + every_s for mark, every_s in self._clocks()), default=None)
+        return min((previous.at + every_s for previous, every_s in self._clocks()), default=None)
 
     def consider(
         self, now: float, progress: float, control_position: int
@@ -151,9 +151,9 @@ class SnapshotSchedule:
             return "checkpoint"
         if self._hot.is_due(*moved_to, settings.hot_every_s, settings.hot_every_updates):
             return "hot"
-        for mark, every_s in self._clocks():
-            if now >= mark.at + every_s:
-                mark.at = now  # due, but nothing is new: look again one interval later
+        for previous, every_s in self._clocks():
+            if now >= previous.at + every_s:
+                previous.at = now  # due, but nothing is new: look again one interval later
         return None
 
     def take(
@@ -161,20 +161,20 @@ class SnapshotSchedule:
     ) -> tuple[CopyWeights | PublishSnapshot, ...]:
         """Take a snapshot now; one that was pending is replaced by it, and its purpose kept."""
         checkpoint = checkpoint or (self._pending is not None and self._pending.checkpoint)
-        mark = _Mark(now, snapshot.progress, snapshot.control_position)
-        self._hot = mark
+        previous = _LastSnapshot(now, snapshot.progress, snapshot.control_position)
+        self._hot = previous
         if checkpoint:
-            self._checkpoint = _Mark(now, mark.progress, mark.control_position)
+            self._checkpoint = _LastSnapshot(now, previous.progress, previous.control_position)
         self._pending = _Pending(snapshot, checkpoint, self._appended)
         return (CopyWeights(), *self.publish())
 
-    def _clocks(self) -> list[tuple[_Mark, float]]:
+    def _clocks(self) -> list[tuple[_LastSnapshot, float]]:
         settings = self._settings
         every = (
             (self._hot, settings.hot_every_s),
             (self._checkpoint, settings.checkpoint_every_s),
         )
-        return [(mark, every_s) for mark, every_s in every if every_s is not None]
+        return [(previous, every_s) for previous, every_s in every if every_s is not None]
 
     def publish(self) -> tuple[PublishSnapshot, ...]:
         """Publish what waited for records that were read back by now."""

@@ -105,13 +105,13 @@ class SnapshotSearch:
         (self._torn_hot if self.source == "hot" else self._torn).add(snapshot.rank)
 
     def found(  # noqa: PLR0911 -- one line per answer
-        self, found: SnapshotsFound, wish: WantedChanged, now: float
+        self, found: SnapshotsFound, request: WantedChanged, now: float
     ) -> Chosen | FindSnapshots | Lost | Missing | Wait:
         """Judge what was found; returns what to do now.
 
         Args:
             found: Of the source that was asked for last.
-            wish: The newest of the job's owner.
+            request: The newest of the job's owner.
             now: The time.
         """
         whole = [_in_topics_of(each, found) for each in found.snapshots]
@@ -119,7 +119,7 @@ class SnapshotSearch:
         whole = [each for each in whole if each.rank not in torn]
         if self._limit is not None:
             whole = [each for each in whole if each.made.version <= self._limit.version]
-        why = {each.rank: _why_lost(each, found, wish) for each in whole}
+        why = {each.rank: _why_lost(each, found, request) for each in whole}
         lost = [(each, why[each.rank]) for each in whole if why[each.rank]]
         choice = _choose([each for each in whole if not why[each.rank]], found.updates)
         if found.source == "hot":
@@ -137,14 +137,14 @@ class SnapshotSearch:
         if choice is None:
             return self._look("genesis")
         missing = self._missing(*choice, now)
-        asked = wish.after_loss > choice[1].after_loss
-        if missing and not (asked and (choice[0].by >= 0 or wish.from_start)):
+        asked = request.after_loss > choice[1].after_loss
+        if missing and not (asked and (choice[0].by >= 0 or request.from_start)):
             option = " --from-start" if choice[0].by < 0 else ""
             return Missing(
                 f"{missing}; a coordinator looks again every {AGAIN_S:g} s; `doll job resume"
                 f" --after-loss{option}` goes on without it, from version {choice[0].made.version}"
             )
-        return self._judged(*choice, found.unreadable or missing, wish)
+        return self._judged(*choice, found.unreadable or missing, request)
 
     def _missing(self, snapshot: Snapshot, history: History, now: float) -> str:
         """Say which checkpoint must be found before this snapshot may be used; empty if none."""
@@ -181,11 +181,11 @@ class SnapshotSearch:
         return now < since + TORN_S
 
     def _judged(
-        self, snapshot: Snapshot, history: History, unreadable: str, wish: WantedChanged
+        self, snapshot: Snapshot, history: History, unreadable: str, request: WantedChanged
     ) -> Chosen | Lost:
         """Whether better ones, uncovered or unreadable, may be passed over for this snapshot."""
-        asked = wish.after_loss > history.after_loss
-        if unreadable and snapshot.by < 0 and not (asked and wish.from_start):
+        asked = request.after_loss > history.after_loss
+        if unreadable and snapshot.by < 0 and not (asked and request.from_start):
             return Lost(
                 f"{unreadable}: bring them back and resume the job; or `doll job resume"
                 " --after-loss --from-start` begins again with version 0: all records are read and"
@@ -199,7 +199,7 @@ class SnapshotSearch:
         if not better:
             return Chosen(snapshot, history, loss=unreadable)
         best, why = better[0]
-        if asked and (snapshot.by >= 0 or wish.from_start):
+        if asked and (snapshot.by >= 0 or request.from_start):
             return Chosen(snapshot, history, best.by, f"version {best.made.version}: {why}")
         again = best.samples - snapshot.samples
         option, begins = "", "goes on from"
@@ -236,13 +236,13 @@ def _choose(
     return None
 
 
-def _why_lost(snapshot: Snapshot, found: SnapshotsFound, wish: WantedChanged) -> str:
+def _why_lost(snapshot: Snapshot, found: SnapshotsFound, request: WantedChanged) -> str:
     """Of which topic records are lost that it contains; empty where none are known to be.
 
     Claims of what updates used above its control position are known to be there once a leader has
     replayed them: where its owner says that something was lost, they may be what that was.
     """
-    if snapshot.used and wish.after_loss > snapshot.after_loss:
+    if snapshot.used and request.after_loss > snapshot.after_loss:
         return "the control topic lost records of updates that it contains"
     return found.lost.get(snapshot.rank, "")
 

@@ -37,7 +37,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     control_position: int  # likewise the control topic
     claimed: Positions
     waiting: tuple[Batch, ...] = ()  # accepted, and in no update that its weights contain
-    strikes: dict[int, int] = {}
+    failure_counts: dict[int, int] = {}
     returned: tuple[int, ...] = ()  # batches put back once by `on_missing: proceed`
     # By earlier leaders, above `control_position`: see `Leader`.
     quarantined: tuple[Batch, ...] = ()
@@ -196,7 +196,11 @@ def roll_forward(
         snapshot,
         made=ModelId(last.epoch, last.version),
         waiting=tuple(batch for batch in snapshot.waiting if batch.offset not in used),
-        strikes={o: strikes for o, strikes in snapshot.strikes.items() if o not in used},
+        failure_counts={
+            o: failure_counts
+            for o, failure_counts in snapshot.failure_counts.items()
+            if o not in used
+        },
         returned=tuple(offset for offset in snapshot.returned if offset not in used),
         samples=snapshot.samples + sum(record.samples for record in path),
         losses=snapshot.losses + tuple(record.loss for record in path),

@@ -68,7 +68,7 @@ class WorkerPlacement(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PlacementView:
     """What one process sees of everybody at one moment."""
 
     jobs: tuple[JobDemand, ...] = ()
@@ -113,7 +113,7 @@ def workers_needed(
     return max(min(records_per_s / worker_records_per_s, demand.most_workers), demand.target)
 
 
-def plan(view: View, settings: SpreadSettings = SETTINGS) -> dict[str, str]:
+def plan(view: PlacementView, settings: SpreadSettings = SETTINGS) -> dict[str, str]:
     """Who is to go where, by worker; the same for all who see the same."""
     return _Planning(view, settings).moves()
 
@@ -129,7 +129,7 @@ class _Slot(NamedTuple):
 class _Planning:
     """One plan in the making."""
 
-    def __init__(self, view: View, settings: SpreadSettings) -> None:
+    def __init__(self, view: PlacementView, settings: SpreadSettings) -> None:
         self._settings = settings
         self._workers = sorted(view.workers, key=lambda it: it.worker)
         self._jobs = {it.job: it for it in sorted(view.jobs, key=lambda it: it.job)}
@@ -249,7 +249,7 @@ def _mixed(*names: str) -> int:
     return int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest())
 
 
-def elsewhere(view: View, demand: JobDemand) -> str:
+def elsewhere(view: PlacementView, demand: JobDemand) -> str:
     """Say at which jobs those workers are that could come to this one; empty if there is none."""
     places = Counter(
         it.job
@@ -271,7 +271,7 @@ def elsewhere(view: View, demand: JobDemand) -> str:
 # --- one worker's line of it -----------------------------------------------------------------
 
 
-class Step(NamedTuple):
+class PlacementStep(NamedTuple):
     """What a worker does after a look."""
 
     goes: str  # where it says that it goes; empty: nowhere else
@@ -279,7 +279,7 @@ class Step(NamedTuple):
     reason: str
 
 
-def next_step(view: View, worker: str) -> Step:
+def next_step(view: PlacementView, worker: str) -> PlacementStep:
     """What a worker does now that it has looked.
 
     Args:
@@ -288,18 +288,20 @@ def next_step(view: View, worker: str) -> Step:
     """
     me = next((it for it in view.workers if it.worker == worker), None)
     if me is None or me.pinned:
-        return Step("", now=False, reason="it is for one job alone" if me else "it is not seen")
+        return PlacementStep(
+            "", now=False, reason="it is for one job alone" if me else "it is not seen"
+        )
     if me.goes:
         return _confirmed(view, me)
     job = plan(view).get(worker)
     if job is None or job == me.job:
-        return Step("", now=False, reason="nobody needs it more")
+        return PlacementStep("", now=False, reason="nobody needs it more")
     if not me.job:
-        return Step(job, now=True, reason="it was nowhere")  # and leaves nobody alone
-    return Step(job, now=False, reason="it is needed there more")
+        return PlacementStep(job, now=True, reason="it was nowhere")  # and leaves nobody alone
+    return PlacementStep(job, now=False, reason="it is needed there more")
 
 
-def _confirmed(view: View, me: WorkerPlacement) -> Step:
+def _confirmed(view: PlacementView, me: WorkerPlacement) -> PlacementStep:
     """It has said where it goes; of those who said the same, the first ones by a hash may."""
     there = [it for it in view.workers if me.goes in (it.goes, it.job)]
     over = len(there) - _Planning(view, SETTINGS).needed(me.goes)
@@ -307,8 +309,8 @@ def _confirmed(view: View, me: WorkerPlacement) -> Step:
         (it.worker for it in there if it.goes == me.goes), key=lambda it: (_mixed(me.goes, it), it)
     )
     if over > 0 and me.worker in rivals[-over:]:
-        return Step("", now=False, reason="others fill the places there")
-    return Step(me.goes, now=True, reason="it is needed there more")
+        return PlacementStep("", now=False, reason="others fill the places there")
+    return PlacementStep(me.goes, now=True, reason="it is needed there more")
 
 
 # --- who is heard of -------------------------------------------------------------------------
@@ -331,7 +333,7 @@ class Sightings:
         self._workers = dict[str, tuple[WorkerPlacement, float]]()
         self._there = frozenset[str]()  # jobs that had a record at the last look
 
-    def see(self, records: Iterable[JobDemand | WorkerPlacement], now: float) -> View:
+    def see(self, records: Iterable[JobDemand | WorkerPlacement], now: float) -> PlacementView:
         """Take in all records that there are; returns what to go by.
 
         A worker without a record has left. A job without one was not deleted thereby: its record
@@ -356,9 +358,9 @@ class Sightings:
                 )
         self._workers = workers
         if before - self._there:
-            return View()
+            return PlacementView()
         stale_since = now - _STALE_S
-        return View(
+        return PlacementView(
             tuple(it for it, changed_at in self._jobs.values() if changed_at > now - _FORGET_S),
             tuple(it for it, changed_at in workers.values() if changed_at > stale_since),
             frozenset(job for job, (_, at) in self._jobs.items() if at <= stale_since),
@@ -374,7 +376,7 @@ class Sightings:
         return jobs, workers
 
 
-def with_jobs(view: View, known: Mapping[str, JobDemand]) -> View:
+def with_jobs(view: PlacementView, known: Mapping[str, JobDemand]) -> PlacementView:
     """The view of whoever knows from the jobs topic which jobs there are.
 
     Args:
@@ -384,9 +386,9 @@ def with_jobs(view: View, known: Mapping[str, JobDemand]) -> View:
             leads needs nobody, but workers that have nowhere to go may wait for its leader there.
     """
     seen = {it.job: it for it in view.jobs}
-    jobs = tuple(_heard(seen.get(name, demand), demand) for name, demand in known.items())
+    jobs = tuple(_without_unknown(seen.get(name, demand), demand) for name, demand in known.items())
     return replace(view, jobs=jobs, stale=view.stale & known.keys())
 
 
-def _heard(seen: JobDemand, known: JobDemand) -> JobDemand:
+def _without_unknown(seen: JobDemand, known: JobDemand) -> JobDemand:
     return seen if known.runs else msgspec.structs.replace(seen, runs=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 VERSIONS_KEPT = 1000  # after which a worker that was not heard of is forgotten
 
 
-class _Mark(NamedTuple):
+class _LastTraffic(NamedTuple):
     version: int
     traffic: Traffic
 
@@ -27,7 +27,7 @@ class UpdateTraffic:
 
     def __init__(self) -> None:
         # Of each worker's last count, the eldest first.
-        self._marks: dict[WorkerId, _Mark] = {}
+        self._last: dict[WorkerId, _LastTraffic] = {}
         self._moved = self._updates = 0  # since they were taken, of all workers together
 
     def observe(self, worker: WorkerId, traffic: Traffic, version: int) -> None:
@@ -38,18 +38,18 @@ class UpdateTraffic:
             traffic: Its count.
             version: Of the weights that it had then.
         """
-        before = self._marks.get(worker)
+        before = self._last.get(worker)
         if before is not None and before.traffic.life == traffic.life:
             moved, updates = traffic.total - before.traffic.total, version - before.version
             if updates <= 0 or moved < 0:
                 return
             self._moved += moved
             self._updates += updates
-        self._marks.pop(worker, None)
-        self._marks[worker] = _Mark(version, traffic)
-        eldest, mark = next(iter(self._marks.items()))
-        if version - mark.version > VERSIONS_KEPT:
-            del self._marks[eldest]
+        self._last.pop(worker, None)
+        self._last[worker] = _LastTraffic(version, traffic)
+        eldest, last = next(iter(self._last.items()))
+        if version - last.version > VERSIONS_KEPT:
+            del self._last[eldest]
 
     def take(self) -> int | UnsetType:
         """Mean of what was counted since it was taken last; left out: nothing was."""

@@ -26,7 +26,7 @@ import msgspec
 
 from common.core import worker_messages as do
 from common.core import worker_messages as events
-from common.core.batching import Batcher, Cut, Run
+from common.core.batching import Batcher, Cut, DecodedRun
 from common.core.liveness import ALIVE, LEAVING, TOO_FEW
 from common.core.messages import BatchReady, SpanExpired, TriggerStream, Unsettled
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
@@ -197,7 +197,7 @@ class Worker:
         if isinstance(event, events.Decoded):
             commands = self._take(event.run, now)
         elif isinstance(event, events.RoundBegan):
-            commands = self._hear_of_room(event.epoch, event.unsettled)
+            commands = self._update_capacity(event.epoch, event.unsettled)
         else:
             commands = list(self._on(event, now))
         reason = self._why_not()
@@ -255,13 +255,13 @@ class Worker:
             case events.Leaving():
                 self._leaving = True
                 yield from self._settled.commit(self._own, now)
-                yield do.Heartbeat(LEAVING)
+                yield do.SendHeartbeat(LEAVING)
 
     def _tick(self, now: float) -> Iterator[WorkerCommand]:
         if now >= self._beat_at + self._settings.heartbeat_s:
             self._beat_at = now
             waits = TOO_FEW if self._batcher.waits_for_more(now) else ALIVE
-            yield do.Heartbeat(LEAVING if self._leaving else waits)
+            yield do.SendHeartbeat(LEAVING if self._leaving else waits)
         if now >= self._leader_status_at + self._look_every_s():
             self._leader_status_at = now
             self._news = False
@@ -272,7 +272,7 @@ class Worker:
         if not self._leaving:
             yield from self._claim_ends(now)
 
-    def _take(self, run: Run, now: float) -> list[WorkerCommand]:
+    def _take(self, run: DecodedRun, now: float) -> list[WorkerCommand]:
         if self._batcher.position(run.partition) is None:
             return [do.Unplace(run.partition)]
         if 0 <= run.epoch < self._batcher.epoch(run.partition):
@@ -314,7 +314,7 @@ class Worker:
         if now >= self._settled.commit_at:
             yield from self._settled.commit(self._own, now)
 
-    def _hear_of_room(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
+    def _update_capacity(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
         """Take over what a trigger says; where that is no news of this leader, look for its status.
 
         It says nothing of positions, so whether this worker is in its place is as known as before.

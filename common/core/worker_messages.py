@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from common.core.batching import RowSlice, Run
+    from common.core.batching import DecodedRun, RowSlice
     from common.core.messages import Claim, LeaderStatus, Unsettled
     from common.core.spans import Address, LogPosition, Partition
 
@@ -41,7 +41,7 @@ class Revoked(msgspec.Struct, frozen=True, gc=False):
 class Decoded(msgspec.Struct, frozen=True, gc=False):
     """Records of one partition were read and decoded."""
 
-    run: Run
+    run: DecodedRun
 
 
 class FellBehind(msgspec.Struct, frozen=True, gc=False):
@@ -154,7 +154,7 @@ class SetReading(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class Heartbeat(msgspec.Struct, frozen=True, gc=False):
+class SendHeartbeat(msgspec.Struct, frozen=True, gc=False):
     """Give a sign of life."""
 
     status: str
@@ -180,5 +180,5 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkerCommand: TypeAlias = (
-    Announce | Place | Unplace | SetReading | Heartbeat | ReadLeaderStatus | Forget | Commit
+    Announce | Place | Unplace | SetReading | SendHeartbeat | ReadLeaderStatus | Forget | Commit
 )

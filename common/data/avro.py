@@ -60,13 +60,13 @@ class Union(NamedTuple):
 
 
 @dataclass(eq=False)
-class Record:
+class AvroRecord:
     """Fields, one after the other; one of them may be of this type again."""
 
     fields: list[tuple[str, Type]] = field(default_factory=list)
 
 
-Type: TypeAlias = Primitive | Fixed | Enum | Array | Union | Record
+Type: TypeAlias = Primitive | Fixed | Enum | Array | Union | AvroRecord
 
 
 class AvroReader:
@@ -99,9 +99,9 @@ class AvroReader:
         records.refuse(left, "bytes follow what its schema describes")
 
 
-def _paths(type_: Type, above: Keys, within: tuple[Record, ...]) -> Iterator[Keys]:
+def _paths(type_: Type, above: Keys, within: tuple[AvroRecord, ...]) -> Iterator[Keys]:
     match type_:
-        case Record(fields) if type_ not in within:
+        case AvroRecord(fields) if type_ not in within:
             for name, inner in fields:
                 yield from _paths(inner, (*above, name), (*within, type_))
         case Union(branches):
@@ -154,7 +154,7 @@ def _read(  # noqa: C901, PLR0912 -- one case per type
                     records, branches[number], rows if these.all() else rows[these], wanted, depth
                 )
             return
-        case Record(fields):
+        case AvroRecord(fields):
             if depth > _DEEPEST:
                 records.refuse(rows, f"it is nested deeper than {_DEEPEST} records")
                 return
@@ -283,7 +283,7 @@ def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: 
             elif kind == "fixed":
                 names[full] = Fixed(int(written["size"]), scale)
             else:
-                names[full] = record = Record()  # before its fields, which may name it
+                names[full] = record = AvroRecord()  # before its fields, which may name it
                 inside = full.rpartition(".")[0]
                 for each in written["fields"]:
                     record.fields.append((each["name"], _parsed(each["type"], inside, names)))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from common.data.columns import Column, assembled, bucket_of, damped
 from common.data.decoders import new_decoder
-from common.data.fields import Decoded, Field, Keys, check_columns
+from common.data.fields import DecodedColumns, Field, Keys, check_columns
 from common.data.registered import RegisteredCodec
 from common.errors import UserError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Codec(Protocol):
     """One way to write records."""
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
         """Turn values into columns; never raises on any bytes."""
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
@@ -52,7 +52,7 @@ class TensorCodec:
             ]
         )
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
         """Turn values into columns, all of them views of one joined buffer."""
         size = self._table.itemsize
         whole = [value for value in values if value is not None and len(value) == size]
@@ -70,7 +70,7 @@ class TensorCodec:
             field.name: table[field.name] != 0 if field.dtype == "bool" else table[field.name]
             for field in self._fields
         }
-        return Decoded(records, kept, skipped)
+        return DecodedColumns(records, kept, skipped)
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
         """Turn columns into values."""
@@ -95,7 +95,7 @@ class JsonCodec:
         self._columns = [Column(field) for field in fields]
         self._parse, self._getters = _typed_parser(self._columns)
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
         """Turn values into columns, one copy per field."""
         values = [unframed(value) for value in values]
         parse, parsed, again = self._parse, [], dict[int, list[Any]]()  # by row
@@ -165,7 +165,7 @@ class HashedJsonCodec:
         self._codec = JsonCodec(_wanted(tuple(named.values()), wanted))
         self._buckets = buckets
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
         """Turn values into columns; a record of fewer than m features is filled up with zeros."""
         others = self._codec.decode(values)
         index = np.zeros((len(others.kept), self._most), self._index.numpy_dtype)
@@ -180,7 +180,7 @@ class HashedJsonCodec:
         value = np.where(np.isnan(number), np.float32(1), damped(number))
         records = {**others.records, "index": index, "value": value}
         kept = {name: column[sound] for name, column in records.items()}
-        return Decoded(kept, others.kept[sound], sorted(others.skipped))
+        return DecodedColumns(kept, others.kept[sound], sorted(others.skipped))
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
         """Refuse: what was hashed cannot be told any more."""

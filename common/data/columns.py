@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
-from common.data.fields import Columns, Decoded, Hashed, Mapped, OneHot, Parsed, Source
+from common.data.fields import Columns, DecodedColumns, Hashed, Mapped, OneHot, Parsed, Source
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -277,7 +277,7 @@ def assembled(
     kept: Sequence[int],
     skipped: list[tuple[int, str]],
     unsound: Mapping[int, str] = MappingProxyType({}),
-) -> Decoded:
+) -> DecodedColumns:
     """The columns of what was parsed.
 
     Args:
@@ -300,7 +300,7 @@ def assembled(
         skipped = sorted([*skipped, *((kept[row], why) for row, why in unsound.items())])
         records = {name: column[sound] for name, column in records.items()}
         where = where[sound]
-    return Decoded(records, where, skipped)
+    return DecodedColumns(records, where, skipped)
 
 
 def _numbers_of(values: Values, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:

@@ -121,7 +121,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedColumns:
     """What came out of some values.
 
     A column may be a read-only view of all the values' bytes, and strided: see `concatenate`.

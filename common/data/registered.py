@@ -13,7 +13,7 @@ import numpy as np
 
 from common.data.avro import AvroReader
 from common.data.columns import Column, assembled
-from common.data.fields import Decoded, Field, Keys, concatenate
+from common.data.fields import DecodedColumns, Field, Keys, concatenate
 from common.data.record_bytes import RecordBytes, Wanted, wanted_of
 from common.errors import UserError
 
@@ -60,7 +60,7 @@ class RegisteredCodec:
             except UserError as error:
                 self._readers[frame] = f"schema {number}: {error}"
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
         """Turn values into columns; those of schemas that it was not given are skipped."""
         places, skipped = dict[bytes, list[int]](), list[tuple[int, str]]()
         for index, value in enumerate(values):
@@ -68,7 +68,7 @@ class RegisteredCodec:
                 places.setdefault(value[:_FRAME], []).append(index)
             else:
                 skipped.append((index, _UNFRAMED if value else _EMPTY))
-        parts = list[Decoded]()
+        parts = list[DecodedColumns]()
         for frame, indexes in places.items():
             number = int.from_bytes(frame[1:])
             reader = self._readers.get(frame, "the registry has no schema of its id")
@@ -78,16 +78,20 @@ class RegisteredCodec:
                 those = [values[index] or b"" for index in indexes]
                 parts.append(self._read(reader, number, those, indexes))
         if not parts:
-            return Decoded(self._none(), np.zeros(0, np.intp), sorted(skipped))
+            return DecodedColumns(self._none(), np.zeros(0, np.intp), sorted(skipped))
         if len(parts) == 1:
             [decoded] = parts
-            return Decoded(decoded.records, decoded.kept, sorted([*decoded.skipped, *skipped]))
+            return DecodedColumns(
+                decoded.records, decoded.kept, sorted([*decoded.skipped, *skipped])
+            )
         kept = np.concatenate([part.kept for part in parts])
         order = np.argsort(kept)
         records = concatenate([part.records for part in parts])
         for part in parts:
             skipped += part.skipped
-        return Decoded({k: v[order] for k, v in records.items()}, kept[order], sorted(skipped))
+        return DecodedColumns(
+            {k: v[order] for k, v in records.items()}, kept[order], sorted(skipped)
+        )
 
     def objects(self, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
         """Return the sound records with all that they hold, as JSON would have them."""
@@ -121,7 +125,7 @@ class RegisteredCodec:
 
     def _read(
         self, reader: Reader, number: int, values: list[bytes], indexes: list[int]
-    ) -> Decoded:
+    ) -> DecodedColumns:
         records = RecordBytes(values, _FRAME)
         wanted, sinks = wanted_of(self._paths)
         reader.read(records, wanted)

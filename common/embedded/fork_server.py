@@ -78,9 +78,9 @@ _REQUEST = msgspec.json.Decoder(_Request)
 class Forked:
     """A process that was forked for us, as `subprocess.Popen` would have it."""
 
-    def __init__(self, told: socket.socket) -> None:
-        self._told = told
-        pid, fds, _, _ = socket.recv_fds(told, _LONGEST, 1)
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        pid, fds, _, _ = socket.recv_fds(channel, _LONGEST, 1)
         if not fds:
             raise OSError("the process that forks services has ended; its errors stand above")
         [self._pidfd] = fds
@@ -100,13 +100,13 @@ class Forked:
             TimeoutExpired: If it has not within `timeout` seconds.
         """
         if self.returncode is None:
-            self._told.settimeout(timeout)
+            self._channel.settimeout(timeout)
             try:
                 # Where nothing is told the server has ended, and the kernel all its forks.
-                self.returncode = int(self._told.recv(_LONGEST) or -signal.SIGKILL)
+                self.returncode = int(self._channel.recv(_LONGEST) or -signal.SIGKILL)
             except (BlockingIOError, TimeoutError) as error:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from error
-            self._told.close()
+            self._channel.close()
             os.close(self._pidfd)
         return self.returncode
 
@@ -226,7 +226,7 @@ class _Server:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._asked:
-                    self._tell_end(key)
+                    self._send_exit_code(key)
                     continue
                 request, fds, _, _ = socket.recv_fds(self._asked, _LONGEST, 2)
                 if not request:
@@ -242,19 +242,19 @@ class _Server:
             self._loaded.add(service)
             load(service)
 
-    def _tell_end(self, key: selectors.SelectorKey) -> None:
+    def _send_exit_code(self, key: selectors.SelectorKey) -> None:
         """One has ended: wait for it, and say how it did."""
         pidfd: int = key.fd
-        pid, told = key.data
+        pid, channel = key.data
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        with told, suppress(BrokenPipeError):  # where nobody wants to know
-            told.send(b"%d" % os.waitstatus_to_exitcode(status))
+        with channel, suppress(BrokenPipeError):  # where nobody wants to know
+            channel.send(b"%d" % os.waitstatus_to_exitcode(status))
 
     def _forks(self, fds: Sequence[int]) -> bool:
         """Fork; whether this is the new process."""
-        output, told = fds[0], socket.socket(fileno=fds[1])
+        output, channel = fds[0], socket.socket(fileno=fds[1])
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -272,12 +272,12 @@ class _Server:
             self._selector.close()
         else:
             pidfd = os.pidfd_open(pid)
-            self._selector.register(pidfd, selectors.EVENT_READ, (pid, told))
+            self._selector.register(pidfd, selectors.EVENT_READ, (pid, channel))
             with suppress(BrokenPipeError):
-                socket.send_fds(told, [b"%d" % pid], [pidfd])
+                socket.send_fds(channel, [b"%d" % pid], [pidfd])
         os.close(output)
         if pid == 0:
-            told.close()
+            channel.close()
         return pid == 0
 
 

@@ -21,7 +21,7 @@ _OURS = "DOLL_"  # variables of our settings begin so
 _STOP_GRACE_S = 10.0  # a worker finishes its gradient, a coordinator its last checkpoint
 
 
-class Service:
+class EmbeddedService:
     """A service in a process of its own, which ends with this one.
 
     Args:
@@ -108,7 +108,7 @@ def start_machine(
     return Child(command, logs / f"{worker}.log", variables, stays=True)
 
 
-def stop_all(services: Sequence[Service]) -> None:
+def stop_all(services: Sequence[EmbeddedService]) -> None:
     """Stop services together, which takes as long as the slowest."""
     for service in services:
         service.ask_to_end()

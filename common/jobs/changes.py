@@ -49,7 +49,7 @@ class Change(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Actor(Protocol):
+class Author(Protocol):
     """Somebody who changes something: a key, a person who signed in, a local user, a service."""
 
     @property
@@ -79,7 +79,7 @@ def local_user() -> NamedActor:
         return NamedActor(f"uid {os.getuid()}", "cli")
 
 
-def change_by(by: Actor, at_s: float, action: str, reason: str = "", **more: Any) -> Change:  # noqa: ANN401 -- fields of all kinds
+def change_by(by: Author, at_s: float, action: str, reason: str = "", **more: Any) -> Change:  # noqa: ANN401 -- fields of all kinds
     """Return a change, its texts cut off at their limits.
 
     Args:
@@ -101,7 +101,7 @@ def audit(changes: Iterable[Change], outcome: Outcome = "done", **subject: str) 
         outcome: "unknown" if Kafka did not confirm the changes, which may have been made.
         **subject: `job` or `key`, by name.
     """
-    tell = _log.warning if outcome == "refused" else _log.info
+    emit = _log.warning if outcome == "refused" else _log.info
     for each in changes:
         who = {"by": each.by, "role": each.role, "action": each.action}
-        tell("audit", **who, **subject, reason=each.reason, outcome=outcome)
+        emit("audit", **who, **subject, reason=each.reason, outcome=outcome)

@@ -32,14 +32,14 @@ _BYTES = 4  # of a float32
 _log = event_logger(__name__)
 
 
-class Order(msgspec.Struct, frozen=True):
+class CheckRequest(msgspec.Struct, frozen=True):
     """Which task to build."""
 
     spec: msgspec.Raw
     allowed: tuple[str, ...]
 
 
-class Report(msgspec.Struct, frozen=True):
+class CheckReport(msgspec.Struct, frozen=True):
     """What came of it."""
 
     refused: str = ""  # why no job can have it
@@ -48,7 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     model_mb: float = 0.0
 
 
-_REPORT = msgspec.json.Decoder(Report)
+_REPORT = msgspec.json.Decoder(CheckReport)
 
 
 class Unchecked(NamedTuple):
@@ -71,9 +71,11 @@ class Unchecked(NamedTuple):
             )
 
 
-def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PATIENCE_S) -> Report:
+def built_apart(
+    spec: JobSpec, allowed: Collection[str], patience_s: float = PATIENCE_S
+) -> CheckReport:
     """Build a task in a process of its own."""
-    order = Order(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
+    order = CheckRequest(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
     path = search_path(sys.path)  # the task is found there as it is here
     try:
         done = subprocess.run(  # noqa: S603 -- our own command line
@@ -86,22 +88,22 @@ def built_apart(spec: JobSpec, allowed: Collection[str], patience_s: float = PAT
         )
         return _REPORT.decode(done.stdout)
     except subprocess.TimeoutExpired:
-        return Report(unended=f"the check of the task did not end within {patience_s:g} s")
+        return CheckReport(unended=f"the check of the task did not end within {patience_s:g} s")
     except subprocess.CalledProcessError as error:
         if error.returncode < 0:  # by SIGKILL, it may have lacked memory
             how = f"was ended by signal {-error.returncode} ({strsignal(-error.returncode)})"
         else:
             how = f"ended early, with status {error.returncode}"
-        return Report(unended=f"the check of the task {how}")
+        return CheckReport(unended=f"the check of the task {how}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Report(unended="the check of the task ended without an answer")
+        return CheckReport(unended="the check of the task ended without an answer")
 
 
 def check_submission(
     spec: JobSpec,
     allowed: Collection[str],
     coordinator_memory_mib: int,
-    build: Callable[[JobSpec, Collection[str]], Report] = built_apart,
+    build: Callable[[JobSpec, Collection[str]], CheckReport] = built_apart,
 ) -> Unchecked | None:
     """Refuse a job whose task makes no sense, as far as can be seen here. May take some seconds.
 
@@ -159,19 +161,19 @@ def check_submission(
     return unchecked
 
 
-def unasked(spec: JobSpec, allowed: Collection[str]) -> Report:  # noqa: ARG001 -- instead of `built_apart`
+def unasked(spec: JobSpec, allowed: Collection[str]) -> CheckReport:  # noqa: ARG001 -- instead of `built_apart`
     """Build nothing, as whoever submits the job wishes."""
-    return Report(missing="the request says so")
+    return CheckReport(missing="the request says so")
 
 
 def _looked_at(
     spec: JobSpec,
     allowed: Collection[str],
-    build: Callable[[JobSpec, Collection[str]], Report],
-) -> Report:
+    build: Callable[[JobSpec, Collection[str]], CheckReport],
+) -> CheckReport:
     """Build a task of somebody's own, if this process may and can."""
     if spec.task.entrypoint not in allowed:
-        return Report(missing=f"DOLL_TASKS does not list {spec.task.entrypoint} here")
+        return CheckReport(missing=f"DOLL_TASKS does not list {spec.task.entrypoint} here")
     if find_spec("torch") is None:
-        return Report(missing="PyTorch is not installed here")
+        return CheckReport(missing="PyTorch is not installed here")
     return build(spec, allowed)

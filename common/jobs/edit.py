@@ -53,8 +53,8 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     try:
         made = JobSpec.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        told = complaint(error, name=_name, allowed=partial(field_names, JobSpec))
-        raise UserError(f"change: {told}") from error
+        message = complaint(error, name=_name, allowed=partial(field_names, JobSpec))
+        raise UserError(f"change: {message}") from error
     among, before = made.aggregation, spec.aggregation
     if made.grouped and spec.grouped and among and before and among.transport != before.transport:
         raise UserError(

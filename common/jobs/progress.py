@@ -80,7 +80,7 @@ RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is
 TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all
 _REASONS = 3  # of those that are told, the commonest
 DEGRADED_SHARE = 0.01  # skipped or quarantined above it is more than stray bad records
-_REASON_LETTERS = 100
+_REASON_CHARACTERS = 100
 _SERVERS = {
     "kafka": "Kafka",
     "redis": "Redis",
@@ -137,7 +137,7 @@ def resting(record: JobRecord) -> State | None:
 # --- what is looked at ---------------------------------------------------------------------------
 
 
-class Look(NamedTuple):
+class JobObservation(NamedTuple):
     """What the board and the streams said at one time; None is what is not known."""
 
     at_s: float
@@ -164,7 +164,7 @@ KEPT_SWITCHES = 200
 POINTS = 2_000  # of a curve: as wide as a page, more could not be told apart
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class UpdateRow(msgspec.Struct, frozen=True, array_like=True):
     """One update."""
 
     version: int
@@ -188,7 +188,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Row).decode
+_unpack = msgspec.msgpack.Decoder(UpdateRow).decode
 
 
 class Updates:
@@ -217,10 +217,10 @@ class Updates:
     def clear(self, version: int) -> None:
         """Begin anew; the next update is the one after `version`."""
         self.version = version
-        self.newest: Row | None = None
+        self.newest: UpdateRow | None = None
         self._kept.clear()
         self._curve = Thinned[bytes](POINTS)
-        self.switches = deque[Row](maxlen=KEPT_SWITCHES)
+        self.switches = deque[UpdateRow](maxlen=KEPT_SWITCHES)
 
     @property
     def oldest(self) -> int | None:
@@ -258,7 +258,7 @@ class Updates:
         before = self.newest
         lengths = _lengths(span for batch in update.batches for span in batch.address)
         self.version = update.version
-        self.newest = Row(
+        self.newest = UpdateRow(
             *(update.version, update.epoch, at_s, update.samples, len(update.batches)),
             *(update.loss, update.gradient_s or None, update.revision, update.short),
             *(update.metrics, update.measured or {}, update.mode, update.staleness),
@@ -283,13 +283,13 @@ class Updates:
         self.newest, self.version = _unpack(left[-1]) if left else None, version
         return self.newest is None or self.newest.version == version
 
-    def rows(self, first: int, last: int) -> list[Row]:
+    def rows(self, first: int, last: int) -> list[UpdateRow]:
         """Updates from one version to another, both included, as far as they are there."""
         before = self.version - len(self._kept)
         places = range(max(0, first - before - 1), min(len(self._kept), last - before))
         return [_unpack(self._kept[place]) for place in places]
 
-    def curve(self) -> list[Row]:
+    def curve(self) -> list[UpdateRow]:
         """The first update, the newest, and others at equal steps between."""
         return [*map(_unpack, self._curve.samples())]
 
@@ -393,7 +393,7 @@ class RecentSkips:
                 if not self._reasons[reason]:
                     del self._reasons[reason]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The commonest reasons, in one line; empty where none is known."""
         found = [(why, count) for why, count in self._reasons.most_common() if why][:_REASONS]
         return "; ".join(f"{count:,} {_one_line(why)}" for why, count in found)
@@ -401,7 +401,7 @@ class RecentSkips:
 
 def _one_line(reason: str) -> str:
     text = " ".join(reason.split())
-    return text if len(text) <= _REASON_LETTERS else f"{text[: _REASON_LETTERS - 3]}..."
+    return text if len(text) <= _REASON_CHARACTERS else f"{text[: _REASON_CHARACTERS - 3]}..."
 
 
 class Claims:
@@ -664,7 +664,9 @@ class HeldBack(NamedTuple):
     since_s: float  # when the last stable offset was first seen there
 
 
-def held_back(look: Look, before: Mapping[Partition, HeldBack]) -> dict[Partition, HeldBack]:
+def held_back(
+    look: JobObservation, before: Mapping[Partition, HeldBack]
+) -> dict[Partition, HeldBack]:
     """Return the partitions whose last stable offset is below the high watermark."""
     found = dict[Partition, HeldBack]()
     for place, end in (look.ends or {}).items():
@@ -677,16 +679,16 @@ def held_back(look: Look, before: Mapping[Partition, HeldBack]) -> dict[Partitio
 
 def lasting(held: Mapping[Partition, HeldBack], now: float) -> str:
     """Return which open transactions last, the oldest first; empty if none does."""
-    told = list[str]()
+    parts = list[str]()
     oldest = sorted(held.items(), key=lambda each: (each[1].since_s, each[0]))
     for place, (stable, offsets, since_s) in oldest:
         if (age_s := now - since_s) >= _LASTING_S:
             age = f"{int(age_s)} seconds" if age_s < 120 else f"{int(age_s / 60):,} minutes"
             what = f"holds back {_counted(offsets, 'offset')}, for {age}"
-            told.append(f"an open transaction at {place}@{stable} {what}")
-    if (more := len(told) - _SHOWN_PARTITIONS) > 0:
-        told[_SHOWN_PARTITIONS:] = [_counted(more, "more partition")]
-    return "; ".join(told)
+            parts.append(f"an open transaction at {place}@{stable} {what}")
+    if (more := len(parts) - _SHOWN_PARTITIONS) > 0:
+        parts[_SHOWN_PARTITIONS:] = [_counted(more, "more partition")]
+    return "; ".join(parts)
 
 
 def _spread(count: int, room: Sequence[int]) -> list[int]:
@@ -735,8 +737,8 @@ class Evaluations:
         if isinstance(record, Drifted):
             self.drifts.append(record)
             return
-        told = [self._predictions[each] for each in record.prequential.keys() & self._predictions]
-        for series in (*([self._tests] if record.test else ()), *told):
+        parts = [self._predictions[each] for each in record.prequential.keys() & self._predictions]
+        for series in (*([self._tests] if record.test else ()), *parts):
             # Several evaluators may tell of the same version.
             if not (known := series.samples()) or known[-1].model.version < record.model.version:
                 series.add(record)
@@ -796,7 +798,7 @@ class JobProgress:
         self.evaluations = Evaluations(record.spec.streams)
         # Of all streams, at a time.
         self.lags = Thinned[tuple[float, Sequence[int | None]]](POINTS)
-        self.seen = Look(0.0)
+        self.seen = JobObservation(0.0)
         self._history = PartialHistory(updates_start)
         self._claims = Claims(record.first, record.known, whole=self.whole)
         self._recent = RecentRates()
@@ -886,7 +888,7 @@ class JobProgress:
         """
         self._claims.feed(offset, record)
 
-    def look(self, look: Look) -> bool:
+    def look(self, look: JobObservation) -> bool:
         """Take in what the board and the streams said; True if they said something new."""
         before, starts = self.seen, self._ends.starts
         self.seen = look
@@ -1003,7 +1005,7 @@ class JobProgress:
             or self._leaderless(now)
             or self._workerless()
             or self._handing_over(now)
-            or self._in_trouble(now)
+            or self._degradation(now)
             or self._without_records(now)
             or State("running", "")
         )
@@ -1069,7 +1071,7 @@ class JobProgress:
         if any(s == "alive" and w not in self._left_out for w, s in statuses.items()):
             return None
         records = "records wait" if lag is None else f"{_counted(lag, 'record')} wait"
-        unable = self._unable(WORKER) or self._told_left_out()
+        unable = self._unable(WORKER) or self._left_out_sentences()
         why = unable or self.seen.unable.get(TURN) or "no worker runs"
         return State("waiting for workers", f"{records} and {why}")
 
@@ -1093,7 +1095,7 @@ class JobProgress:
         status = self.seen.leader_status
         return {} if status is None else {str(w): why for w, why in status.left_out.items()}
 
-    def _told_left_out(self) -> str:
+    def _left_out_sentences(self) -> str:
         """Return who is left out and why; who says that itself, more exactly, is not among them."""
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
         left_out = {str(w): why for w, why in group.left_out.items()} if group else {}
@@ -1121,7 +1123,7 @@ class JobProgress:
         why = "`aggregation` was changed, and nothing is learned until the newest version is stored"
         return State("degraded", f"{why}: if that lasts, is object storage reachable?")
 
-    def _in_trouble(self, now: float) -> State | None:
+    def _degradation(self, now: float) -> State | None:
         degraded = self._degraded()
         whys = (lasting(self.held_back, now), degraded.why if degraded else "")
         return State("degraded", "; ".join(filter(None, whys))) if any(whys) else None
@@ -1135,27 +1137,27 @@ class JobProgress:
         # Workers say more exactly what keeps them from schemas.
         away = self._outage_sentences(*_NEEDED, "schema_registry")
         schemas = self._awaited_schemas()
-        troubles = (self._told_left_out(), self._copying(), *unable, *away, *schemas)
-        if told := [*filter(None, troubles)]:
-            return State("degraded", "; ".join(told))
+        problems = (self._left_out_sentences(), self._copying(), *unable, *away, *schemas)
+        if parts := [*filter(None, problems)]:
+            return State("degraded", "; ".join(parts))
         recent = self._claims.recent
         for stream, of_stream in self._claims.recent_of.items():
             if of_stream.skipped / max(of_stream.records, 1) > DEGRADED_SHARE:
                 why = f"of the last {of_stream.records:,} records of {stream}"
                 why += f" {of_stream.skipped:,} did not decode"
-                reasons = of_stream.told()
+                reasons = of_stream.summary()
                 return State("degraded", f"{why}: {reasons}" if reasons else why)
         quarantined, settled = self._quarantined_share()
         skipped, claimed = recent.skipped, recent.records
         if skipped / max(claimed, 1) + quarantined / max(settled, 1) <= DEGRADED_SHARE:
             return None
-        told = [
+        parts = [
             f"{count:,} {what}"
             for count, what in ((skipped, "did not decode"), (quarantined, "were quarantined"))
             if count
         ]
         return State(
-            "degraded", f"of the last {max(claimed, settled):,} records {' and '.join(told)}"
+            "degraded", f"of the last {max(claimed, settled):,} records {' and '.join(parts)}"
         )
 
     def _awaited_schemas(self) -> Iterator[str]:

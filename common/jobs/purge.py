@@ -34,7 +34,7 @@ class Remains(NamedTuple):
         return bool(self.topics or self.files)
 
 
-def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
+def remains_of(name: str, job_store: JobStore, outside: Outside) -> Remains:
     """What a purge would remove.
 
     Raises:
@@ -42,19 +42,19 @@ def remains_of(name: str, book: JobStore, outside: Outside) -> Remains:
         ConflictError: If it is not stopped, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
-    is_job, unreadable = name in book.read(), book.unreadable.get(name)
+    is_job, unreadable = name in job_store.read(), job_store.unreadable.get(name)
     if unreadable is not None:
         raise ConflictError(f'the job "{name}" may be of a newer program: {unreadable.reason}')
     if is_job:
-        book.stopped(name)
-    jobs = [*book.past_ids(name), book.id_of(name)]
+        job_store.stopped(name)
+    jobs = [*job_store.past_ids(name), job_store.id_of(name)]
     found = _remains(jobs, outside)
     if not (found or is_job or jobs[1:]):
         raise NotFoundError(f'there is no job "{name}", and nothing is left of one')
     return found
 
 
-def purge(name: str, book: JobStore, outside: Outside) -> Remains:
+def purge(name: str, job_store: JobStore, outside: Outside) -> Remains:
     """Make a name free, and remove what all of its jobs have left; may be done again at any time.
 
     Returns:
@@ -65,17 +65,17 @@ def purge(name: str, book: JobStore, outside: Outside) -> Remains:
         ConflictError: If it is not stopped, is just being stopped, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
-    remains_of(name, book, outside)  # or it is refused
-    last = book.id_of(name)
-    if name in book.read():
+    remains_of(name, job_store, outside)  # or it is refused
+    last = job_store.id_of(name)
+    if name in job_store.read():
         _check_led_no_more(name, last, outside)
-        book.free(name)
+        job_store.free(name)
     elif _remains([last], outside):  # of a job that was deleted alone
-        book.free(name)
+        job_store.free(name)
     else:
         # The name is free; an earlier purge did not remove everything.
-        audit([change_by(book.by, time(), "purged")], job=name)
-    jobs = book.past_ids(name)
+        audit([change_by(job_store.by, time(), "purged")], job=name)
+    jobs = job_store.past_ids(name)
     found, log = _remains(jobs, outside), outside.open_log()
     # A model server's group is called like its topic.
     groups = [*map(group_name, jobs), *found.topics]

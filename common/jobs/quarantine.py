@@ -49,7 +49,7 @@ _FINAL: dict[Final, str] = {
 }
 
 
-def told_batches(batches: Sequence[int]) -> str:
+def format_batches(batches: Sequence[int]) -> str:
     """Return batches in words, for the record of a job."""
     return f"{len(batches)} batches: {', '.join(map(str, batches))}"
 

@@ -23,11 +23,11 @@ from common.errors import ExpiredError, UnavailableError, UnknownTopicError
 from common.kafka.dead_letters import (
     NOTED,
     DeadLetter,
-    LettersRead,
+    DeadLettersRead,
     Note,
-    Place,
+    TopicIdPartition,
     offsets_of,
-    read_letters,
+    read_dead_letters,
 )
 from common.kafka.names import dead_letter_topic
 from common.kafka.read import identified
@@ -46,7 +46,7 @@ _READ_S = 10.0
 Outcome: TypeAlias = Literal["again", "cut", "new"]
 
 
-class ReplayedLetters(NamedTuple):
+class ReplayedDeadLetters(NamedTuple):
     """What became of letters about records."""
 
     written: int
@@ -57,44 +57,46 @@ class ReplayedLetters(NamedTuple):
 class _New(NamedTuple):
     """A record as it is written anew."""
 
-    place: Place  # where the first one is
+    place: TopicIdPartition  # where the first one is
     offset: int
     record: NewRecord
 
 
-class _Letters:
+class _DeadLetters:
     """Dead letters of some streams, read once."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._read = dict[str, LettersRead]()
-        self._jobs = dict[Place, Callable[[int], frozenset[str]]]()
+        self._read = dict[str, DeadLettersRead]()
+        self._jobs = dict[TopicIdPartition, Callable[[int], frozenset[str]]]()
 
-    def of(self, stream: str) -> LettersRead:
+    def of(self, stream: str) -> DeadLettersRead:
         """Return the letters of a stream."""
         if stream not in self._read:
-            self._read[stream] = read_letters(self._log, stream)
+            self._read[stream] = read_dead_letters(self._log, stream)
         return self._read[stream]
 
-    def letter(self, job: str, batch: Batch, span: Span) -> tuple[Place, int]:
+    def dead_letter(self, job: str, batch: Batch, span: Span) -> tuple[TopicIdPartition, int]:
         """Return which partition a batch's span is of, and where its letter is; -1: nowhere."""
-        for each in self.of(span.topic).letters:
+        for each in self.of(span.topic).dead_letters:
             same = each.is_batch and each.job == job and each.span[:4] == span[:4]
             if same and each.batch in {None, batch}:
                 return each.place, each.at
-        return Place(identified(self._log, span.place, 0).topic_id, span.place), -1
+        return TopicIdPartition(identified(self._log, span.place, 0).topic_id, span.place), -1
 
-    def missing(self, job: str, batch: Batch, to: str | None) -> Iterator[tuple[Place, int]]:
+    def missing(
+        self, job: str, batch: Batch, to: str | None
+    ) -> Iterator[tuple[TopicIdPartition, int]]:
         """Yield the records of a batch that were not written to a topic; None: to none at all."""
         for span in batch.address:
-            place, at = self.letter(job, batch, span)
+            place, at = self.dead_letter(job, batch, span)
             covers = self.of(span.topic).notes.covers
             target = to if to is None else to or span.topic
             for offset in offsets_of(span, batch):
                 if not covers(place, offset, job, at, target):
                     yield place, offset
 
-    def notes(self, written: Iterable[tuple[Place, int]], to: str) -> list[Note]:
+    def notes(self, written: Iterable[tuple[TopicIdPartition, int]], to: str) -> list[Note]:
         """Return notes that name each of these records, and count them as written.
 
         Args:
@@ -129,21 +131,25 @@ class Replayer:
         self._log = log
         self._by = by
         self._transactions = log.transactions(NAME)
-        self._letters = _Letters(log)  # read from now on: nobody else writes notes any more
+        self._dead_letters = _DeadLetters(
+            log
+        )  # read from now on: nobody else writes notes any more
 
     def close(self) -> None:
         """Let go of the connection."""
         self._transactions.close()
 
-    def letters(self, stream: str) -> LettersRead:
+    def dead_letters(self, stream: str) -> DeadLettersRead:
         """Return the letters of a stream, and what was written anew so far."""
-        return self._letters.of(stream)
+        return self._dead_letters.of(stream)
 
-    def records(self, letters: Iterable[DeadLetter], to: str, *, again: bool) -> ReplayedLetters:
+    def records(
+        self, dead_letters: Iterable[DeadLetter], to: str, *, again: bool
+    ) -> ReplayedDeadLetters:
         """Write the records anew that letters are about, each once.
 
         Args:
-            letters: Letters about records of one stream that were not written to the topic.
+            dead_letters: Letters about records of one stream that were not written to the topic.
             to: The topic; in the stream itself each goes to its partition.
             again: Also those that were written anew before.
 
@@ -152,7 +158,7 @@ class Replayer:
         """
         counts = dict[Outcome, int].fromkeys(("new", "again", "cut"), 0)
         waiting, size = list[_New](), 0
-        for new in _anew(self._log, letters, to, again=again):
+        for new in _anew(self._log, dead_letters, to, again=again):
             if not isinstance(new, _New):
                 counts[new] += 1
                 continue
@@ -164,10 +170,10 @@ class Replayer:
                 waiting, size = [], 0
         if waiting:
             self._write(waiting, to)
-        return ReplayedLetters(counts["new"], counts["again"], counts["cut"])
+        return ReplayedDeadLetters(counts["new"], counts["again"], counts["cut"])
 
     def _write(self, new: list[_New], to: str) -> None:
-        notes = self._letters.notes(((each.place, each.offset) for each in new), to)
+        notes = self._dead_letters.notes(((each.place, each.offset) for each in new), to)
         self._transactions.write([each.record for each in new] + [each.record for each in notes])
 
     def batch(self, quarantine: Quarantine, batch: Batch, at_s: float, to: str = "") -> int | None:
@@ -188,51 +194,53 @@ class Replayer:
             OutsideError: If they cannot be written now; whoever tries again goes on.
         """
         # First: what cannot be read must not be sealed.
-        records = _records_of(self._log, batch, self._letters, quarantine.job)
+        records = _records_of(self._log, batch, self._dead_letters, quarantine.job)
         if batch not in quarantine.replayed():
             (counted,) = quarantine.write([Replayed(batch, self._by, at_s)])
             if not counted:
                 return None
-        missing = list(self._letters.missing(quarantine.job, batch, to))
+        missing = list(self._dead_letters.missing(quarantine.job, batch, to))
         if not missing:
             return 0
-        letters = {dead_letter_topic(span.topic) for span in batch.address}
-        self._log.create_topics([NewTopic(each, kept_forever=True) for each in sorted(letters)])
+        dead_letters = {dead_letter_topic(span.topic) for span in batch.address}
+        self._log.create_topics(
+            [NewTopic(each, kept_forever=True) for each in sorted(dead_letters)]
+        )
         new = [
             _new(place.partition, records[place.partition, offset], to or place.partition.topic)
             for place, offset in missing
             if (place.partition, offset) in records  # else compaction left none there
         ]
-        notes = self._letters.notes(missing, to)
+        notes = self._dead_letters.notes(missing, to)
         self._transactions.write([*new, *(note.record for note in notes)])
         return len(new)
 
 
 def unfinished(log: Log, quarantine: Quarantine) -> list[Batch]:
     """Batches whose quarantine is final, and whose records were not written anew yet."""
-    letters, job = _Letters(log), quarantine.job
-    return [each for each in quarantine.replayed() if any(letters.missing(job, each, None))]
+    dead_letters, job = _DeadLetters(log), quarantine.job
+    return [each for each in quarantine.replayed() if any(dead_letters.missing(job, each, None))]
 
 
 def _anew(
-    log: Log, letters: Iterable[DeadLetter], to: str, *, again: bool
+    log: Log, dead_letters: Iterable[DeadLetter], to: str, *, again: bool
 ) -> Iterator[_New | Outcome]:
     """Yield each record that letters are about as it is written anew, or why it is not."""
-    by_record = dict[tuple[Place, int], DeadLetter]()  # of several jobs, perhaps
-    for letter in letters:
-        at = letter.place, letter.span.start
-        if at not in by_record or letter.is_whole:
-            by_record[at] = letter
-    readers = dict[Place, _Reader]()
-    for (place, offset), letter in sorted(by_record.items(), key=lambda item: item[0]):
+    by_record = dict[tuple[TopicIdPartition, int], DeadLetter]()  # of several jobs, perhaps
+    for dead_letter in dead_letters:
+        at = dead_letter.place, dead_letter.span.start
+        if at not in by_record or dead_letter.is_whole:
+            by_record[at] = dead_letter
+    readers = dict[TopicIdPartition, _Reader]()
+    for (place, offset), dead_letter in sorted(by_record.items(), key=lambda item: item[0]):
         if place not in readers:
             readers[place] = _Reader(log, place)
         record = readers[place].at(offset)
-        if record is None or not letter.is_of(record):  # retention, or records that Kafka lost
-            if not letter.is_whole:
+        if record is None or not dead_letter.is_of(record):  # retention, or records that Kafka lost
+            if not dead_letter.is_whole:
                 yield "cut"
                 continue
-            record = LogRecord(offset, None, letter.value)
+            record = LogRecord(offset, None, dead_letter.value)
         if FROM in dict(record.headers) and not again:
             yield "again"
         else:
@@ -255,7 +263,7 @@ class _Reader:
     A topic that was made anew since holds none of them.
     """
 
-    def __init__(self, log: Log, place: Place) -> None:
+    def __init__(self, log: Log, place: TopicIdPartition) -> None:
         self.place = place.partition
         self._log = log
         try:
@@ -300,7 +308,7 @@ class _Reader:
 
 
 def _records_of(
-    log: Log, batch: Batch, letters: _Letters, job: str
+    log: Log, batch: Batch, dead_letters: _DeadLetters, job: str
 ) -> dict[tuple[Partition, int], LogRecord]:
     """Return the records that a batch was to be trained on, in the order of its spans.
 
@@ -310,7 +318,7 @@ def _records_of(
     """
     found = dict[tuple[Partition, int], LogRecord]()
     for span in batch.address:
-        place, _ = letters.letter(job, batch, span)
+        place, _ = dead_letters.dead_letter(job, batch, span)
         reader = _Reader(log, place)
         try:
             for offset in offsets_of(span, batch):

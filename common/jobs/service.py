@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UserError
 from common.jobs.purge import Remains, purge, remains_of
-from common.jobs.quarantine import Quarantine, RequeuedBatch, told_batches
-from common.jobs.store import AfterLoss, JobRecord, JobStore, Origin
+from common.jobs.quarantine import Quarantine, RequeuedBatch, format_batches
+from common.jobs.store import AfterLoss, JobRecord, JobStore, StartCheckpoint
 from common.jobs.watching import waits_for_checkpoint
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import optimizer_kind, with_optimizer
-from common.storage.find import in_storage, pick, wish_of
+from common.storage.find import in_storage, parse_version, pick
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from common.wire.messages import decode_audit
@@ -46,7 +46,7 @@ class JobService:
         self._check_given_back = check_given_back
 
     def submit(
-        self, spec: JobSpec, request: str = "", origin: Origin | None = None
+        self, spec: JobSpec, request: str = "", origin: StartCheckpoint | None = None
     ) -> tuple[JobRecord, bool]:
         """Submit a job, unless this very request has done so; True if it is new.
 
@@ -93,7 +93,7 @@ class JobService:
 
     def copy_checkpoint(
         self, spec: JobSpec, source: str, request: str = ""
-    ) -> tuple[Origin | None, str]:
+    ) -> tuple[StartCheckpoint | None, str]:
         """Copy a checkpoint of another job into a new job's folder; the other job deletes its own.
 
         Needs no torch: whether the model is the same, the job's first leader sees.
@@ -116,7 +116,7 @@ class JobService:
         if self.submitted(request) is not None:
             return None, ""
         name, at, version = source.partition("@")
-        wish = wish_of(version) if at else "newest"
+        selector = parse_version(version) if at else "newest"
         record, outside = self._store.get(name), self._outside
         to = topics.job_id(spec.name, self._store.check_new(spec))
         if not outside.settings.blobs:
@@ -126,15 +126,17 @@ class JobService:
             )
         blobs, log = outside.open_blobs(), _log.bind(job=spec.name)
 
-        def tell(told: str) -> None:
-            log.warning("checkpoint_passed_over", reason=told)
+        def report_skipped(parts: str) -> None:
+            log.warning("checkpoint_passed_over", reason=parts)
 
         updates = read_decoded(outside.open_log(), topics.updates_topic(record.id), decode_audit)
-        found, data = pick(in_storage(blobs, record.id, tell), updates, wish, tell)
+        found, data = pick(
+            in_storage(blobs, record.id, report_skipped), updates, selector, report_skipped
+        )
         own = optimizer_kind(spec.optimizer.name, spec.optimizer.momentum)
         data, other = with_optimizer(data, own)
         sha256 = CheckpointStore(blobs, to).put_origin(data)
-        origin = Origin(name, found.snapshot.by, found.snapshot.made.version, sha256)
+        origin = StartCheckpoint(name, found.snapshot.by, found.snapshot.made.version, sha256)
         what = (
             f"weights and optimizer state ({own})"
             if other == own
@@ -225,5 +227,5 @@ class JobService:
         quarantine = Quarantine(self._outside.open_log(), job)
         outcomes = quarantine.requeue(batches, self._store.by.name, at_s)
         if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
-            self._store.note(job, "requeued", told_batches(requeued))
+            self._store.note(job, "requeued", format_batches(requeued))
         return outcomes

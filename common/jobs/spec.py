@@ -19,12 +19,12 @@ from common.config.synchronisation import (
     PROPORTIONAL,
     SYNCHRONOUS,
     Count,
-    Part,
     Positive,
+    SpecPart,
     SynchronisationSpec,
 )
 from common.config.validation import complaint, field_names
-from common.core.schedule import CONSTANT, Schedule, ScheduleKind
+from common.core.schedule import CONSTANT, RateSchedule, ScheduleKind
 from common.data.columns import fits, text_of
 from common.data.fields import (
     INTEGERS,
@@ -74,7 +74,7 @@ _Numbers = Annotated[_Number | tuple[_Number, ...] | None, _Later]
 _Symbol = str | Annotated[int, Field(ge=-(2**53), le=2**53)] | _Number | bool
 
 
-class FieldSpec(Part):
+class FieldSpec(SpecPart):
     """One field of a record."""
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -205,7 +205,7 @@ def _keys_of(path: str) -> Keys:
 _HASHED = (("int32", "float32"), ("int64", "float32"))  # what index and value may be
 
 
-class HashedSpec(Part):
+class HashedSpec(SpecPart):
     """How features that no field names become the fields `index` and `value`."""
 
     buckets: Count
@@ -215,7 +215,7 @@ class HashedSpec(Part):
 _CODECS = ("tensor", "json", "avro", "protobuf")
 
 
-class RecordsSpec(Part):
+class RecordsSpec(SpecPart):
     """How a record's bytes become fields."""
 
     codec: str = Field(default="tensor", json_schema_extra={"enum": list(_CODECS)})
@@ -267,7 +267,7 @@ class RecordsSpec(Part):
         return self
 
 
-class TaskSpec(Part):
+class TaskSpec(SpecPart):
     """What to learn: a built-in task by name or one's own by entrypoint; the rest are options."""
 
     model_config = ConfigDict(extra="allow")
@@ -301,7 +301,7 @@ class TaskSpec(Part):
         return self
 
 
-class CompressionSpec(Part):
+class CompressionSpec(SpecPart):
     """Which changes of the model workers are told; without it, all of them.
 
     Updates have every gradient in any case; what is inexact is where gradients are taken.
@@ -319,7 +319,7 @@ class CompressionSpec(Part):
         return self
 
 
-class TunerSpec(Part):
+class TunerSpec(SpecPart):
     """What is chosen by what is measured while the job runs; without it, nothing is."""
 
     group_size: tuple[Count, Count] | None = None
@@ -352,7 +352,7 @@ class TunerSpec(Part):
         return self
 
 
-class ScheduleSpec(Part):
+class ScheduleSpec(SpecPart):
     """How the learning rate rises and falls with the updates that were made."""
 
     kind: ScheduleKind
@@ -389,12 +389,12 @@ class ScheduleSpec(Part):
         return self
 
     @property
-    def core(self) -> Schedule:
+    def core(self) -> RateSchedule:
         """As the protocol has it."""
-        return Schedule(self.kind, self.warmup_updates, **self._given)
+        return RateSchedule(self.kind, self.warmup_updates, **self._given)
 
 
-class OptimizerSpec(Part):
+class OptimizerSpec(SpecPart):
     """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
 
     name: Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"] = "sgd"
@@ -436,7 +436,7 @@ class OptimizerSpec(Part):
         return self.model_dump(exclude=others, exclude_none=True)
 
     @property
-    def scheduled(self) -> Schedule:
+    def scheduled(self) -> RateSchedule:
         """The schedule, or what is meant without one."""
         return CONSTANT if self.schedule is None else self.schedule.core
 
@@ -452,7 +452,7 @@ class OptimizerSpec(Part):
         return self
 
 
-class StopSpec(Part):
+class StopSpec(SpecPart):
     """When the job is done: whatever comes first; without any, never."""
 
     updates: Count | None = None
@@ -463,7 +463,7 @@ class StopSpec(Part):
     """theta: so long after the submission."""
 
 
-class CheckpointSpec(Part):
+class CheckpointSpec(SpecPart):
     """How often the model goes to object storage, and how many stay there."""
 
     every_updates: Count | None = None
@@ -475,14 +475,14 @@ class CheckpointSpec(Part):
     """How many: one may be torn by a crash, one taken back by a takeover."""
 
 
-class HotSnapshotSpec(Part):
+class HotSnapshotSpec(SpecPart):
     """How often the model goes to Redis whole: what a takeover rolls back at most."""
 
     every_s: Positive = 1.0
     """After so long."""
 
 
-class BidBrainSpec(Part):
+class BidBrainSpec(SpecPart):
     """What changes of its machines cost a job, as `bidbrain` takes it."""
 
     lambda_s: float = Field(default=30.0, ge=0)
@@ -492,7 +492,7 @@ class BidBrainSpec(Part):
     market's pools."""
 
 
-class ProvisioningSpec(Part):
+class ProvisioningSpec(SpecPart):
     """What fleet to rent, for the provisioner; without one, workers are started by hand."""
 
     workers: Count
@@ -518,7 +518,7 @@ class ProvisioningSpec(Part):
     """Of `policy: pools`: machines that are always on demand."""
 
 
-class EvaluationSpec(Part):
+class EvaluationSpec(SpecPart):
     """What an evaluator looks at; without one it leaves the job alone."""
 
     every_updates: Count = 50
@@ -529,7 +529,7 @@ class EvaluationSpec(Part):
     """Of the test set: its first ones."""
 
 
-class TrackingSpec(Part):
+class TrackingSpec(SpecPart):
     """How an evaluator reports the job to its MLflow server, the one that DOLL_MLFLOW names."""
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -584,7 +584,7 @@ _JOINING = ("logistic-regression", "tabular-mlp")  # take any fields as their fe
 _Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.pattern}$"})]
 
 
-class JobSpec(Part):
+class JobSpec(SpecPart):
     """One training job."""
 
     name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
@@ -638,7 +638,7 @@ class JobSpec(Part):
     """Apply a partial update after so long; by default never."""
     waiting_batches: Count | None = None
     """Unsettled batches that a worker may own, at least K; by default 2K."""
-    strikes: Count = 5
+    max_failures: Count = 5
     """Deaths, errors or non-finite results of a batch alone, until it is quarantined."""
     autocast: bool = False
     """Run the forward pass in bfloat16 where torch thinks it safe."""
@@ -831,8 +831,8 @@ class JobSpec(Part):
         return self
 
     @model_validator(mode="after")
-    def _can_walk(self) -> JobSpec:
-        self.synchronised.check_walks(self.group_size, self.optimizer.name, "optimizer.name")
+    def _can_step_locally(self) -> JobSpec:
+        self.synchronised.check_local_steps(self.group_size, self.optimizer.name, "optimizer.name")
         for place, rule in enumerate(self.synchronised.rules):
             if rule.local_rate and rule.learning_rate and self.reduction == "mean":
                 raise ValueError(
@@ -1047,8 +1047,8 @@ def job_from_json(text: str | bytes) -> JobSpec:
     try:
         return JobSpec.model_validate_json(text)
     except ValidationError as error:
-        told = complaint(error, allowed=partial(field_names, JobSpec))
-        raise UserError(f"job file: {told}") from error
+        message = complaint(error, allowed=partial(field_names, JobSpec))
+        raise UserError(f"job file: {message}") from error
 
 
 def check_streams(spec: JobSpec, log: Log) -> None:

@@ -39,7 +39,7 @@ from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
     from common.core.messages import LogPositions, Positions
-    from common.jobs.changes import Actor
+    from common.jobs.changes import Author
 
 _log = event_logger(__name__)
 
@@ -60,7 +60,7 @@ EARLIER_KEPT = 10
 _LASTING = frozenset({"submitted", "deleted", "purged"})
 
 
-class Origin(msgspec.Struct, frozen=True):
+class StartCheckpoint(msgspec.Struct, frozen=True):
     """The checkpoint of another job with whose weights a job begins, copied into its own folder."""
 
     job: str
@@ -80,7 +80,9 @@ class JobRecord(NamedTuple):
     first: Positions  # where every partition of the job begins, resolved once, before anybody leads
     reason: str  # why it is wanted so
     submitted_s: float  # since 1970; its deadline counts from here
-    origin: Origin | None = None  # without one, it begins with what the specification makes
+    origin: StartCheckpoint | None = (
+        None  # without one, it begins with what the specification makes
+    )
     revision: int = 0  # of the specification: changes made so far
     # The last changes, newest last, after those that made and deleted earlier jobs of the name.
     changes: tuple[Change, ...] = ()
@@ -124,7 +126,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     first: dict[str, NonEmpty[list[LogPosition]]]
     reason: str = ""
     submitted_s: float = 0.0
-    origin: Origin | None = None
+    origin: StartCheckpoint | None = None
     revision: Count = 0
     changes: tuple[Change, ...] = ()
     request: str = ""
@@ -171,17 +173,17 @@ class JobStore:
     """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
-        self.by: Actor = local_user()
+        self.by: Author = local_user()
         self._log = log
         self._clock = clock
         # Not closed: a job that only a newer program understands goes on as it was.
-        self._book = CompactedTable[JobRecord | FreeName](
+        self._job_store = CompactedTable[JobRecord | FreeName](
             log, topics.JOBS, _decode, "job", closed=False, clock=clock
         )
         # Entries that `refresh` saw last, and the jobs among them.
         self._shown: tuple[Mapping[str, JobRecord | FreeName], Mapping[str, JobRecord]] = {}, {}
 
-    def acting(self, by: Actor) -> JobStore:
+    def acting(self, by: Author) -> JobStore:
         """Return this store for changes by somebody else, such as the caller of a request."""
         store = copy(self)
         store.by = by
@@ -190,7 +192,7 @@ class JobStore:
     @property
     def rejected(self) -> int:
         """Records so far that did not parse."""
-        return self._book.rejected
+        return self._job_store.rejected
 
     @property
     def unreadable(self) -> dict[str, Unreadable]:
@@ -198,7 +200,7 @@ class JobStore:
 
         A record whose key is no name of a job stands under what its key reads as.
         """
-        return self._book.unreadable
+        return self._job_store.unreadable
 
     def read(self) -> dict[str, JobRecord]:
         """All jobs as of now, by name.
@@ -206,7 +208,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        return _jobs(self._book.read())
+        return _jobs(self._job_store.read())
 
     def refresh(self, timeout_s: float) -> Mapping[str, JobRecord]:
         """Wait up to `timeout_s` for news, then return all jobs as known by then.
@@ -216,7 +218,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
-        entries = self._book.refresh(timeout_s)
+        entries = self._job_store.refresh(timeout_s)
         if self._shown[0] is not entries:
             self._shown = entries, _jobs(entries)
         return self._shown[1]
@@ -228,7 +230,7 @@ class JobStore:
             NotFoundError: If there is none of this name.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._job(job, self._book.read().get(job))
+        return self._job(job, self._job_store.read().get(job))
 
     def id_of(self, name: str) -> str:
         """The id of a name's job; where there is none, of the next one that will have the name.
@@ -236,7 +238,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        return topics.job_id(name, _incarnation(self._book.read().get(name)))
+        return topics.job_id(name, _incarnation(self._job_store.read().get(name)))
 
     def past_ids(self, name: str) -> list[str]:
         """The ids of jobs that had a name before.
@@ -244,7 +246,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        now = _incarnation(self._book.read().get(name))
+        now = _incarnation(self._job_store.read().get(name))
         return [topics.job_id(name, each) for each in range(1, now)]
 
     def check_new(self, spec: JobSpec) -> int:
@@ -255,9 +257,11 @@ class JobStore:
             UserError: If a stream does not exist.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._check_new(spec, self._book.read().get(spec.name))
+        return self._check_new(spec, self._job_store.read().get(spec.name))
 
-    def submit(self, spec: JobSpec, origin: Origin | None = None, request: str = "") -> JobRecord:
+    def submit(
+        self, spec: JobSpec, origin: StartCheckpoint | None = None, request: str = ""
+    ) -> JobRecord:
         """Make a job: its topics, its first positions, its record.
 
         Args:
@@ -493,7 +497,7 @@ class JobStore:
             ConflictError: If it is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
-        incarnation = 1 + _incarnation(self._book.read().get(job))
+        incarnation = 1 + _incarnation(self._job_store.read().get(job))
 
         def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName:
             if entry is not None and _incarnation(entry) >= incarnation:
@@ -519,16 +523,16 @@ class JobStore:
 
     def repair(self) -> None:
         """See `CompactedTable.repair`; for a process that may write the jobs topic."""
-        self._book.repair()
+        self._job_store.repair()
 
     @property
     def missing(self) -> frozenset[str]:
         """Jobs of which the jobs topic has no record any more, see `CompactedTable.missing`."""
-        return self._book.missing
+        return self._job_store.missing
 
     def close(self) -> None:
         """Let go of the reader."""
-        self._book.close()
+        self._job_store.close()
 
     def _update(
         self, name: str, change: Callable[[JobRecord], JobRecord], job: str | None = None
@@ -555,7 +559,7 @@ class JobStore:
             return made
 
         try:
-            made = self._book.update(name, changed, _encode)
+            made = self._job_store.update(name, changed, _encode)
         except UnknownOutcomeError:
             audit(new, "unknown", job=name)
             raise
@@ -587,7 +591,7 @@ class JobStore:
         record: JobRecord,
         action: str,
         reason: str,
-        by: Actor | None = None,
+        by: Author | None = None,
         **more: Any,  # noqa: ANN401 -- as `Change` has them
     ) -> JobRecord:
         """Return a record that says in addition who did something; `more` as in `Change`."""
@@ -633,8 +637,10 @@ class JobStore:
 
     def _make_topics(self, record: JobRecord) -> None:
         spec, own = record.spec, _own_topics(record.id)
-        letters = map(topics.dead_letter_topic, spec.streams)
-        self._log.create_topics([*own, *(NewTopic(name, kept_forever=True) for name in letters)])
+        dead_letters = map(topics.dead_letter_topic, spec.streams)
+        self._log.create_topics(
+            [*own, *(NewTopic(name, kept_forever=True) for name in dead_letters)]
+        )
         ends = _all(self._log.ends, [Partition(topic.name, 0) for topic in own])
         for place, end in ends.items():
             if end > 0:

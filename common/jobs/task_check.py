@@ -13,14 +13,14 @@ from typing import BinaryIO
 import msgspec
 
 from common.errors import TaskMissingError, UserError
-from common.jobs.check import MOST_MIB, Order, Report
+from common.jobs.check import MOST_MIB, CheckReport, CheckRequest
 from common.jobs.spec import job_from_json
 
-_ORDER = msgspec.json.Decoder(Order)
+_ORDER = msgspec.json.Decoder(CheckRequest)
 _MIB = 1 << 20
 
 
-def built(order: Order) -> Report:
+def built(order: CheckRequest) -> CheckReport:
     """Build the task."""
     # These bring torch.
     from common.jobs.build import task_of  # noqa: PLC0415 -- see above
@@ -31,16 +31,16 @@ def built(order: Order) -> Report:
     try:
         size_mb = try_model(task_of(spec, order.allowed), spec.seed)
         if size_mb is None:
-            return Report(
+            return CheckReport(
                 unended=f"the model needs more than the {MOST_MIB:,} MiB that a check has"
             )
-        return Report(model_mb=size_mb)
+        return CheckReport(model_mb=size_mb)
     except TaskMissingError as error:
-        return Report(missing=str(error))
+        return CheckReport(missing=str(error))
     except UserError as error:
-        return Report(refused=str(error))
+        return CheckReport(refused=str(error))
     except Exception as error:  # noqa: BLE001 -- the task is the user's code and may raise anything
-        return Report(refused=f"looking at the task raised {one_line(error)}")
+        return CheckReport(refused=f"looking at the task raised {one_line(error)}")
 
 
 def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
@@ -55,7 +55,7 @@ def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
 
 
 if __name__ == "__main__":
-    told = os.fdopen(os.dup(1), "wb")
+    parts = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the task prints is no answer
-    main(sys.stdin.buffer, told.write)
-    told.close()
+    main(sys.stdin.buffer, parts.write)
+    parts.close()

@@ -17,10 +17,10 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.jobs.progress import JobProgress, Look, partitions_of
+from common.jobs.progress import JobObservation, JobProgress, partitions_of
 from common.kafka import names as topics
 from common.kafka import read
-from common.ports.servers import Bounds, Glance, glance_at
+from common.ports.servers import Bounds, LiveStatus, live_status
 from common.telemetry.outages import Outage, ongoing
 from common.wire.messages import decode_audit, decode_claim
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
-Glances: TypeAlias = "Callable[[Sequence[Board]], Sequence[Glance | Exception]]"
+ReadLiveStatuses: TypeAlias = "Callable[[Sequence[Board]], Sequence[LiveStatus | Exception]]"
 
 READ_RECORDS = 500  # at once, of each topic
 
@@ -201,7 +201,7 @@ _STARTS_S = 5.0  # between looks at where streams begin: retention looks once in
 
 
 @dataclass(slots=True)
-class LookedAt:
+class ObservedJob:
     """A job whose board and streams are looked at."""
 
     record: JobRecord
@@ -217,16 +217,18 @@ class Looker:
 
     Args:
         log: Opens Kafka.
-        glances: Looks at several boards.
+        live_statuses: Looks at several boards.
         logger: Logs outages.
     """
 
-    def __init__(self, log: Callable[[], Log], glances: Glances, logger: EventLogger) -> None:
+    def __init__(
+        self, log: Callable[[], Log], live_statuses: ReadLiveStatuses, logger: EventLogger
+    ) -> None:
         self._log = log
-        self._glances = glances
+        self._live_statuses = live_statuses
         self._redis, self._kafka = Outage(logger, "redis"), Outage(logger, "kafka")
 
-    def look(self, jobs: Sequence[LookedAt], now: float, clock: float) -> list[Look]:
+    def look(self, jobs: Sequence[ObservedJob], now: float, clock: float) -> list[JobObservation]:
         """Look at jobs; returns a look for each.
 
         Args:
@@ -263,8 +265,11 @@ class Looker:
                 job.starts_due = clock + _STARTS_S
         return self._with_outages(looks)
 
-    def _look_at_boards(self, jobs: Sequence[LookedAt], now: float) -> list[Look]:
-        looks = [_seen(Look(now), each) for each in self._glances([job.board for job in jobs])]
+    def _look_at_boards(self, jobs: Sequence[ObservedJob], now: float) -> list[JobObservation]:
+        looks = [
+            _seen(JobObservation(now), each)
+            for each in self._live_statuses([job.board for job in jobs])
+        ]
         away = [look.board_away for look in looks if look.board_away]
         if away:
             self._redis.met(OutsideError(away[0]))
@@ -280,7 +285,7 @@ class Looker:
             self._redis.met(error)
         return looks
 
-    def _with_outages(self, looks: list[Look]) -> list[Look]:
+    def _with_outages(self, looks: list[JobObservation]) -> list[JobObservation]:
         """Add the outages of this process, which its other parts may have met."""
         outages = ongoing()
         return [look._replace(outages=outages) for look in looks] if outages else looks
@@ -301,10 +306,10 @@ class Poller:
         logger: EventLogger,
     ) -> None:
         self._looker = Looker(log, one_by_one, logger.bind(job=record.spec.name))
-        self._job = LookedAt(record, open_board(record.id))
+        self._job = ObservedJob(record, open_board(record.id))
         self._due = 0.0
 
-    def look(self, now: float, clock: float) -> Look | None:
+    def look(self, now: float, clock: float) -> JobObservation | None:
         """Look, if it is time to.
 
         Args:
@@ -327,12 +332,12 @@ def pause_s(took_s: float, least_s: float = LOOK_S) -> float:
     return min(_LONGEST_S, max(least_s, _SHARE * took_s))
 
 
-def one_by_one(boards: Sequence[Board]) -> list[Glance | Exception]:
+def one_by_one(boards: Sequence[Board]) -> list[LiveStatus | Exception]:
     """Look at boards that share no connection."""
-    return list(map(glance_at, boards))
+    return list(map(live_status, boards))
 
 
-def _seen(look: Look, found: Glance | Exception) -> Look:
+def _seen(look: JobObservation, found: LiveStatus | Exception) -> JobObservation:
     """Add what a board says to what a look saw already."""
     if isinstance(found, Exception):
         return look._replace(board_away=str(found))

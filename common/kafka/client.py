@@ -77,7 +77,9 @@ _TIMES = re.compile(r" \(after \d+ms in state .*\)")  # never twice alike: each 
 _QUOTED_VALUE = re.compile(r'value ".*?"(?= for configuration property)', re.DOTALL)
 
 
-_Method: TypeAlias = "Callable[[Record], T]"  # as the class has it, to be mapped over records
+_Method: TypeAlias = (
+    "Callable[[ClientMessage], T]"  # as the class has it, to be mapped over records
+)
 _TOPIC = cast("_Method[str]", Message.topic)
 _PARTITION = cast("_Method[int]", Message.partition)
 _OFFSET = cast("_Method[int]", Message.offset)
@@ -86,7 +88,7 @@ _EPOCH = cast("_Method[int | None]", Message.leader_epoch)
 _ERROR = cast("_Method[KafkaError | None]", Message.error)
 
 
-class Record(Protocol):
+class ClientMessage(Protocol):
     """A message of the client; its own stubs say that every part of one may be missing."""
 
     def topic(self) -> str:
@@ -120,18 +122,18 @@ class Record(Protocol):
         """Bytes of the value."""
 
 
-def arrival_s(record: Record) -> float:
+def arrival_s(record: ClientMessage) -> float:
     """The record's timestamp in Kafka."""
     return record.timestamp()[1] / 1e3
 
 
-def epoch_of(record: Record) -> int:
+def epoch_of(record: ClientMessage) -> int:
     """The record's leader epoch; -1 where the broker has none."""
     epoch = record.leader_epoch()
     return -1 if epoch is None else epoch
 
 
-def place_of(record: Record) -> tuple[str, int]:
+def place_of(record: ClientMessage) -> tuple[str, int]:
     """Topic and partition that a message is in, or about."""
     return record.topic(), record.partition()
 
@@ -140,7 +142,9 @@ def place_of(record: Record) -> tuple[str, int]:
 # and a small model's worker spends as much on those as on its gradients.
 
 
-def runs_of(messages: Sequence[Record]) -> Iterator[tuple[tuple[str, int], list[Record]]]:
+def runs_of(
+    messages: Sequence[ClientMessage],
+) -> Iterator[tuple[tuple[str, int], list[ClientMessage]]]:
     """Neighbours that are in, or about, the same partition; with its topic and number."""
     begin = 0
     for place, run in groupby(zip(map(_TOPIC, messages), map(_PARTITION, messages), strict=True)):
@@ -149,22 +153,22 @@ def runs_of(messages: Sequence[Record]) -> Iterator[tuple[tuple[str, int], list[
         begin = end
 
 
-def are_records(run: Sequence[Record]) -> bool:
+def are_records(run: Sequence[ClientMessage]) -> bool:
     """Whether no message of these says something else instead of being a record."""
     return not any(map(_ERROR, run))
 
 
-def offsets_of(run: Sequence[Record]) -> list[int]:
+def offsets_of(run: Sequence[ClientMessage]) -> list[int]:
     """Offsets of records."""
     return list(map(_OFFSET, run))
 
 
-def values_of(run: Sequence[Record]) -> list[bytes | None]:
+def values_of(run: Sequence[ClientMessage]) -> list[bytes | None]:
     """Values of records."""
     return list(map(_VALUE, run))
 
 
-def epochs_of(run: Sequence[Record]) -> list[int]:
+def epochs_of(run: Sequence[ClientMessage]) -> list[int]:
     """Leader epochs of records; -1 where the broker has none."""
     epochs = list(map(_EPOCH, run))
     if None in epochs:
@@ -172,7 +176,7 @@ def epochs_of(run: Sequence[Record]) -> list[int]:
     return cast("list[int]", epochs)
 
 
-def end_in(run: Sequence[Record]) -> int | None:
+def end_in(run: Sequence[ClientMessage]) -> int | None:
     """The end that messages of one partition came to; None where records follow, or none did."""
     error = run[-1].error()
     return run[-1].offset() if error is not None and error.code() == AT_END else None
@@ -267,7 +271,7 @@ class Complaints:
                 one that never knew us, so who was let in before may wait instead.
         """
         if self._refused is not None:
-            raise OutsideError(_told(self._refused, doing), "kafka")
+            raise OutsideError(_message(self._refused, doing), "kafka")
 
     def raise_away(self, doing: str) -> None:
         """Raise once for each time that all brokers were found to be away.
@@ -277,12 +281,12 @@ class Complaints:
         """
         error, self._away = self._away, None
         if error is not None and error.code() in _SHUT_OUT:
-            raise UnavailableError(_told(error, doing), "kafka")
+            raise UnavailableError(_message(error, doing), "kafka")
         if error is not None:
             raise as_ours(error, doing)
 
 
-def _told(error: KafkaError, doing: str) -> str:
+def _message(error: KafkaError, doing: str) -> str:
     said = _TIMES.sub("", error.str())
     return f"{doing}: Kafka does not let us in: {said} ({_SHUT_OUT[error.code()]})"
 
@@ -292,7 +296,7 @@ def consume(
     max_records: int,
     timeout_s: float,
     happened: Callable[[], bool] | None = None,
-) -> list[Record]:
+) -> list[ClientMessage]:
     """Wait for the first message, then take what else is there; the library would wait for all.
 
     Args:
@@ -310,4 +314,4 @@ def consume(
         messages = client.consume(1, min(left_s, _SLICE_S) if happened else left_s)
         if messages and max_records > 1:
             messages += client.consume(max_records - 1, 0)
-    return cast("list[Record]", messages)
+    return cast("list[ClientMessage]", messages)

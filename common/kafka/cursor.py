@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
 
 
-class Taken(NamedTuple):
+class RunContinuation(NamedTuple):
     """The part of a run that continues the partition, and whether the rest must be fetched anew."""
 
     first: int
@@ -50,7 +50,7 @@ class Cursor:
         """Where the client has to go on, and what it has to see to before that."""
         return TopicPartition(*self.partition, self.position, leader_epoch=self.epoch)
 
-    def take(self, offsets: list[int]) -> Taken:
+    def take(self, offsets: list[int]) -> RunContinuation:
         """Move the position over what continues it.
 
         Args:
@@ -59,7 +59,7 @@ class Cursor:
         count = len(offsets)
         if offsets == list(range(self.position, self.position + count)):
             self.position += count
-            return Taken(0, count, again=False)
+            return RunContinuation(0, count, again=False)
         return self._take_slowly(offsets)
 
     def reach(self, end: int) -> bool:
@@ -74,14 +74,14 @@ class Cursor:
             self.position = end
         return False
 
-    def _take_slowly(self, offsets: list[int]) -> Taken:
+    def _take_slowly(self, offsets: list[int]) -> RunContinuation:
         first = next((i for i, at in enumerate(offsets) if at >= self.position), len(offsets))
         for i in range(first, len(offsets)):
             at = offsets[i]
             if at < self.position or (at > self.position and not self._believes(at)):
-                return Taken(first, i, again=True)
+                return RunContinuation(first, i, again=True)
             self.position = at + 1
-        return Taken(first, len(offsets), again=False)
+        return RunContinuation(first, len(offsets), again=False)
 
     def _believes(self, at: int) -> bool:
         seen_before = self._hole_at == (self.position, at)

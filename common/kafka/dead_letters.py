@@ -50,7 +50,7 @@ _LEAST_BYTES = 64
 NOTED = 1_000
 
 
-class Letter(NamedTuple):
+class EncodedDeadLetter(NamedTuple):
     """One record of a dead-letter topic, to be written."""
 
     topic: str
@@ -58,7 +58,7 @@ class Letter(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
 
-    def shortened(self) -> Letter | None:
+    def shortened(self) -> EncodedDeadLetter | None:
         """The same with less of its value; None where it has none any more."""
         if not self.value:
             return None
@@ -70,9 +70,9 @@ class Letter(NamedTuple):
         return self._replace(value=value, headers=headers)
 
 
-def letter_of(
+def encode_dead_letter(
     job: str, record: Skipped, offset: int, value: bytes | None, topic_id: str = ""
-) -> Letter:
+) -> EncodedDeadLetter:
     """Return the letter of one record that does not decode.
 
     Args:
@@ -84,7 +84,7 @@ def letter_of(
     """
     span = Span(record.topic, record.partition, offset, offset + 1)
     headers = _headers(job, record.reason, span, topic_id)
-    return Letter(
+    return EncodedDeadLetter(
         dead_letter_topic(record.topic),
         _key(job, topic_id, _address_of(span, is_batch=False)),
         value,
@@ -92,9 +92,9 @@ def letter_of(
     )
 
 
-def letters_of(
+def encode_dead_letters(
     job: str, record: Quarantined, topic_ids: Mapping[Partition, str] | None = None
-) -> Iterator[Letter]:
+) -> Iterator[EncodedDeadLetter]:
     """Yield one letter for each span of a quarantined batch, each with the whole record.
 
     Args:
@@ -108,10 +108,10 @@ def letters_of(
         headers = _headers(job, record.reason, span, topic_id)
         end = ("end", str(span.end).encode())
         key = _key(job, topic_id, _address_of(span, is_batch=True))
-        yield Letter(dead_letter_topic(span.topic), key, value, (*headers, end))
+        yield EncodedDeadLetter(dead_letter_topic(span.topic), key, value, (*headers, end))
 
 
-class Place(NamedTuple):
+class TopicIdPartition(NamedTuple):
     """Partition of one generation of a topic."""
 
     topic_id: str  # Kafka's; empty: not known
@@ -121,7 +121,7 @@ class Place(NamedTuple):
 class Note(NamedTuple):
     """Says that records were written anew."""
 
-    place: Place
+    place: TopicIdPartition
     start: int
     end: int  # at most NOTED offsets after `start`
     to: str  # topic
@@ -147,7 +147,7 @@ class Notes:
     """Records that were written anew, as notes say."""
 
     def __init__(self) -> None:
-        self._of = dict[Place, dict[int, tuple[Note, ...]]]()
+        self._of = dict[TopicIdPartition, dict[int, tuple[Note, ...]]]()
 
     def add(self, note: Note) -> None:
         """Take in a note."""
@@ -155,7 +155,9 @@ class Notes:
         for offset in range(note.start, note.end):
             of[offset] = (*of.get(offset, ()), note)
 
-    def covers(self, place: Place, offset: int, job: str, at: int, to: str | None) -> bool:
+    def covers(
+        self, place: TopicIdPartition, offset: int, job: str, at: int, to: str | None
+    ) -> bool:
         """True if a record counts as replayed.
 
         Args:
@@ -184,9 +186,9 @@ class DeadLetter(NamedTuple):
     at: int = 0  # offset in the dead-letter topic, where it was written first
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TopicIdPartition:
         """Partition of what the letter is about."""
-        return Place(self.topic_id, self.span.place)
+        return TopicIdPartition(self.topic_id, self.span.place)
 
     @property
     def batch(self) -> Batch | None:
@@ -203,8 +205,8 @@ class DeadLetter(NamedTuple):
         """True if this is the record that could not be used; its log may have lost records."""
         if record is None or None in {record.value, self.value}:
             return record is not None and record.value is self.value
-        told = self.value or b""
-        return record.value == told if self.is_whole else (record.value or b"").startswith(told)
+        kept = self.value or b""
+        return record.value == kept if self.is_whole else (record.value or b"").startswith(kept)
 
 
 def offsets_of(span: Span, batch: Batch | None) -> Iterator[int]:
@@ -221,40 +223,42 @@ def offsets_of(span: Span, batch: Batch | None) -> Iterator[int]:
     return (offset for offset in range(span.start, span.end) if offset not in bad)
 
 
-class LettersRead(NamedTuple):
+class DeadLettersRead(NamedTuple):
     """What a dead-letter topic holds."""
 
-    letters: list[DeadLetter]  # in order; of each job one for each address
+    dead_letters: list[DeadLetter]  # in order; of each job one for each address
     notes: Notes
 
-    def replayed(self, letter: DeadLetter, to: str | None = None) -> bool:
+    def replayed(self, dead_letter: DeadLetter, to: str | None = None) -> bool:
         """True if all records of a letter were written anew.
 
         Args:
-            letter: One of these.
+            dead_letter: One of these.
             to: Topic that they were to be written to; None: whichever.
         """
         return all(
-            self.notes.covers(letter.place, offset, letter.job, letter.at, to)
-            for offset in offsets_of(letter.span, letter.batch)
+            self.notes.covers(dead_letter.place, offset, dead_letter.job, dead_letter.at, to)
+            for offset in offsets_of(dead_letter.span, dead_letter.batch)
         )
 
-    def jobs(self, place: Place) -> Callable[[int], frozenset[str]]:
+    def jobs(self, place: TopicIdPartition) -> Callable[[int], frozenset[str]]:
         """Return a function from the offset of a record to the jobs that have letters about it."""
-        letters = [each for each in self.letters if each.place == place]
+        dead_letters = [each for each in self.dead_letters if each.place == place]
         records = dict[int, set[str]]()
-        for each in letters:
+        for each in dead_letters:
             if not each.is_batch:
                 records.setdefault(each.span.start, set()).add(each.job)
         batches = [
-            (each.job, range(each.span.start, each.span.end)) for each in letters if each.is_batch
+            (each.job, range(each.span.start, each.span.end))
+            for each in dead_letters
+            if each.is_batch
         ]
         return lambda offset: frozenset(
             {*records.get(offset, ()), *(job for job, span in batches if offset in span)}
         )
 
 
-def read_letters(log: Log, stream: str) -> LettersRead:
+def read_dead_letters(log: Log, stream: str) -> DeadLettersRead:
     """Read the dead letters of a datastream; what is no letter is left out.
 
     Raises:
@@ -264,43 +268,43 @@ def read_letters(log: Log, stream: str) -> LettersRead:
     try:
         for record in records_of(log, Partition(dead_letter_topic(stream), 0)):
             headers = {name: value.decode(errors="replace") for name, value in record.headers}
-            letter = _read(record, headers)
-            if isinstance(letter, Note):
-                notes.add(letter)
-            elif letter is not None:
-                address = _address_of(letter.span, is_batch=letter.is_batch)
-                key = _key(letter.job, letter.topic_id, address)
-                first = found.get(key, letter)
-                found[key] = letter._replace(at=first.at)
+            dead_letter = _read(record, headers)
+            if isinstance(dead_letter, Note):
+                notes.add(dead_letter)
+            elif dead_letter is not None:
+                address = _address_of(dead_letter.span, is_batch=dead_letter.is_batch)
+                key = _key(dead_letter.job, dead_letter.topic_id, address)
+                first = found.get(key, dead_letter)
+                found[key] = dead_letter._replace(at=first.at)
     except UnknownTopicError:  # nothing ever failed there
         pass
-    return LettersRead(list(found.values()), notes)
+    return DeadLettersRead(list(found.values()), notes)
 
 
-class LettersOfReason(NamedTuple):
+class DeadLettersOfReason(NamedTuple):
     """The dead letters of one job and one reason."""
 
     job: str
     reason: str
-    letters: list[DeadLetter]  # in order
+    dead_letters: list[DeadLetter]  # in order
     batches: int  # of them; the others are records
     replayed: int
 
 
-def by_reason(read: LettersRead) -> list[LettersOfReason]:
+def by_reason(read: DeadLettersRead) -> list[DeadLettersOfReason]:
     """Dead letters by job and reason, the commonest first."""
     found = dict[tuple[str, str], list[DeadLetter]]()
-    for letter in read.letters:
-        found.setdefault((letter.job, letter.reason), []).append(letter)
+    for dead_letter in read.dead_letters:
+        found.setdefault((dead_letter.job, dead_letter.reason), []).append(dead_letter)
     return [
-        LettersOfReason(
+        DeadLettersOfReason(
             job,
             reason,
-            letters,
-            sum(each.is_batch for each in letters),
-            sum(map(read.replayed, letters)),
+            dead_letters,
+            sum(each.is_batch for each in dead_letters),
+            sum(map(read.replayed, dead_letters)),
         )
-        for (job, reason), letters in sorted(found.items(), key=lambda item: -len(item[1]))
+        for (job, reason), dead_letters in sorted(found.items(), key=lambda item: -len(item[1]))
     ]
 
 
@@ -311,7 +315,7 @@ def _read(record: LogRecord, headers: dict[str, str]) -> DeadLetter | Note | Non
         span = Span(headers["topic"], int(headers["partition"]), start, end)
         if "replayed_to" in headers:
             jobs = frozenset(headers["jobs"].split())
-            place = Place(topic_id, span.place)
+            place = TopicIdPartition(topic_id, span.place)
             note = Note(place, start, end, headers["replayed_to"], jobs, record.offset)
             return note if end - start <= NOTED else None
         return DeadLetter(

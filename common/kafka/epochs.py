@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._topic import TopicDescription
 
-    from common.kafka.client import Record
+    from common.kafka.client import ClientMessage
     from common.kafka.settings import KafkaSettings
 
 _BROKER_END = re.compile(r"broker end offset is (-?\d+)")
@@ -91,7 +91,7 @@ def epoch_ends(
             if (left_s := deadline - time.monotonic()) <= 0:
                 complaints.raise_away(doing)
                 raise UnavailableError(f"{doing}: no answer within {timeout_s} s", "kafka")
-            for message in cast("list[Record]", client.consume(len(epochs), left_s)):
+            for message in cast("list[ClientMessage]", client.consume(len(epochs), left_s)):
                 _take_end(message, found, doing, right)
     except KafkaException as raised:
         raise as_ours(cause_of(raised), doing, right) from raised
@@ -100,7 +100,7 @@ def epoch_ends(
     return found
 
 
-def _take_end(message: Record, found: dict[Partition, int], doing: str, right: str) -> None:
+def _take_end(message: ClientMessage, found: dict[Partition, int], doing: str, right: str) -> None:
     error = message.error()
     if error is None or error.code() == GROUP_REFUSED:
         return

@@ -269,19 +269,19 @@ class KafkaLog:
     ) -> dict[Partition, int]:
         """See the port."""
         ends = self.end_positions(positions) if ends is None else ends
-        parted, left = dict[Partition, int](), dict[Partition, LogPosition]()
+        diverged, left = dict[Partition, int](), dict[Partition, LogPosition]()
         for place, known in positions.items():
             if place not in ends:
                 if place not in self.partitions(place.topic):
                     raise UnknownTopicError(f"there is no {place}")
                 raise UnavailableError(f"nobody can tell now where {place} ends", "kafka")
             if "" != known.topic_id != ends[place].topic_id != "":
-                parted[place] = 0
+                diverged[place] = 0
             else:
                 left[place] = known
         reached = self._reached(left, ends)
-        parted |= {place: reached[place] for place in left if reached[place] < left[place].offset}
-        return parted
+        diverged |= {place: reached[place] for place in left if reached[place] < left[place].offset}
+        return diverged
 
     def stream(
         self, group: str, topics: Sequence[str], member: str, *, hold: bool = False

@@ -35,22 +35,22 @@ from common.ports.servers import (
     MESSAGE_BYTES,
     WRITER_BYTES,
     Bounds,
-    EndReached,
     Fetched,
     FoundTopic,
+    LogEndReached,
     LogRecord,
+    LogTruncated,
     NewRecord,
     NewTopic,
     OutOfRange,
     StreamEvent,
-    Truncated,
 )
 
 if TYPE_CHECKING:
     from common.core.messages import Positions
 
 
-class Group:
+class MemoryConsumerGroup:
     """Members of a consumer group; the log's lock guards it."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Group:
 class MemoryStreamReader:
     """The `StreamReader` port."""
 
-    def __init__(self, log: MemoryLog, group: Group, topics: tuple[str, ...]) -> None:
+    def __init__(self, log: MemoryLog, group: MemoryConsumerGroup, topics: tuple[str, ...]) -> None:
         self._log = log
         self._group = group
         self._topics = topics
@@ -185,7 +185,7 @@ class MemoryStreamReader:
                 lags[partition] = stored.end - position.offset
             else:
                 self._positions[partition] = position._replace(offset=stored.end)
-                events.append(EndReached(partition, stored.end))
+                events.append(LogEndReached(partition, stored.end))
         for partition, length in self._in_turn.plan(here, lags, wanted, run):
             position = self._positions[partition]
             records = self._log.stored(partition).read(position.offset, length)
@@ -232,13 +232,13 @@ class MemoryLog:
         self._topics: dict[str, list[PartitionLog]] = {}
         self._ids = dict[str, str]()  # of topics
         self._numbers = count()
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, MemoryConsumerGroup] = {}
         self._keyless = 0  # records appended without key and partition
         self._tails = set[MemoryTail]()
         self._names = dict[str, MemoryTransactions]()
         self._settings = dict[str, dict[str, str]]()  # by topic
         self._away = False
-        self.tells_no_offsets = False  # in delivery reports, as of records that were sent twice
+        self.reports_no_offsets = False  # in delivery reports, as of records that were sent twice
 
     # --- the port --------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class MemoryLog:
     ) -> MemoryStreamReader:
         del member, hold  # nobody waits for a member to return
         with self._changed:
-            joined = self._groups.setdefault(group, Group())
+            joined = self._groups.setdefault(group, MemoryConsumerGroup())
             self.changed()
             return MemoryStreamReader(self, joined, tuple(topics))
 
@@ -363,7 +363,7 @@ class MemoryLog:
         tail = MemoryTail(self, partition, LogPosition.of(position), on_ready)
         with self._changed:
             self._tails.add(tail)
-            tail.tell_if_ready(away=self._away)
+            tail.notify_if_ready(away=self._away)
         return tail
 
     def writer(
@@ -464,7 +464,7 @@ class MemoryLog:
         """Wake everybody who waits, and tell tails that are ready; the lock must be held."""
         self._changed.notify_all()
         for tail in tuple(self._tails):
-            tail.tell_if_ready(away=self._away)
+            tail.notify_if_ready(away=self._away)
 
     def forget(self, tail: MemoryTail) -> None:
         """Tell this tail nothing any more."""
@@ -482,7 +482,7 @@ class MemoryLog:
             raise UnknownTopicError(f"there is no {partition}")
         return stored[partition.index]
 
-    def loss(self, partition: Partition, known: LogPosition) -> Truncated | None:
+    def loss(self, partition: Partition, known: LogPosition) -> LogTruncated | None:
         """What a partition's log lost of what a position knows; the lock must be held.
 
         Raises:
@@ -490,9 +490,9 @@ class MemoryLog:
         """
         stored = self.stored(partition)
         if known.topic_id and known.topic_id != self._ids[partition.topic]:
-            return Truncated(partition, 0, recreated=True)
+            return LogTruncated(partition, 0, recreated=True)
         if stored.end < known.offset:
-            return Truncated(partition, stored.end, recreated=False)
+            return LogTruncated(partition, stored.end, recreated=False)
         return None
 
     def partitions_of(self, topic: str) -> tuple[Partition, ...]:
@@ -634,7 +634,7 @@ class MemoryTail:
     def close(self) -> None:
         self._log.forget(self)
 
-    def tell_if_ready(self, *, away: bool) -> None:
+    def notify_if_ready(self, *, away: bool) -> None:
         """Call whoever wants to know, if there is something; the log's lock must be held."""
         if self._on_ready is not None and (away or self._is_ready()):
             self._on_ready()
@@ -721,10 +721,10 @@ class MemoryWriter:
                 self._refuse(queued, DeliveryError(str(error)))
             else:
                 if queued.on_delivered is not None:
-                    known = None if self._log.tells_no_offsets else offset
+                    known = None if self._log.reports_no_offsets else offset
                     self._due.append(partial(queued.on_delivered, known))
             self._queue.popleft()
-            self._tell()
+            self._notify()
 
     def _refuse(self, queued: _Queued, error: DeliveryError) -> None:
         if queued.on_failed is None:
@@ -732,7 +732,7 @@ class MemoryWriter:
         else:
             self._due.append(partial(queued.on_failed, error))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._on_ready is not None and (self._due or self._failure):
             self._on_ready()
 

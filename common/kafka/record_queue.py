@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from common.core.reading import RunsInTurn
 from common.core.spans import Partition
 from common.kafka.client import arrival_s, epochs_of, offsets_of, values_of
-from common.ports.servers import EndReached, Fetched
+from common.ports.servers import Fetched, LogEndReached
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from common.kafka.client import Record
+    from common.kafka.client import ClientMessage
     from common.kafka.cursor import Cursor
 
 # How long records wait for those of a partition that has some, but none here, to take their turn.
@@ -32,7 +32,7 @@ class RecordQueue:
     """
 
     def __init__(self) -> None:
-        self._chunks: deque[list[Record]] = deque()
+        self._chunks: deque[list[ClientMessage]] = deque()
         self._taken = 0  # of the first chunk
         self._count = 0
         self.size_bytes = 0
@@ -41,7 +41,7 @@ class RecordQueue:
         """How many records it holds."""
         return self._count
 
-    def put(self, records: list[Record]) -> None:
+    def put(self, records: list[ClientMessage]) -> None:
         """Add records, which continue those that are there; at least one."""
         self._chunks.append(records)
         self._count += len(records)
@@ -51,9 +51,9 @@ class RecordQueue:
         """Offset of the oldest record; None where there is none."""
         return self._chunks[0][self._taken].offset() if self._chunks else None
 
-    def take(self, count: int) -> list[Record]:
+    def take(self, count: int) -> list[ClientMessage]:
         """Take the oldest records out; no more than there are."""
-        taken: list[Record] = []
+        taken: list[ClientMessage] = []
         while count > len(taken) and self._chunks:
             chunk = self._chunks[0]
             end = self._taken + count - len(taken)
@@ -68,7 +68,7 @@ class RecordQueue:
         return taken
 
 
-def _size_of(records: list[Record]) -> int:
+def _size_of(records: list[ClientMessage]) -> int:
     return sum(map(len, records)) + _OVERHEAD_BYTES * len(records)
 
 
@@ -81,7 +81,7 @@ class WaitingRecords:
 
     def __init__(self) -> None:
         self._queues = dict[Partition, RecordQueue]()
-        self._told = dict[Partition, int]()  # up to where each was given out
+        self._reported = dict[Partition, int]()  # up to where each was given out
         self.filled = set[Partition]()  # those that hold records
         self._full = set[Partition]()  # paused at the client
         self._at_end = set[Partition]()  # all there is to read was fetched
@@ -92,16 +92,16 @@ class WaitingRecords:
     def place(self, partition: Partition, position: int) -> None:
         """Begin a partition at a position."""
         self._queues[partition] = RecordQueue()
-        self._told[partition] = position
+        self._reported[partition] = position
 
     def drop(self, partition: Partition) -> None:
         """Forget a partition."""
-        for table in (self._queues, self._told, self._lacking_since):
+        for table in (self._queues, self._reported, self._lacking_since):
             table.pop(partition, None)
         for group in (self.filled, self._full, self._at_end, self._ended):
             group.discard(partition)
 
-    def put(self, partition: Partition, records: list[Record]) -> None:
+    def put(self, partition: Partition, records: list[ClientMessage]) -> None:
         """Add records, at least one, which continue those that are there."""
         self._queues[partition].put(records)
         self.filled.add(partition)
@@ -156,22 +156,22 @@ class WaitingRecords:
             for partition, count in self._in_turn.plan(counts, lags, wanted, run)
         ]
         self.filled = {partition for partition in self.filled if self._queues[partition]}
-        self._told.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
+        self._reported.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
         return given
 
-    def reached(self, cursors: Mapping[Partition, Cursor]) -> list[EndReached]:
+    def reached(self, cursors: Mapping[Partition, Cursor]) -> list[LogEndReached]:
         """Ends that lie above the last record, of partitions all of which was given out."""
         ends, self._ended = self._ended - self.filled, self._ended & self.filled
-        reached = list[EndReached]()
+        reached = list[LogEndReached]()
         for partition in ends & self._at_end:
             position = cursors[partition].position
-            if position > self._told[partition]:
-                self._told[partition] = position
-                reached.append(EndReached(partition, position))
+            if position > self._reported[partition]:
+                self._reported[partition] = position
+                reached.append(LogEndReached(partition, position))
         return reached
 
 
-def _fetched(partition: Partition, run: list[Record]) -> Fetched:
+def _fetched(partition: Partition, run: list[ClientMessage]) -> Fetched:
     return Fetched(
         partition,
         offsets_of(run),

@@ -28,7 +28,7 @@ from common.ports.servers import Fetched
 
 if TYPE_CHECKING:
     from common.core.spans import Span
-    from common.kafka.client import Record
+    from common.kafka.client import ClientMessage
     from common.kafka.settings import KafkaSettings
 
 # A fetch that waits for new data delays the seek to the next span, so it must not wait long; the
@@ -63,7 +63,7 @@ class KafkaSpanReader:
         self._complaints.raise_fatal(f"reading {span}")
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)
-        records: list[Record] = []
+        records: list[ClientMessage] = []
         if span.topic not in self._met:  # the client by itself waits a second
             self._meet(span, timeout_s)
         self._assign(cursor)
@@ -115,7 +115,9 @@ class KafkaSpanReader:
             raise self._as_ours(topic.error, span)
         self._met.add(span.topic)
 
-    def _continue(self, cursor: Cursor, messages: list[Record], span: Span) -> list[Record]:
+    def _continue(
+        self, cursor: Cursor, messages: list[ClientMessage], span: Span
+    ) -> list[ClientMessage]:
         """The messages that continue the span; moves the cursor over them and a last hole."""
         run = [message for message in messages if message.error() is None]
         if run:

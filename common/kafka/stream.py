@@ -30,7 +30,7 @@ from common.kafka.cursor import Cursor
 from common.kafka.epochs import TopicWatch, divergent_offset
 from common.kafka.record_queue import WaitingRecords
 from common.kafka.settings import FETCH_BACKOFF_MS, member_properties
-from common.ports.servers import Bounds, OutOfRange, StreamEvent, Truncated
+from common.ports.servers import Bounds, LogTruncated, OutOfRange, StreamEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from common.errors import OutsideError
-    from common.kafka.client import Record
+    from common.kafka.client import ClientMessage
     from common.kafka.settings import KafkaSettings
 
 _LOGGER = logging.getLogger(__name__)
 
 # The client starts an assigned partition in its own time and refuses to seek before that.
-_SEAT_RETRY_S = 0.005
+_SEEK_RETRY_S = 0.005
 _MEASURE_TIMEOUT_S = 1.0  # inside `poll`, so not for long
 
 _FETCH_RECORDS = 2_000  # taken over from the client at once: some milliseconds
@@ -93,7 +93,7 @@ class KafkaStreamReader:
         # Likewise, where records came after a silence: questions that were asked before that.
         self._unproved: dict[Partition, int] = {}
         self._flowed_s: dict[Partition, float] = {}  # when records came, or could begin to
-        self._parted: dict[Partition, int | None] = {}  # unmeasured ones: where it is another log
+        self._diverged: dict[Partition, int | None] = {}  # unmeasured ones: where it is another log
         self._watch = TopicWatch(admin, settings)
         self._met: dict[str, str] = {}  # ids of topics as this client has known them
         self._paused = False  # asked for by the caller
@@ -272,7 +272,7 @@ class KafkaStreamReader:
         self._unidentified.discard(partition)
         self._unproved.pop(partition, None)
         self._flowed_s.pop(partition, None)
-        self._parted.pop(partition, None)
+        self._diverged.pop(partition, None)
         self._waiting.drop(partition)
         self._unsought.discard(partition)
 
@@ -339,14 +339,14 @@ class KafkaStreamReader:
             cursor = self._cursors.get(partition)
             if cursor is None:
                 continue
-            parted = self._parted.pop(partition, None)
+            diverged = self._diverged.pop(partition, None)
             if cursor.position < low:
                 self._silence(partition)
                 self._events.append(OutOfRange(partition, Bounds(low, high)))
-            elif parted is not None or cursor.position > high:
+            elif diverged is not None or cursor.position > high:
                 self._silence(partition)
-                at = high if parted is None else parted
-                self._events.append(Truncated(partition, at, recreated=False))
+                at = high if diverged is None else diverged
+                self._events.append(LogTruncated(partition, at, recreated=False))
             else:
                 self._unsought.add(partition)  # the verdict on an earlier position came late
 
@@ -366,7 +366,7 @@ class KafkaStreamReader:
             self._met.setdefault(partition.topic, answer)
             if answer and answer != cursor.topic_id:
                 self._silence(partition)
-                self._events.append(Truncated(partition, 0, recreated=True))
+                self._events.append(LogTruncated(partition, 0, recreated=True))
 
     def _named(self) -> set[str]:
         """Topics that positions name by their ids."""
@@ -380,14 +380,14 @@ class KafkaStreamReader:
         self._regulate()
         self._seek_unsought()
         if self._unsought or self._unproved:
-            wait_s = min(wait_s, _SEAT_RETRY_S)
+            wait_s = min(wait_s, _SEEK_RETRY_S)
         messages = consume(self._client, _FETCH_RECORDS, wait_s, lambda: bool(self._events))
         self._revive_halted()
         self._put(messages)
         self._measure_unmeasured()
         return bool(messages)
 
-    def _put(self, messages: list[Record]) -> None:
+    def _put(self, messages: list[ClientMessage]) -> None:
         """Queue the records; after callbacks, so that only what flows now counts."""
         for place, came in runs_of(messages):
             run, end = came, None
@@ -421,7 +421,7 @@ class KafkaStreamReader:
             self._unproved.setdefault(partition, self._watch.asked)
         self._flowed_s[partition] = now
 
-    def _without_errors(self, run: list[Record]) -> list[Record]:
+    def _without_errors(self, run: list[ClientMessage]) -> list[ClientMessage]:
         good = []
         for message in run:
             error = message.error()
@@ -441,7 +441,7 @@ class KafkaStreamReader:
                 _LOGGER.warning("consumer_error group_member=%r error=%s", self._name, error)
         return good
 
-    def _forbid(self, error: KafkaError, message: Record) -> None:
+    def _forbid(self, error: KafkaError, message: ClientMessage) -> None:
         """Note a missing right; seek, so that the end is told again once the right is there."""
         topics = message.topic() or " or ".join(self._topics)
         group = self._right("read", f"group {self._group}")
@@ -450,12 +450,12 @@ class KafkaStreamReader:
         if partition in self._cursors:
             self._unsought.add(partition)
 
-    def _doubt(self, partition: Partition, parted: int | None) -> None:
+    def _doubt(self, partition: Partition, diverged: int | None) -> None:
         """Find out about a position that the client found no log for."""
         self._unmeasured.add(partition)
         cursor = self._cursors.get(partition)
         if cursor is None or partition in self._unsought:
             return  # it is about an earlier position
-        self._parted[partition] = parted
+        self._diverged[partition] = diverged
         if cursor.topic_id and self._watch.is_able:
             self._unidentified.add(partition)

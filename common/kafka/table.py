@@ -413,7 +413,7 @@ class CompactedTable(Generic[T]):
                 self._outcomes[write] = counts
         if records:
             self._look_for_missing()
-            self._tell()
+            self._notify()
         return bool(records)
 
     def _begin_anew(self) -> None:
@@ -443,7 +443,7 @@ class CompactedTable(Generic[T]):
         else:
             _log.info(f"{self._noun}_records_found", topic=topic)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wake whoever waits for news."""
         with self._arrived:
             self._arrivals += 1
@@ -455,7 +455,7 @@ class CompactedTable(Generic[T]):
             self._log.create_topics([topic])
             self._look_at_settings(topic)
             known = identified(self._log, self._partition, self._bounds().start)
-            self._open = self._log.tail(self._partition, known, self._tell)
+            self._open = self._log.tail(self._partition, known, self._notify)
         return self._open
 
     def _look_at_settings(self, topic: NewTopic) -> None:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from common.core.spans import LogPosition
-    from common.kafka.client import Record
+    from common.kafka.client import ClientMessage
     from common.kafka.settings import KafkaSettings
     from common.ports.servers import Bounds
 
@@ -109,7 +109,7 @@ class KafkaTail:
         # Each is changed by one thread only: the consumer's, and whoever reads.
         self._put_bytes = self._read_bytes = 0
         self._fault: OutsideError | None = None  # for good
-        self._trouble: OutsideError | None = None  # told once, a missing right until it is there
+        self._error: OutsideError | None = None  # told once, a missing right until it is there
         self._complained_s = 0.0  # when it was met
         self._news = threading.Event()
 
@@ -128,11 +128,11 @@ class KafkaTail:
                 return records
             if self._fault is not None:
                 raise self._fault
-            if (trouble := self._trouble) is not None:
-                if not isinstance(trouble, ForbiddenError):
-                    self._trouble = None
-                if not isinstance(trouble, UnavailableError) or not self._is_stale():
-                    raise trouble
+            if (error := self._error) is not None:
+                if not isinstance(error, ForbiddenError):
+                    self._error = None
+                if not isinstance(error, UnavailableError) or not self._is_stale():
+                    raise error
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return []
@@ -140,7 +140,7 @@ class KafkaTail:
 
     def _is_idle(self) -> bool:
         """Whether nothing came since it was read last, and all was read then."""
-        some = self._runs or self._taken < len(self._run) or self._fault or self._trouble
+        some = self._runs or self._taken < len(self._run) or self._fault or self._error
         return not (some or self._news.is_set())
 
     def position(self) -> int:
@@ -180,17 +180,17 @@ class KafkaTail:
         size = sum(map(_size, records))
         self._put_bytes += size
         self._runs.append((records, size, end))
-        self._tell()
+        self._notify()
 
     def fail(self, fault: OutsideError) -> None:
         """Raise this at each read after the records that are here."""
         self._fault = self._fault or fault
-        self._tell()
+        self._notify()
 
-    def complain(self, trouble: OutsideError) -> None:
+    def complain(self, error: OutsideError) -> None:
         """Raise this once."""
-        self._trouble, self._complained_s = trouble, time.monotonic()
-        self._tell()
+        self._error, self._complained_s = error, time.monotonic()
+        self._notify()
 
     def _is_stale(self) -> bool:
         """True if the trouble may be over: who reads seldom would believe that it begins now."""
@@ -198,8 +198,8 @@ class KafkaTail:
 
     def allow(self) -> None:
         """Forget a missing right: something came."""
-        if isinstance(self._trouble, ForbiddenError):
-            self._trouble = None
+        if isinstance(self._error, ForbiddenError):
+            self._error = None
 
     def overflows(self) -> bool:
         """Whether it holds too much to go on."""
@@ -209,7 +209,7 @@ class KafkaTail:
         """Whether it holds little enough to be fetched again."""
         return self._put_bytes - self._read_bytes <= _HELD_BYTES // 2
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         if self._on_ready is not None:
             self._on_ready()
@@ -322,7 +322,7 @@ class _TailConsumer:
         self._empty_since_s = self._busy_s = time.monotonic()
         self._misses_topics = False  # the client has said that some topic is not there
         self._complaints = Complaints()
-        self._client = made(consumer, tail_properties(settings) | {"error_cb": self._hear})
+        self._client = made(consumer, tail_properties(settings) | {"error_cb": self._on_error})
         self._thread = threading.Thread(target=self._run, name="kafka-tails", daemon=True)
         self._thread.start()
 
@@ -380,9 +380,9 @@ class _TailConsumer:
             messages = self._client.consume(1, _QUIET_WAIT_S if quiet else _WAIT_S)
             if messages:
                 messages += self._client.consume(_MANY_RECORDS, 0)
-            self._distribute(cast("list[Record]", messages))
+            self._distribute(cast("list[ClientMessage]", messages))
             self._seek_unsought()
-            self._tell_trouble()
+            self._report_errors()
             self._look_at_topics()
             self._examine()
 
@@ -454,7 +454,7 @@ class _TailConsumer:
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def _distribute(self, messages: list[Record]) -> None:
+    def _distribute(self, messages: list[ClientMessage]) -> None:
         for place, all_of in runs_of(messages):
             partition = Partition(*place)
             tail = self._reading.get(partition)
@@ -481,7 +481,9 @@ class _TailConsumer:
                 if tail.has_room():  # whoever reads has read meanwhile, and knew nothing of it
                     self._refill(tail)
 
-    def _that_count(self, tail: KafkaTail, run: list[Record]) -> tuple[list[Record], int | None]:
+    def _that_count(
+        self, tail: KafkaTail, run: list[ClientMessage]
+    ) -> tuple[list[ClientMessage], int | None]:
         """The records among what came, and where the log ends if that was said."""
         end = None
         if not are_records(run):
@@ -490,7 +492,7 @@ class _TailConsumer:
             run = self._without_errors(tail, run)
         return ([], None) if tail.partition in self._unsought else (run, end)
 
-    def _without_errors(self, tail: KafkaTail, run: list[Record]) -> list[Record]:
+    def _without_errors(self, tail: KafkaTail, run: list[ClientMessage]) -> list[ClientMessage]:
         for message in run:
             error = message.error()
             if error is None or error.code() == AT_END:
@@ -510,21 +512,21 @@ class _TailConsumer:
                     self._assign(tail)  # so that the end is told again once the right is there
         return [message for message in run if message.error() is None]
 
-    def _leave_out(self, message: Record) -> None:
+    def _leave_out(self, message: ClientMessage) -> None:
         """Log if Kafka refuses the readers' group; only one consumer of a process is not prompt."""
         error = message.error()
         if error is not None and error.code() == GROUP_REFUSED and not self.prompt:
             right = forbidden(error, self._settings.right("read", f"group {ALONE}"))
             _LOGGER.warning("group_refused reason=%r", right)
 
-    def _hear(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         """What the client's own threads ran into; called inside `consume`."""
         if error.code() in UNKNOWN:
             self._misses_topics = True
         else:
             self._complaints(error)
 
-    def _tell_trouble(self) -> None:
+    def _report_errors(self) -> None:
         try:
             self._complaints.raise_away("reading")
         except OutsideError as error:
@@ -601,8 +603,8 @@ class _TailConsumer:
             self._give_up(
                 tail, ExpiredError(f"{partition} starts at {found.start}, not {position}")
             )
-        elif (parted := self._stopped[partition]) is not None or position > found.end:
-            at = found.end if parted is None else parted
+        elif (diverged := self._stopped[partition]) is not None or position > found.end:
+            at = found.end if diverged is None else diverged
             lost = f"the records that it had from {at} on, and was read up to {position}"
             self._give_up(tail, TruncatedError(f"{partition} lost {lost}", at))
         else:
@@ -624,7 +626,7 @@ class _TailConsumer:
         tail.fail(fault)
 
 
-def _record(message: Record) -> LogRecord:
+def _record(message: ClientMessage) -> LogRecord:
     written_s = max(arrival_s(message), 0.0)  # the client says -1 ms where it has none
     headers: tuple[tuple[str, bytes], ...] = ()
     if given := message.headers():  # records of ours have none

@@ -134,7 +134,7 @@ class SharedProducer:
                 self._fail(refusal_of("doll.", cause_of(raised), self.settings))
             moved, self._moved = self._moved, set()
             for writer in moved:
-                writer.tell()
+                writer.notify()
 
     def _is_over(self) -> bool:
         """Whether it was closed, or nobody has written and nothing was on its way for a while."""
@@ -150,7 +150,7 @@ class SharedProducer:
         with self._lock:
             writers = tuple(self._writers)
         for writer in writers:
-            writer.tell()
+            writer.notify()
 
 
 class KafkaWriter:
@@ -269,7 +269,7 @@ class KafkaWriter:
             _LOGGER.warning("writer_closed_with_undelivered_records count=%d", left)
         self._producer.drop(self)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake whoever waits for reports; called by the producer's thread."""
         self._news.set()
         if self._on_ready is not None and (self._due or self._failure or self._producer.fault):
@@ -353,7 +353,7 @@ def refusal_of(topic: str, error: KafkaError, settings: KafkaSettings) -> Delive
         return BrokenWriterError(right)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLargeError(f"{topic} does not take so large a record: {error.str()}")
-    told = f"{topic} has not taken a record, which is lost: {error.str()} ({error.name()})"
+    message = f"{topic} has not taken a record, which is lost: {error.str()} ({error.name()})"
     if error.code() == KafkaError.INVALID_RECORD:
-        told += "; a topic that is compacted takes no record without a key"
-    return (BrokenWriterError if error.code() in _BROKEN else DeliveryError)(told)
+        message += "; a topic that is compacted takes no record without a key"
+    return (BrokenWriterError if error.code() in _BROKEN else DeliveryError)(message)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class TensorSlice(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of a model, a piece of its flat vector."""
 
     # Names in the model's `state_dict`: tied weights have several.
@@ -45,7 +45,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.shape)
 
 
-Layout: TypeAlias = tuple[Piece, ...]  # in the vector's order: parameters, then buffers
+Layout: TypeAlias = tuple[TensorSlice, ...]  # in the vector's order: parameters, then buffers
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def digest_of(layout: Layout) -> str:
 
 def unnamed(parameters: int, buffers: int) -> Layout:
     """Return the layout of a vector that belongs to no module."""
-    return Piece((), (parameters,)), Piece((), (buffers,), is_buffer=True)
+    return TensorSlice((), (parameters,)), TensorSlice((), (buffers,), is_buffer=True)
 
 
 class _Header(msgspec.Struct):

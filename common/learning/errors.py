@@ -13,7 +13,7 @@ from common.errors import DollError
 _MOST_SUMMARY = 500  # characters: PyTorch's messages may be pages
 
 
-class Origin(NamedTuple):
+class ErrorOrigin(NamedTuple):
     """A place in the user's code. The same for each repetition of the same mistake."""
 
     kind: str  # type of the exception
@@ -30,7 +30,7 @@ class Raised(NamedTuple):
     """An exception that the user's code raised, as it is told."""
 
     summary: str  # one line: type, message, place
-    origin: Origin
+    origin: ErrorOrigin
     traceback: str  # without our own frames before the user's
 
 
@@ -55,7 +55,7 @@ def what_was_raised(error: Exception, task: object, caller: str) -> Raised:
     users = [frame for frame in frames if _module(frame).partition(".")[0] == own]
     code = (users or frames)[-1].tb_frame.f_code
     line = (users or frames)[-1].tb_lineno
-    origin = Origin(type(error).__name__, code.co_filename, line, code.co_name)
+    origin = ErrorOrigin(type(error).__name__, code.co_filename, line, code.co_name)
     return Raised(f"{one_line(error)} ({origin})", origin, text)
 
 
@@ -65,13 +65,13 @@ def one_line(error: Exception) -> str:
     return text if len(text) <= _MOST_SUMMARY else f"{text[:_MOST_SUMMARY]}..."
 
 
-def origin_of_method(task: object, name: str, kind: str) -> Origin:
+def origin_of_method(task: object, name: str, kind: str) -> ErrorOrigin:
     """Where a task's method is written, for a mistake that raises nothing."""
     method = inspect.unwrap(getattr(task, name))
     code = getattr(method, "__code__", None)
     if code is None:
-        return Origin(kind, type(task).__module__, 0, name)
-    return Origin(kind, code.co_filename, code.co_firstlineno, name)
+        return ErrorOrigin(kind, type(task).__module__, 0, name)
+    return ErrorOrigin(kind, code.co_filename, code.co_firstlineno, name)
 
 
 def _module(at: TracebackType) -> str:

@@ -92,8 +92,8 @@ def export(
             written.model.metadata_props.update(about)
             written.save(path)
         else:
-            told = {ABOUT: json.dumps(dict(about))}
-            torch.export.save(program, path, extra_files=told)
+            metadata = {ABOUT: json.dumps(dict(about))}
+            torch.export.save(program, path, extra_files=metadata)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from error
     except Exception as error:  # the network is the user's code, and exporters raise anything

@@ -221,7 +221,7 @@ class GradientComputer:
     ) -> _Found:
         self.model.clear_gradient()
         totals = []
-        with self._walk(local_rate) if local_rate else nullcontext(_stay) as step:
+        with self._local_steps(local_rate) if local_rate else nullcontext(_stay) as step:
             for index, batch in enumerate(batches):
                 if seeded:
                     _seed(self._device, batch)
@@ -235,7 +235,7 @@ class GradientComputer:
         return names, sums, self.model.read_gradient()
 
     @contextmanager
-    def _walk(self, local_rate: float) -> Iterator[Callable[[int], None]]:
+    def _local_steps(self, local_rate: float) -> Iterator[Callable[[int], None]]:
         """Let a step follow each batch; at the end the weights are what they were."""
         model = self.model
         parameters = model.state[: model.parameter_count]

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.core.vectors import SparseVector, write_to
 from common.errors import CorruptError, OtherModelError, UserError
-from common.learning.checkpoint import Layout, Piece, difference
+from common.learning.checkpoint import Layout, TensorSlice, difference
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -300,7 +300,7 @@ def layout_of(module: nn.Module) -> Layout:
     for name, tensor in module.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
     return tuple(
-        Piece(
+        TensorSlice(
             tuple(names.get(id(tensor), ())),
             tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),

@@ -32,7 +32,7 @@ class Compression(NamedTuple):
     changes: float | None = None  # 0..1: so much of the parameters per version, at most
 
 
-class View:
+class KnownWeights:
     """The weights as every worker knows them that has heard of each version.
 
     Args:
@@ -67,10 +67,10 @@ class View:
         if len(indices) > WHOLE_FROM * split:
             self.weights[:] = weights
             return None
-        told = np.concatenate((indices, np.arange(split, len(weights))))
-        values = weights[told]
-        self.weights[told] = values
-        return SparseVector(len(weights), told, values[:, None])
+        selected = np.concatenate((indices, np.arange(split, len(weights))))
+        values = weights[selected]
+        self.weights[selected] = values
+        return SparseVector(len(weights), selected, values[:, None])
 
     def _significant(self, parameters: Vector, share: float) -> npt.NDArray[np.intp]:
         nonzero = max(np.count_nonzero(parameters != 0), 1)  # 4 times faster than of the numbers

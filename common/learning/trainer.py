@@ -41,7 +41,7 @@ REMEDY = "bring back the task's code and options of then, or submit a new job"
 _SCATTERED = 1 / 8  # of a vector: numbers here and there take as long as all of them in a row
 
 
-class Held(NamedTuple):
+class TrainerState(NamedTuple):
     """What a snapshot holds."""
 
     kind: Kind
@@ -237,7 +237,7 @@ def packed(kind: Kind, weights: Vector, state: Mapping[str, npt.NDArray[Any]]) -
     return pack({"weights": weights, **tensors}, metadata)
 
 
-def unpacked(data: bytes) -> Held:
+def unpacked(data: bytes) -> TrainerState:
     """Read a snapshot, and check that its parts fit each other.
 
     Raises:
@@ -253,4 +253,4 @@ def unpacked(data: bytes) -> Held:
     for name, value in state.items():
         if value.shape not in ((), (kind.parameters,)):
             raise CorruptError(f"its {name} has shape {value.shape}, expected ({kind.parameters},)")
-    return Held(kind, weights, state)
+    return TrainerState(kind, weights, state)

@@ -133,7 +133,7 @@ class OutOfRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncated:
+class LogTruncated:
     """The log is not any more the one known below the position; nothing is read until placed again.
 
     Either it lost its last records, or its topic was deleted and created anew. What was read and
@@ -146,7 +146,7 @@ class Truncated:
 
 
 @dataclass(frozen=True, slots=True)
-class EndReached:
+class LogEndReached:
     """All records were returned, and the log ends above the last one: its last offsets hold none.
 
     Such are the markers of transactions, and the records of those that were aborted.
@@ -156,7 +156,7 @@ class EndReached:
     position: int  # the log's end: of records that come later, none lies below it
 
 
-StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | Truncated | EndReached
+StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | LogTruncated | LogEndReached
 
 
 class StreamReader(Protocol):
@@ -534,7 +534,7 @@ class Log(Protocol):
 # --- Redis -----------------------------------------------------------------------------------
 
 
-class Glance(NamedTuple):
+class LiveStatus(NamedTuple):
     """What a board says of a job to somebody who only looks."""
 
     # True if anybody holds the lease of leaders.
@@ -665,10 +665,12 @@ class Board(Protocol):
         """Let go of all connections."""
 
 
-def glance_at(board: Board) -> Glance | Exception:
+def live_status(board: Board) -> LiveStatus | Exception:
     """Look at one board; return what it says or why not."""
     try:
-        return Glance(board.is_leased(), board.get_leader_status(), board.alive(), board.unable())
+        return LiveStatus(
+            board.is_leased(), board.get_leader_status(), board.alive(), board.unable()
+        )
     except OutsideError as error:
         return error
 
@@ -703,7 +705,7 @@ class Exchange(Protocol):
 
     Args of all:
         job: The job's id.
-        tell: Gets the answer of the board's method of the same name.
+        on_answer: Gets the answer of the board's method of the same name.
         soon: Send it at once. Otherwise it waits a little, for others to go in the same packet.
     """
 
@@ -712,7 +714,7 @@ class Exchange(Protocol):
         job: str,
         holder: str,
         ttl_s: float,
-        tell: Callable[[bool | Exception], None],
+        on_answer: Callable[[bool | Exception], None],
         *,
         soon: bool,
     ) -> None:
@@ -732,7 +734,7 @@ class Exchange(Protocol):
         self,
         job: str,
         leader_status: LeaderStatus,
-        tell: Callable[[bool | Exception], None],
+        on_answer: Callable[[bool | Exception], None],
         *,
         soon: bool,
     ) -> None:
@@ -741,7 +743,7 @@ class Exchange(Protocol):
     def alive(
         self,
         job: str,
-        tell: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
+        on_answer: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
         *,
         soon: bool,
     ) -> None:
@@ -778,7 +780,7 @@ class Boards(Protocol):
     def board(self, job: str) -> Board:
         """Open a job's board; to close it lets go of its own only."""
 
-    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
+    def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
         """Look at several of these boards in a few packets; of each, what it says or why not."""
 
     def replies(self, replica: str) -> Replies:
@@ -846,7 +848,7 @@ class Notice(NamedTuple):
     detail: str  # what becomes of the machine: terminate, stop, hibernate
 
 
-class Notices(Protocol):
+class PreemptionNotices(Protocol):
     """Where a preemptible machine hears that its end is near. For one thread at a time.
 
     What does not parse is left out, logged and counted in `rejected`.

@@ -22,7 +22,7 @@ class Metric(NamedTuple):
     step: int
 
 
-class Run(NamedTuple):
+class TrackedRun(NamedTuple):
     """One run of an experiment."""
 
     id: str
@@ -50,7 +50,7 @@ class Tracking(Protocol):
         name: str,
         identity: Mapping[str, str],
         parameters: Mapping[str, str],
-    ) -> Run:
+    ) -> TrackedRun:
         """The run of this identity: found again, or made with it.
 
         Args:

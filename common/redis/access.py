@@ -247,17 +247,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _check_files(access: RedisAccess) -> None:
     """Look at the files now: the client would report them as a server that is away."""
     if access.ca:
-        with _told("DOLL_REDIS_CA"):
+        with _naming("DOLL_REDIS_CA"):
             ssl.create_default_context(cafile=access.ca)
     if access.cert:
-        with _told("DOLL_REDIS_CERT or DOLL_REDIS_KEY"):
+        with _naming("DOLL_REDIS_CERT or DOLL_REDIS_KEY"):
             # An empty password: without any, a key that needs one would ask at the terminal.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.load_cert_chain(access.cert, access.key, password="")
 
 
 @contextmanager
-def _told(variable: str) -> Iterator[None]:
+def _naming(variable: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as error:

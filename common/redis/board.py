@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
-from common.ports.servers import Glance
+from common.ports.servers import LiveStatus
 from common.redis.access import TIMEOUT_S, RedisAccess
 from common.redis.server import Attendance, RedisServer, connect
 from common.telemetry.rejections import Rejections
@@ -407,7 +407,7 @@ class RedisBoard:
             if reason is not None
         }
 
-    def glancing(self) -> Steps[Glance]:
+    def reading_live_status(self) -> Steps[LiveStatus]:
         """`is_leased`, `get_leader_status`, `alive` and `unable`, in steps."""
         leased, data, members = yield (
             ("EXISTS", self._keys + "lease"),
@@ -417,7 +417,7 @@ class RedisBoard:
         heartbeats = yield from self.looking_for_workers()
         unable = yield from self._reasons(members)
         statuses = {worker: beat.status for worker, beat in heartbeats.items()}
-        return Glance(bool(leased), self._parsed_leader_status(data), statuses, unable)
+        return LiveStatus(bool(leased), self._parsed_leader_status(data), statuses, unable)
 
     # --- snapshots -------------------------------------------------------------------------------
 

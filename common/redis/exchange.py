@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from common.errors import OutsideError
-from common.ports.servers import Board, Glance
+from common.ports.servers import Board, LiveStatus
 from common.redis.access import RedisAccess
 from common.redis.board import RedisBoard, RedisReplies, replica_channel
 from common.redis.rendezvous import RedisRendezvous
@@ -46,7 +46,7 @@ class _Call:
 
     board: RedisBoard
     steps: Callable[[RedisBoard], Steps[Any]]
-    tell: Callable[[Any], None]
+    on_answer: Callable[[Any], None]
 
 
 class LeaseHolders:
@@ -66,13 +66,13 @@ class LeaseHolders:
         self._channel = replica_channel(name.encode())
         self._own: Attendance = server.attendance(self._channel)
         self._missed = dict[bytes, int]()  # looks in a row that did not find a holder heard before
-        self.heard = False  # this process itself, at the last look
+        self.is_subscribed = False  # this process itself, at the last look
         self.ended: Collection[bytes] = ()
 
     @property
     def broke(self) -> bool:
         """Whether this process was heard, and is not any more."""
-        return self.heard and not self._own.stands()
+        return self.is_subscribed and not self._own.stands()
 
     def look(self, holders: Collection[bytes]) -> None:
         """Be heard, and look which of these holders have ended.
@@ -86,8 +86,8 @@ class LeaseHolders:
             self._own.keep()
         channels = [self._channel, *map(replica_channel, holders)]
         counts = self._server.ask(("PUBSUB", "NUMSUB", *channels))[0][1::2]
-        self.heard = bool(counts[0]) and self._own.stands()
-        if not self.heard:
+        self.is_subscribed = bool(counts[0]) and self._own.stands()
+        if not self.is_subscribed:
             self.end()
             return
         self._missed = {
@@ -100,7 +100,7 @@ class LeaseHolders:
     def end(self) -> None:
         """Listen no more, and forget who was heard."""
         self._own.end()
-        self.heard, self._missed, self.ended = False, {}, ()
+        self.is_subscribed, self._missed, self.ended = False, {}, ()
 
 
 @dataclass(slots=True)
@@ -140,11 +140,11 @@ class RedisBoards:
         """Open a job's board; to close it lets go of its own only."""
         return RedisBoard(self._url, job, shared=self._client)
 
-    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
+    def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
         """Look at several of these boards in a few packets; of each, what it says or why not."""
-        found = dict[Board, Glance | Exception]()
+        found = dict[Board, LiveStatus | Exception]()
         calls = [
-            _Call(board, RedisBoard.glancing, partial(found.__setitem__, board))
+            _Call(board, RedisBoard.reading_live_status, partial(found.__setitem__, board))
             for board in cast("Sequence[RedisBoard]", boards)
         ]
         _exchange(
@@ -202,7 +202,7 @@ class RedisExchange:
         job: str,
         holder: str,
         ttl_s: float,
-        tell: Callable[[bool | Exception], None],
+        on_answer: Callable[[bool | Exception], None],
         *,
         soon: bool,
     ) -> None:
@@ -217,11 +217,11 @@ class RedisExchange:
                 return bool(has_it)
             if not self._refused:
                 self._look_at = 0.0
-            again = _Call(board, steps, tell)
+            again = _Call(board, steps, on_answer)
             self._refused[job] = _Refused(has_it, again, monotonic() + ttl_s)
             return False
 
-        self._ask(job, "lease", steps, tell, soon=soon)
+        self._ask(job, "lease", steps, on_answer, soon=soon)
 
     def release_lease(self, job: str, holder: str) -> None:
         """Give the lease back; nobody is told."""
@@ -237,7 +237,7 @@ class RedisExchange:
         self,
         job: str,
         leader_status: LeaderStatus,
-        tell: Callable[[bool | Exception], None],
+        on_answer: Callable[[bool | Exception], None],
         *,
         soon: bool,
     ) -> None:
@@ -246,19 +246,19 @@ class RedisExchange:
             job,
             "leader status",
             lambda board: board.putting_leader_status(leader_status),
-            tell,
+            on_answer,
             soon=soon,
         )
 
     def alive(
         self,
         job: str,
-        tell: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
+        on_answer: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
         *,
         soon: bool,
     ) -> None:
         """Look for the heartbeats of workers, and report them."""
-        self._ask(job, "alive", RedisBoard.looking_for_workers, tell, soon=soon)
+        self._ask(job, "alive", RedisBoard.looking_for_workers, on_answer, soon=soon)
 
     def close(self) -> None:
         """Send what waits, then end."""
@@ -272,7 +272,7 @@ class RedisExchange:
         job: str,
         what: str,
         steps: Callable[[RedisBoard], Steps[Any]],
-        tell: Callable[[Any], None],
+        on_answer: Callable[[Any], None],
         *,
         soon: bool,
     ) -> None:
@@ -280,7 +280,7 @@ class RedisExchange:
             if job not in self._boards:
                 self._boards[job] = self._open_board(job)
             self._calls.pop((job, what), None)  # the later one goes to the end
-            self._calls[job, what] = _Call(self._boards[job], steps, tell)
+            self._calls[job, what] = _Call(self._boards[job], steps, on_answer)
             send_at = 0.0 if soon else monotonic() + LAZY_S
             if send_at < self._send_at:
                 self._send_at = send_at
@@ -317,7 +317,7 @@ class RedisExchange:
             holders.look({refused.holder for refused in self._refused.values()})
         except OutsideError:  # whoever asks for something next is told
             holders.end()
-        self._look_at = now + (LOOK_S if self._refused and holders.heard else SLOW_LOOK_S)
+        self._look_at = now + (LOOK_S if self._refused and holders.is_subscribed else SLOW_LOOK_S)
         again = {j: it.again for j, it in self._refused.items() if it.holder in holders.ended}
         with self._changed:
             for job, call in again.items():  # unless something else was asked meanwhile
@@ -338,7 +338,7 @@ def _exchange(server: RedisServer, under_way: list[_UnderWay]) -> bool:
             answers = server.send(packet)
         except Exception as error:  # noqa: BLE001 -- told to those who asked, as below
             for each in under_way:
-                each.call.tell(error)
+                each.call.on_answer(error)
             return False
         at = 0
         left = []
@@ -359,10 +359,10 @@ def _goes_on(each: _UnderWay, answers: list[Any] | None) -> bool:
         else:
             each.commands = each.steps.send(each.call.board.judged(each.commands, answers))
     except StopIteration as done:
-        each.call.tell(done.value)
+        each.call.on_answer(done.value)
         return False
     except Exception as error:  # noqa: BLE001 -- told to the job that asked: others go on
-        each.call.tell(error)
+        each.call.on_answer(error)
         return False
     return True
 

@@ -16,7 +16,7 @@ from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
-from common.ports.servers import Board, Glance, glance_at
+from common.ports.servers import Board, LiveStatus, live_status
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
 
@@ -29,7 +29,7 @@ _LONGEST_LEASE = 10
 
 
 @dataclass
-class Notices:
+class JobKeys:
     """Everything that one job has on the server; open, so that a test can put garbage into it."""
 
     models: dict[ModelId, bytes] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class MemoryRedis:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.changed = threading.Condition()  # guards all that follows
-        self.jobs: dict[str, Notices] = {}
+        self.jobs: dict[str, JobKeys] = {}
         self.spread: dict[str, bytes] = {}  # see `common.redis.memory`
         self.replies = dict[str, list[bytes]]()  # by replica
         self.away = False
@@ -84,14 +84,14 @@ class MemoryRedis:
         if self.away:
             raise UnavailableError("the server is unavailable")
 
-    def notices(self, job: str) -> Notices:
+    def notices(self, job: str) -> JobKeys:
         """Return what a job has on the server; the lock must be held.
 
         Raises:
             UnavailableError: If the server does not answer.
         """
         self.reach()
-        return self.jobs.setdefault(job, Notices())
+        return self.jobs.setdefault(job, JobKeys())
 
     def poll(self, look: Callable[[], list[T]], timeout_s: float) -> list[T]:
         """Look until something is found or the time is over; return what is found."""
@@ -111,8 +111,8 @@ class MemoryBoards:
     def board(self, job: str) -> MemoryBoard:
         return MemoryBoard(self._server, job)
 
-    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
-        return list(map(glance_at, boards))
+    def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
+        return list(map(live_status, boards))
 
     def replies(self, replica: str) -> MemoryReplies:
         return MemoryReplies(self._server, replica)
@@ -169,49 +169,49 @@ class MemoryExchange:
         job: str,
         holder: str,
         ttl_s: float,
-        tell: Callable[[bool | Exception], None],
+        on_answer: Callable[[bool | Exception], None],
         *,
         soon: bool,  # noqa: ARG002 -- everything is sent soon here
     ) -> None:
         """Take or prolong the lease; told once whether it is ours."""
-        _told(lambda: self._open_board(job).hold_lease(holder, ttl_s), tell)
+        _answer_at_once(lambda: self._open_board(job).hold_lease(holder, ttl_s), on_answer)
 
     def release_lease(self, job: str, holder: str) -> None:
         """Give the lease back; nobody is told."""
-        _told(lambda: self._open_board(job).release_lease(holder), lambda _: None)
+        _answer_at_once(lambda: self._open_board(job).release_lease(holder), lambda _: None)
 
     def put_leader_status(
         self,
         job: str,
         leader_status: LeaderStatus,
-        tell: Callable[[bool | Exception], None],
+        on_answer: Callable[[bool | Exception], None],
         *,
         soon: bool,  # noqa: ARG002 -- likewise
     ) -> None:
         """Write the leader's status; told whether one was there."""
-        _told(lambda: self._open_board(job).put_leader_status(leader_status), tell)
+        _answer_at_once(lambda: self._open_board(job).put_leader_status(leader_status), on_answer)
 
     def alive(
         self,
         job: str,
-        tell: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
+        on_answer: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
         *,
         soon: bool,  # noqa: ARG002 -- likewise
     ) -> None:
         """Look for the heartbeats of workers, and report them."""
-        _told(self._open_board(job).heartbeats, tell)
+        _answer_at_once(self._open_board(job).heartbeats, on_answer)
 
     def close(self) -> None:
         """Nothing waits."""
 
 
-def _told(ask: Callable[[], T], tell: Callable[[T | Exception], None]) -> None:
+def _answer_at_once(ask: Callable[[], T], on_answer: Callable[[T | Exception], None]) -> None:
     answer: T | Exception
     try:
         answer = ask()
     except UnavailableError as error:
         answer = error
-    tell(answer)
+    on_answer(answer)
 
 
 class MemoryBoard:
@@ -390,7 +390,7 @@ class MemoryBoard:
             for worker in self._workers:
                 self._server.jobs[self._job].heartbeats.pop(worker, None)
 
-    def _notices(self) -> Notices:
+    def _notices(self) -> JobKeys:
         return self._server.notices(self._job)
 
     def _parsed(self, data: Iterable[bytes]) -> list[UpdateTrigger]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.kafka.settings import KafkaSettings, MakeToken
     from common.ports.group import Groups, Rendezvous
-    from common.ports.servers import Blobs, Board, Boards, Log, Notices, SchemaRegistry
+    from common.ports.servers import Blobs, Board, Boards, Log, PreemptionNotices, SchemaRegistry
     from common.redis.access import RedisAccess
     from common.telemetry.tracing import Tracer
 
@@ -42,7 +42,7 @@ def connect(settings: Settings) -> Outside:
         open_log=cache(partial(open_log, settings)),
         open_board=lambda job: boards().board(job),
         open_blobs=partial(open_blobs, settings),
-        glances=lambda on: boards().glances(on),
+        live_statuses=lambda on: boards().live_statuses(on),
     )
 
 
@@ -238,7 +238,7 @@ def open_blobs(settings: Settings) -> Blobs:
     )
 
 
-def open_notices(settings: Settings) -> Notices | None:
+def open_notices(settings: Settings) -> PreemptionNotices | None:
     """Open where this machine hears of its end, or None; it is not asked before the first look."""
     if settings.notices == "none":
         return None
@@ -265,9 +265,9 @@ def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
         ) from error
     logger = event_logger(service)
 
-    def changed(trouble: str) -> None:
-        if trouble:
-            logger.warning("traces_lost", reason=trouble)
+    def changed(reason: str) -> None:
+        if reason:
+            logger.warning("traces_lost", reason=reason)
         else:
             logger.info("traces_sent_again")
 

@@ -34,23 +34,23 @@ def main(arguments: list[str]) -> int:
         return HEALTHY if asked else USAGE
     host = os.environ.get("DOLL_METRICS_HOST", "")
     port = os.environ.get("DOLL_METRICS_PORT", "")
-    complaint = trouble("127.0.0.1" if host in EVERYWHERE else host, port)
+    complaint = find_problem("127.0.0.1" if host in EVERYWHERE else host, port)
     if complaint:
         print(f"unhealthy: {complaint}", file=sys.stderr)  # noqa: T201 -- to whoever asked
     return UNHEALTHY if complaint else HEALTHY
 
 
-def trouble(host: str, port: str, timeout_s: float = TIMEOUT_S) -> str:
+def find_problem(host: str, port: str, timeout_s: float = TIMEOUT_S) -> str:
     """Say in one line what is wrong, empty if nothing is."""
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return f"DOLL_METRICS_PORT must be the port of the process's metrics, got {port!r}"
     try:
-        status, told = _asked(host, int(port), timeout_s)
+        status, reason = _asked(host, int(port), timeout_s)
     except TimeoutError:
         return f"no answer from {host}:{port} within {timeout_s:g} s"
     except OSError as error:
         return f"{host}:{port}: {error}"
-    return "" if status == "200" else told or f"{host}:{port} answers with status {status!r}"
+    return "" if status == "200" else reason or f"{host}:{port} answers with status {status!r}"
 
 
 def _asked(host: str, port: int, timeout_s: float) -> tuple[str, str]:

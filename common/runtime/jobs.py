@@ -15,11 +15,11 @@ from common.telemetry.outages import Outage
 if TYPE_CHECKING:
     from common.ports.servers import Boards, Log
     from common.runtime.service import ServiceProcess
-    from common.runtime.supervisor import Actor, Fault, Supervised
+    from common.runtime.supervisor import Actor, PreviousFault, Supervised
     from common.telemetry.metrics.registry import ProcessMetrics
 
     Wanted: TypeAlias = Callable[[], JobRecord | None]
-    MakePart: TypeAlias = Callable[[Wanted, Callable[[], None], Fault | None], Actor]
+    MakePart: TypeAlias = Callable[[Wanted, Callable[[], None], PreviousFault | None], Actor]
 
 
 JOBS_S = 0.5  # between looks at the jobs topic
@@ -38,7 +38,7 @@ class _Taken:
         """None where it was deleted."""
         return self.record
 
-    def tell(self, record: JobRecord | None) -> None:
+    def update(self, record: JobRecord | None) -> None:
         """Let the actor see a record, if it is news."""
         if self.record is not record:
             self.record = record
@@ -78,35 +78,37 @@ class Jobs:
             taken = self._taken.get(job)
             same = taken is not None and taken.first.is_same_job(record)
             if taken is not None and not taken.over:
-                taken.tell(record if same else None)
+                taken.update(record if same else None)
             elif self._begins(record, not same):
                 self._begin(job, record)
         for job in self._taken.keys() - jobs.keys():
             if self._taken[job].over:
                 del self._taken[job]
             else:
-                self._taken[job].tell(None)
+                self._taken[job].update(None)
 
     def _begin(self, job: str, record: JobRecord) -> None:
         taken = self._taken[job] = _Taken(record)
         taken.running = self._supervisor.begin(job, partial(self._made, taken))
 
-    def _made(self, taken: _Taken, wake: Callable[[], None], fault: Fault | None) -> Actor | None:
+    def _made(
+        self, taken: _Taken, wake: Callable[[], None], fault: PreviousFault | None
+    ) -> Actor | None:
         if taken.record is None:  # it failed again and again until it was deleted
             return None
         return self._make(taken.wanted, wake, fault)
 
 
-class Opened(NamedTuple):
+class OpenedServers(NamedTuple):
     """The servers of a process with jobs."""
 
     log: Log
-    book: JobStore
+    job_store: JobStore
     boards: Boards
     closing: ExitStack  # for what else is to be closed, after the jobs have ended
 
 
-MakeParts: TypeAlias = "Callable[[Opened], MakePart]"
+MakeParts: TypeAlias = "Callable[[OpenedServers], MakePart]"
 Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
 
 
@@ -148,13 +150,13 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
             log, boards = process.open_servers(process.settings, process.name)
             stack.enter_context(closing(boards))
             stack.enter_context(closing(log))
-            book = stack.enter_context(closing(JobStore(log)))
-            book.read()  # all of it: by its first records alone, a stopped job seems to run
+            job_store = stack.enter_context(closing(JobStore(log)))
+            job_store.read()  # all of it: by its first records alone, a stopped job seems to run
             jobs = list[Jobs]()
             counted: ProcessMetrics | None = metrics
             both = (((make_parts, begins), THREADS), (beside, 1))
             for (make, begin), threads in [(each, n) for each, n in both if each is not None]:
-                make_part = make(Opened(log, book, boards, stack))
+                make_part = make(OpenedServers(log, job_store, boards, stack))
                 supervisor = Supervisor(
                     *(counted, process.watchdogs, process.logger),
                     threads=threads,
@@ -164,7 +166,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
                 stack.callback(supervisor.close, END_S)
                 jobs.append(Jobs(supervisor, make_part, begin))
                 counted = None  # a job is counted once
-            yield jobs, book
+            yield jobs, job_store
 
     with ExitStack() as stack:
         found: tuple[list[Jobs], JobStore] | None = None
@@ -173,10 +175,10 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
             try:
                 if found is None:
                     found = stack.enter_context(opened())
-                jobs, book = found
-                records = book.refresh(JOBS_S)
+                jobs, job_store = found
+                records = job_store.refresh(JOBS_S)
                 if repairs:
-                    book.repair()
+                    job_store.repair()
                 for each in jobs:
                     each.follow(records)
                 outage.quiet()

@@ -14,7 +14,7 @@ from common.runtime.connections import CALLER
 if TYPE_CHECKING:
     from starlette.types import Message, Scope, Send
 
-    from common.jobs.changes import Actor
+    from common.jobs.changes import Author
 
 BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
 # Lines of the log about refusals: a flood of requests must not be a flood of lines. Addresses
@@ -98,7 +98,7 @@ class Refusals:
             status: Status of the answer.
             now: Seconds that never go back.
         """
-        caller, address = cast("Actor | None", scope.get(CALLER)), address_of(scope)
+        caller, address = cast("Author | None", scope.get(CALLER)), address_of(scope)
         if caller is not None:
             wait_s = self._keys.take(caller.name, now)
         else:

@@ -31,7 +31,7 @@ class _Place:
     woken: bool = False  # during its turn
 
 
-class Schedule(Generic[J]):
+class TurnSchedule(Generic[J]):
     """The turns of jobs, which are told apart by their hash; belongs to one thread at a time."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from common.runtime.faults import Patience, kind_of, passes, reason_of
-from common.runtime.schedule import Schedule
+from common.runtime.schedule import TurnSchedule
 from common.telemetry.metrics.serving import Watchdog, Watchdogs
 from common.telemetry.outages import SETTLED_S
 
@@ -53,7 +53,7 @@ class Actor(Protocol):
         """Let go of everything; called once, after the last turn, also after one that raised."""
 
 
-class Fault(NamedTuple):
+class PreviousFault(NamedTuple):
     """What ended the actor before this one."""
 
     error: BaseException
@@ -62,7 +62,7 @@ class Fault(NamedTuple):
     alike: int  # the last of these that ended by an exception of this very class
 
 
-Make: TypeAlias = "Callable[[Callable[[], None], Fault | None], Actor | None]"
+Make: TypeAlias = "Callable[[Callable[[], None], PreviousFault | None], Actor | None]"
 
 
 class Supervised:
@@ -82,9 +82,9 @@ class Supervised:
         self._make = make
         self._supervisor = supervisor
         self._again_at = -inf
-        self._fault: Fault | None = None
+        self._fault: PreviousFault | None = None
         self._failures = 0  # in a row
-        self._told = set[tuple[str, ...]]()
+        self._reported = set[tuple[str, ...]]()
 
     def wake(self) -> None:
         """Let it have a turn soon."""
@@ -112,7 +112,7 @@ class Supervised:
         """Take in what ended a turn; returns the pause, and whether that is news."""
         if now - self.began_at >= patience.healthy_s:
             self._failures, self._fault = 0, None
-            self._told.clear()
+            self._reported.clear()
         self.began_at = inf
         pause_s = patience.first_s
         if not passes(error):
@@ -121,7 +121,7 @@ class Supervised:
             before = self._fault
             detail = "".join(traceback.format_exception(error)).rstrip()
             alike = before is not None and type(before.error) is type(error)
-            self._fault = Fault(
+            self._fault = PreviousFault(
                 error,
                 detail,
                 before.in_a_row + 1 if before is not None else 1,
@@ -129,8 +129,8 @@ class Supervised:
             )
         self._again_at = now + pause_s
         kind = kind_of(error)
-        news = kind not in self._told
-        self._told.add(kind)
+        news = kind not in self._reported
+        self._reported.add(kind)
         return pause_s, news
 
 
@@ -166,7 +166,7 @@ class Supervisor:
         self._hangs_s = hangs_s
         self._patience = patience
         self._clock = clock
-        self._schedule = Schedule[Supervised]()
+        self._schedule = TurnSchedule[Supervised]()
         self._running = set[Supervised]()
         # Time at which a job last waited for something, by what it is: all jobs share an outage.
         self._waited_at = dict[str, float]()
@@ -309,11 +309,11 @@ class Supervisor:
         if passes(error):
             news = self._is_new(reason.replace(f"doll.{job.name}.", "doll."), now) and news
         if news:
-            told = {"job": job.name, "reason": reason, "again_in_s": pause_s}
+            fields = {"job": job.name, "reason": reason, "again_in_s": pause_s}
             if passes(error):
-                self._log.warning("job_waits", **told)
+                self._log.warning("job_waits", **fields)
             else:
-                self._log.error("job_failed", **told, exc_info=error)
+                self._log.error("job_failed", **fields, exc_info=error)
         return now + pause_s
 
     def _is_new(self, outage: str, now: float) -> bool:

@@ -64,7 +64,7 @@ def main() -> int:
     world = arguments.world or ""
     if arguments.story is not None or arguments.shrink is not None:
         seed = arguments.shrink if arguments.story is None else arguments.story
-        return _tell(WORLDS[world](seed), console, small=arguments.story is None)
+        return _narrate(WORLDS[world](seed), console, small=arguments.story is None)
     began = perf_counter()
     run = partial(run_seed, world=world)
     outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
@@ -85,7 +85,7 @@ def _ways(outcomes: list[Outcome], world: str) -> dict[str, int]:
         among = sum((outcome.among for outcome in outcomes), Counter[str]())
         members = ["broken", "adopted", "copied", "torn", "fallen back", "switched"]
         return {way: among[way] for way in members + ["moved"] * (world == "slices")}
-    ways = ("stale", "lone", "walked", "switched", "changed", "tuned")
+    ways = ("stale", "single_worker", "local_steps", "switched", "changed", "tuned")
     return {way: sum(getattr(o, way) for o in outcomes) for way in ways}
 
 
@@ -128,7 +128,7 @@ def _report(outcomes: list[Outcome], seconds: float, world: str) -> None:
     print(*lines, sep="\n")  # noqa: T201 -- a command's output
 
 
-def _tell(scenario: Scenario, console: Console, *, small: bool) -> int:
+def _narrate(scenario: Scenario, console: Console, *, small: bool) -> int:
     if small:
         try:
             scenario = shrink(scenario, lambda line: console.print(line, highlight=False))

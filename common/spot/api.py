@@ -76,9 +76,13 @@ def plan_answer(plan: Planned) -> PlanInForce:
 def _cost(ledger: FleetLedger, now_s: float) -> CostAnswer | None:
     """None before the first word of what it costs."""
     plan, settled = ledger.plan, ledger.settled
-    told = settled or ledger.review
-    if told is not None:  # all at one time: what was spent since has no counterpart yet
-        at_s, spent_usd, on_demand_only_usd = told.at_s, told.spent_usd, told.on_demand_only_usd
+    reviewed = settled or ledger.review
+    if reviewed is not None:  # all at one time: what was spent since has no counterpart yet
+        at_s, spent_usd, on_demand_only_usd = (
+            reviewed.at_s,
+            reviewed.spent_usd,
+            reviewed.on_demand_only_usd,
+        )
     elif plan is not None:
         at_s, spent_usd, on_demand_only_usd = now_s, ledger.spent_usd(now_s), 0.0
     else:

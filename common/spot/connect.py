@@ -63,7 +63,7 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     from common.spot.fleets.prices import (  # noqa: PLC0415 -- see above
         FixedPrices,
         PricesTogether,
-        TracePrices,
+        ReplayedPrices,
     )
     from common.spot.market.market_file import with_common_start  # noqa: PLC0415 -- see above
 
@@ -77,7 +77,7 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     sources: list[Prices] = [FixedPrices(fixed)]
     if replayed:
         origin_s = _replayed_from_s(market, path)
-        sources.append(TracePrices(replayed, path.parent, origin_s, time.time))
+        sources.append(ReplayedPrices(replayed, path.parent, origin_s, time.time))
     if history and market.ec2 is not None:
         from common.spot.fleets.ec2.prices import Ec2Prices  # noqa: PLC0415 -- see above
 
@@ -103,8 +103,8 @@ def _fleet_directory(settings: Settings) -> Path:
 
 def _replayed_from_s(market: Market, path: Path) -> float:
     """When the replay of a market's recordings began, since 1970; 0 where it has none."""
-    told = [(pool.usd_per_hour, pool.trace) for pool in market.spot]
-    if not any(isinstance(series, TraceSpec) for pool in told for series in pool):
+    specs = [(pool.usd_per_hour, pool.trace) for pool in market.spot]
+    if not any(isinstance(series, TraceSpec) for pool in specs for series in pool):
         return 0.0
     if market.replayed_from_s is not None:
         return market.replayed_from_s

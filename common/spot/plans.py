@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from common.spot.provisioning.records import Planned, PlanRecord, Priced
-from common.wire.messages import Codec, need
+from common.wire.messages import MessageCodec, need
 
 
 def _check_plan(record: PlanRecord) -> None:
@@ -25,6 +25,6 @@ def _check_plan(record: PlanRecord) -> None:
     need(not (record.places and machines), "machines", machines, "none beside places")
 
 
-_PLAN = Codec("plan", msgspec.json.Decoder(PlanRecord), _check_plan)
+_PLAN = MessageCodec("plan", msgspec.json.Decoder(PlanRecord), _check_plan)
 
 encode_plan, decode_plan = _PLAN.encode, _PLAN.decode

@@ -12,7 +12,7 @@ from common.errors import CorruptError, NotFoundError, UnavailableError, UserErr
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import Layout, weights_in
-from common.storage.manifest import told
+from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import (
     HEAD_BYTES,
     FoundSnapshot,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.ports.servers import Blobs, Board, Log
 
-Wish: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these
-Tell: TypeAlias = "Callable[[str], object]"  # where a person hears what was left out
+VersionSelector: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these
+ReportSkipped: TypeAlias = "Callable[[str], object]"  # where a person hears what was left out
 Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
 
 
@@ -41,7 +41,7 @@ class KeptModel(NamedTuple):
     test: dict[str, float]  # loss and metrics on the test set, if it was judged
 
 
-class Model(NamedTuple):
+class FoundModel(NamedTuple):
     """A model that is kept."""
 
     kept: KeptModel
@@ -49,7 +49,7 @@ class Model(NamedTuple):
     layout: Layout
 
 
-def wish_of(text: str) -> Wish:
+def parse_version(text: str) -> VersionSelector:
     """Read which version a person wants.
 
     Raises:
@@ -62,15 +62,17 @@ def wish_of(text: str) -> Wish:
     return int(text)
 
 
-def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> Model:
+def find_model(
+    job: str, selector: VersionSelector, outside: Outside, log: Log, report_skipped: ReportSkipped
+) -> FoundModel:
     """Find the model that is wanted, of what counts by the audit; needs no torch.
 
     Args:
         job: Its id; that there is such a job is for the caller to see.
-        wish: Which version.
+        selector: Which version.
         outside: Its board and its storage; a board that is away is told and left out.
         log: Kafka.
-        tell: Hears what was left out.
+        report_skipped: Hears what was left out.
 
     Raises:
         NotFoundError: If there is none; names the versions that there are.
@@ -78,12 +80,14 @@ def find_model(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> 
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
     """
-    with _looking(job, outside, log, tell, on_board) as (kept, updates):
-        found, trainer = pick(kept, updates, wish, tell)
-    return Model(_kept(found, updates), *weights_in(trainer))
+    with _looking(job, outside, log, report_skipped, on_board) as (kept, updates):
+        found, trainer = pick(kept, updates, selector, report_skipped)
+    return FoundModel(_kept(found, updates), *weights_in(trainer))
 
 
-def find_kept(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> KeptModel:
+def find_kept(
+    job: str, selector: VersionSelector, outside: Outside, log: Log, report_skipped: ReportSkipped
+) -> KeptModel:
     """The same without its weights, of which not one is read: whether they are whole is not known.
 
     Raises:
@@ -91,22 +95,24 @@ def find_kept(job: str, wish: Wish, outside: Outside, log: Log, tell: Tell) -> K
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
     """
-    with _looking(job, outside, log, tell, heads_on_board) as (kept, updates):
+    with _looking(job, outside, log, report_skipped, heads_on_board) as (kept, updates):
         counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
-        wanted = _ranked(counting, wish)
+        wanted = _ranked(counting, selector)
         if not wanted:
-            raise _not_kept(counting, wish)
+            raise _not_kept(counting, selector)
     return _kept(wanted[0], updates)
 
 
-def all_kept(job: str, outside: Outside, log: Log, tell: Tell) -> list[KeptModel]:
+def all_kept(
+    job: str, outside: Outside, log: Log, report_skipped: ReportSkipped
+) -> list[KeptModel]:
     """Every model that is kept, of what counts by the audit, newest first; no weights are read.
 
     Raises:
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable.
     """
-    with _looking(job, outside, log, tell, heads_on_board) as (kept, updates):
+    with _looking(job, outside, log, report_skipped, heads_on_board) as (kept, updates):
         counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
     return [_kept(stored, updates) for stored in _ranked(counting, "newest")]
 
@@ -116,21 +122,21 @@ def _looking(
     job: str,
     outside: Outside,
     log: Log,
-    tell: Tell,
-    look: Callable[[Board, Tell], list[FoundSnapshot]],
+    report_skipped: ReportSkipped,
+    look: Callable[[Board, ReportSkipped], list[FoundSnapshot]],
 ) -> Iterator[tuple[list[FoundSnapshot], Updates]]:
     """All that is kept, and the updates topic; what only the board may have is not denied."""
     kept, away = list[FoundSnapshot](), ""
     try:
         with closing(outside.open_board(job)) as board:
-            kept += (each for each in look(board, tell) if each.has_weights)
+            kept += (each for each in look(board, report_skipped) if each.has_weights)
     except UnavailableError as error:
         away = str(error)
-        tell(f"without the hot snapshots: {error}")
+        report_skipped(f"without the hot snapshots: {error}")
     if outside.settings.blobs:
-        kept += in_storage(outside.open_blobs(), job, tell)
+        kept += in_storage(outside.open_blobs(), job, report_skipped)
     else:
-        tell("without checkpoints: DOLL_BLOBS names no object storage")
+        report_skipped("without checkpoints: DOLL_BLOBS names no object storage")
     try:
         # Read after what is kept: a snapshot is published only after its updates.
         yield kept, read_decoded(log, topics.updates_topic(job), decode_audit)
@@ -142,12 +148,12 @@ def _looking(
 
 def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
     made = found.snapshot.made
-    told = (each for _, each in reversed(updates) if isinstance(each, Evaluated))
-    test = next((each.test for each in told if each.test and each.model == made), {})
+    evaluations = (each for _, each in reversed(updates) if isinstance(each, Evaluated))
+    test = next((each.test for each in evaluations if each.test and each.model == made), {})
     return KeptModel(found.title, found.snapshot, test)
 
 
-def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
+def on_board(board: Board, report_skipped: ReportSkipped) -> list[FoundSnapshot]:
     """Every hot snapshot that can be read, a leader's own where it has none with the weights.
 
     What cannot be read is told.
@@ -161,11 +167,13 @@ def on_board(board: Board, tell: Tell) -> list[FoundSnapshot]:
         try:
             found.append(in_hand(from_bytes(data)))
         except CorruptError as error:
-            tell(f"without a hot snapshot: {error}")
+            report_skipped(f"without a hot snapshot: {error}")
     return found
 
 
-def heads_on_board(board: Board, tell: Tell, head_bytes: int = HEAD_BYTES) -> list[FoundSnapshot]:
+def heads_on_board(
+    board: Board, report_skipped: ReportSkipped, head_bytes: int = HEAD_BYTES
+) -> list[FoundSnapshot]:
     """The same, of which not all weights are read.
 
     Raises:
@@ -177,15 +185,15 @@ def heads_on_board(board: Board, tell: Tell, head_bytes: int = HEAD_BYTES) -> li
         try:
             saved = from_head(data, head_bytes)
         except CorruptError as error:
-            tell(f"without a hot snapshot: {error}")
+            report_skipped(f"without a hot snapshot: {error}")
             continue
         if saved is None:  # longer, or torn
-            return on_board(board, tell)
+            return on_board(board, report_skipped)
         found.append(in_hand(saved))
     return found
 
 
-def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[FoundSnapshot]:
+def in_storage(blobs: Blobs, job: str, report_skipped: ReportSkipped) -> list[FoundSnapshot]:
     """Every checkpoint that can be read, newest first; what cannot is told.
 
     Raises:
@@ -194,12 +202,15 @@ def in_storage(blobs: Blobs, job: str, tell: Tell) -> list[FoundSnapshot]:
     """
     found = from_store(CheckpointStore(blobs, job))
     for name, reason in found.unreadable.items():
-        tell(f"without the checkpoint {told(name)}: {reason}")
+        report_skipped(f"without the checkpoint {format_model_id(name)}: {reason}")
     return list(found.readable.values())
 
 
 def pick(
-    kept: Iterable[FoundSnapshot], updates: Updates, wish: Wish, tell: Tell
+    kept: Iterable[FoundSnapshot],
+    updates: Updates,
+    selector: VersionSelector,
+    report_skipped: ReportSkipped,
 ) -> tuple[FoundSnapshot, bytes]:
     """The one that is wanted, of those whose updates count by the audit, and its trainer's part.
 
@@ -209,28 +220,28 @@ def pick(
         NotFoundError: If there is none; names the versions that there are.
     """
     counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
-    for stored in _ranked(counting, wish):
+    for stored in _ranked(counting, selector):
         try:
             return stored, stored.trainer()
         except CorruptError as error:
-            tell(f"without {stored.title}: {error}")
+            report_skipped(f"without {stored.title}: {error}")
             counting.remove(stored)
-    raise _not_kept(counting, wish)
+    raise _not_kept(counting, selector)
 
 
-def _ranked(counting: Iterable[FoundSnapshot], wish: Wish) -> list[FoundSnapshot]:
+def _ranked(counting: Iterable[FoundSnapshot], selector: VersionSelector) -> list[FoundSnapshot]:
     """Those that will do, the best of them first."""
     wanted = sorted(counting, key=lambda stored: stored.snapshot.rank, reverse=True)
-    if wish == "newest":
+    if selector == "newest":
         return wanted
-    if wish != "best":
-        return [stored for stored in wanted if stored.snapshot.made.version == wish]
+    if selector != "best":
+        return [stored for stored in wanted if stored.snapshot.made.version == selector]
     wanted = [stored for stored in wanted if stored.snapshot.loss is not None]
     return sorted(wanted, key=lambda stored: stored.snapshot.loss or 0.0)  # of equals, the newest
 
 
-def _not_kept(counting: Iterable[FoundSnapshot], wish: Wish) -> NotFoundError:
+def _not_kept(counting: Iterable[FoundSnapshot], selector: VersionSelector) -> NotFoundError:
     versions = sorted({stored.snapshot.made.version for stored in counting})
     listed = ", ".join(map(str, versions)) or "none yet"
-    what = f"no version {wish}" if isinstance(wish, int) else "no model"
+    what = f"no version {selector}" if isinstance(selector, int) else "no model"
     return NotFoundError(f"{what} is kept that counts by the audit; kept: {listed}")

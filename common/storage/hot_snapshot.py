@@ -15,7 +15,7 @@ FORMAT = 1  # of the protocol's part: the latest that this program knows
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Protocol(msgspec.Struct):
+class SnapshotProtocol(msgspec.Struct):
     """The protocol's part."""
 
     format: int
@@ -27,11 +27,11 @@ class _Named(msgspec.Struct):
     made: ModelId
 
 
-PROTOCOL = msgspec.msgpack.Decoder(Protocol)
+PROTOCOL = msgspec.msgpack.Decoder(SnapshotProtocol)
 _NAMED = msgspec.msgpack.Decoder(_Named)
 
 
-def decode_protocol(data: bytes | memoryview, title: str) -> Protocol:
+def decode_protocol(data: bytes | memoryview, title: str) -> SnapshotProtocol:
     """Read a protocol's part, but not what is in it.
 
     Raises:

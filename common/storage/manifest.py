@@ -17,7 +17,7 @@ _PART = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Part(msgspec.Struct, frozen=True):
+class CheckpointPart(msgspec.Struct, frozen=True):
     """One part of a checkpoint, as it was written."""
 
     bytes: int
@@ -34,7 +34,7 @@ class Manifest(msgspec.Struct, frozen=True):
     epoch: int
     version: int
     created_s: float  # since 1970
-    parts: dict[str, Part]
+    parts: dict[str, CheckpointPart]
     samples: int = 0  # trained since the job began
     loss: float | None = None  # mean prequential loss of the last updates, None before the first
 
@@ -49,9 +49,9 @@ _FORMAT = msgspec.json.Decoder(_Format)
 _MANIFEST = msgspec.json.Decoder(Manifest)
 
 
-def describe(data: bytes | memoryview) -> Part:
+def describe(data: bytes | memoryview) -> CheckpointPart:
     """What a manifest says of these bytes."""
-    return Part(memoryview(data).nbytes, hashlib.sha256(data).hexdigest())
+    return CheckpointPart(memoryview(data).nbytes, hashlib.sha256(data).hexdigest())
 
 
 def decode_manifest(data: bytes, name: ModelId) -> Manifest:
@@ -65,15 +65,15 @@ def decode_manifest(data: bytes, name: ModelId) -> Manifest:
         found = _FORMAT.decode(data).format
         if found > FORMAT:
             raise FutureFormatError(
-                f"the checkpoint {told(name)} has format {found}, expected at most {FORMAT}:"
-                " a newer program wrote it, so run that"
+                f"the checkpoint {format_model_id(name)} has format {found}, expected at most"
+                f" {FORMAT}: a newer program wrote it, so run that"
             )
         manifest = _MANIFEST.decode(data)
     except _MALFORMED as error:
         raise CorruptError(f"{MANIFEST} does not parse: {error}") from error
     if (manifest.epoch, manifest.version) != name:
-        other = told(ModelId(manifest.epoch, manifest.version))
-        raise CorruptError(f"{MANIFEST} is that of {other}, expected {told(name)}")
+        other = format_model_id(ModelId(manifest.epoch, manifest.version))
+        raise CorruptError(f"{MANIFEST} is that of {other}, expected {format_model_id(name)}")
     strange = [part for part in manifest.parts if not is_part(part)]
     if strange:
         raise CorruptError(f"{MANIFEST} lists {strange[0]!r}, expected names of parts")
@@ -96,6 +96,6 @@ def named_by(folder: str) -> ModelId | None:
     return ModelId(int(match[1]), int(match[2])) if match else None
 
 
-def told(name: ModelId) -> str:
+def format_model_id(name: ModelId) -> str:
     """A checkpoint's name as people read it."""
     return f"{name.epoch}-{name.version}"

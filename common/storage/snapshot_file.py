@@ -2,7 +2,7 @@
 
 | part                  | what                                                                    |
 | --------------------- | ----------------------------------------------------------------------- |
-| protocol.msgpack      | `core.snapshots.Snapshot`: positions, waiting batches, strikes          |
+| protocol.msgpack      | `core.snapshots.Snapshot`: positions, waiting batches, failure counts   |
 | trainer.safetensors   | `learning.trainer.Trainer.snapshot()`: weights and optimizer state      |
 """
 
@@ -18,8 +18,14 @@ import msgspec
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, UnavailableError, WireError
-from common.storage.hot_snapshot import FORMAT, MALFORMED, PROTOCOL, Protocol, decode_protocol
-from common.storage.manifest import told
+from common.storage.hot_snapshot import (
+    FORMAT,
+    MALFORMED,
+    PROTOCOL,
+    SnapshotProtocol,
+    decode_protocol,
+)
+from common.storage.manifest import format_model_id
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:
@@ -66,7 +72,7 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
         FutureFormatError: If a newer program wrote it.
         UnavailableError: If storage is unavailable.
     """
-    title = f"the checkpoint {told(checkpoint.name)}"
+    title = f"the checkpoint {format_model_id(checkpoint.name)}"
     if _TRAINER not in checkpoint.manifest.parts:
         raise CorruptError(f"a snapshot without {_TRAINER}")
     snapshot = _decode(checkpoint.read(_PROTOCOL), title)
@@ -181,17 +187,17 @@ def in_hand(saved: SnapshotFile) -> FoundSnapshot:
             raise CorruptError("its weights are with the workers alone")
         return saved.trainer
 
-    title, has_weights = f"the hot snapshot {told(saved.name)}", bool(saved.trainer)
+    title, has_weights = f"the hot snapshot {format_model_id(saved.name)}", bool(saved.trainer)
     return FoundSnapshot(title, saved.snapshot, trainer, has_weights=has_weights)
 
 
 def _encode(snapshot: Snapshot, key: str = "") -> bytes:
-    protocol = Protocol(FORMAT, msgspec.Raw(msgspec.msgpack.encode(snapshot)))
+    protocol = SnapshotProtocol(FORMAT, msgspec.Raw(msgspec.msgpack.encode(snapshot)))
     protocol.seal = _seal(protocol, key) if key else b""
     return msgspec.msgpack.encode(protocol)
 
 
-def _seal(protocol: Protocol, key: str) -> bytes:
+def _seal(protocol: SnapshotProtocol, key: str) -> bytes:
     return hmac.digest(key.encode(), b"%d " % protocol.format + bytes(protocol.snapshot), "sha256")
 
 

@@ -28,9 +28,9 @@ from common.storage.manifest import (
     decode_manifest,
     describe,
     folder_of,
+    format_model_id,
     is_part,
     named_by,
-    told,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CheckpointStore:
         checkpoint = self.open(name)
         for part in (MANIFEST, *checkpoint.manifest.parts):
             if folder + part not in listed:
-                raise CorruptError(f"{self.where} does not list {part} of {told(name)}")
+                raise CorruptError(f"{self.where} does not list {part} of {format_model_id(name)}")
         for part in checkpoint.manifest.parts:
             checkpoint.read(part)
 

@@ -187,8 +187,8 @@ class EventLogger(structlog.BoundLoggerBase):
     def _write(self, level: int, event: str, fields: Mapping[str, object]) -> None:
         logger: logging.Logger = self._logger
         if logger.isEnabledFor(level):
-            told, carried = self._process_event("log", event, dict(fields))
-            logger.log(level, *told, **carried)
+            processed, carried = self._process_event("log", event, dict(fields))
+            logger.log(level, *processed, **carried)
 
 
 def event_logger(name: str, **bound: object) -> EventLogger:
@@ -258,7 +258,7 @@ class StageTimes:
         self._counts[stage] = self._counts.get(stage, 0) + 1
         return took_s
 
-    def tell(self, logger: EventLogger) -> None:
+    def log(self, logger: EventLogger) -> None:
         """Log `stage_times`: for each stage its passes, and the mean of one in milliseconds."""
         means_ms = {f"{name}_ms": 1e3 * s / self._counts[name] for name, s in self._sums_s.items()}
         logger.info("stage_times", **self._counts, **means_ms)

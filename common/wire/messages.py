@@ -293,7 +293,7 @@ _TAGGED_JSON = msgspec.json.Decoder(_Tagged)
 _TAGGED_MSGPACK = msgspec.msgpack.Decoder(_Tagged)
 
 
-class Codec(Generic[T]):
+class MessageCodec(Generic[T]):
     """One kind of message: its decoder knows the types, its check what they cannot say."""
 
     def __init__(
@@ -364,14 +364,16 @@ class Codec(Generic[T]):
         return f"type is {reprlib.repr(tag)}, expected {known}"
 
 
-_CONTROL = Codec("claim", msgspec.json.Decoder(ControlRecord), _check_control)
-_AUDIT = Codec("audit", msgspec.json.Decoder(AuditRecord), _check_audit)
-_SCHEMA = Codec("schema", msgspec.json.Decoder(SchemaFound))
-_LEADER_STATUS = Codec("leader status", msgspec.msgpack.Decoder(LeaderStatus), _check_leader_status)
-_TRIGGER = Codec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), _check_trigger)
-_REPLY = Codec("reply", msgspec.msgpack.Decoder(Reply), _check_reply)
-_DEMAND = Codec("job demand", msgspec.msgpack.Decoder(JobDemand))
-_PLACEMENT = Codec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement))
+_CONTROL = MessageCodec("claim", msgspec.json.Decoder(ControlRecord), _check_control)
+_AUDIT = MessageCodec("audit", msgspec.json.Decoder(AuditRecord), _check_audit)
+_SCHEMA = MessageCodec("schema", msgspec.json.Decoder(SchemaFound))
+_LEADER_STATUS = MessageCodec(
+    "leader status", msgspec.msgpack.Decoder(LeaderStatus), _check_leader_status
+)
+_TRIGGER = MessageCodec("trigger", msgspec.msgpack.Decoder(UpdateTrigger), _check_trigger)
+_REPLY = MessageCodec("reply", msgspec.msgpack.Decoder(Reply), _check_reply)
+_DEMAND = MessageCodec("job demand", msgspec.msgpack.Decoder(JobDemand))
+_PLACEMENT = MessageCodec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement))
 
 encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode  # and openings
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panel import Annotation, Dashboard, Panel, Query, Step
+from deploy.grafana.panel import Annotation, ColourThreshold, Dashboard, Panel, Query
 from deploy.grafana.queries import lately, newest, selected
 
 _NOW = (
@@ -31,7 +31,11 @@ _NOW = (
             ),
         ),
         "stat",
-        (Step(None, "green"), Step(0.8, "orange"), Step(1.0, "red")),
+        (
+            ColourThreshold(None, "green"),
+            ColourThreshold(0.8, "orange"),
+            ColourThreshold(1.0, "red"),
+        ),
     ),
     Panel(
         "Per million records",
@@ -54,7 +58,7 @@ _NOW = (
             ),
         ),
         "stat",
-        (Step(None, "red"), Step(0, "green")),
+        (ColourThreshold(None, "red"), ColourThreshold(0, "green")),
     ),
     Panel(
         "Capacity over arrivals",
@@ -63,7 +67,7 @@ _NOW = (
         "percentunit",
         (Query(newest("doll_fleet_capacity_ratio"), "capacity"),),
         "stat",
-        (Step(None, "red"), Step(1.0, "green")),
+        (ColourThreshold(None, "red"), ColourThreshold(1.0, "green")),
     ),
 )
 
@@ -161,7 +165,7 @@ _COURSE = (
         "none",
         (Query(f"max by (instance) ({selected('doll_provisioning')})", "{{instance}}"),),
         "states",
-        (Step(None, "gray"), Step(1, "green")),
+        (ColourThreshold(None, "gray"), ColourThreshold(1, "green")),
         ("stands by", "rents"),
     ),
 )

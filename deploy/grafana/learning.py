@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panel import Annotation, Dashboard, Panel, Query, Step
+from deploy.grafana.panel import Annotation, ColourThreshold, Dashboard, Panel, Query
 from deploy.grafana.queries import lately, newest, per_s, quantile
 
 _LOSS = ('metric="loss"',)
@@ -47,7 +47,11 @@ _NOW = (
         "s",
         (Query(newest("doll_checkpoint_age_seconds"), "age"),),
         "stat",
-        (Step(None, "green"), Step(900, "orange"), Step(1800, "red")),
+        (
+            ColourThreshold(None, "green"),
+            ColourThreshold(900, "orange"),
+            ColourThreshold(1800, "red"),
+        ),
     ),
     Panel(
         "Drifts in an hour",
@@ -56,7 +60,7 @@ _NOW = (
         "none",
         (Query(lately("doll_drifts_total", window="1h"), "drifts"),),
         "stat",
-        (Step(None, "green"), Step(1, "orange")),
+        (ColourThreshold(None, "green"), ColourThreshold(1, "orange")),
     ),
 )
 

@@ -20,7 +20,7 @@ class Query(NamedTuple):
     legend: str
 
 
-class Step(NamedTuple):
+class ColourThreshold(NamedTuple):
     """From which value on something has a colour."""
 
     value: float | None  # None: from the least on
@@ -55,7 +55,7 @@ class Panel:
     unit: str
     queries: tuple[Query, ...]
     kind: Literal["timeseries", "stat", "states"] = "timeseries"
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ColourThreshold, ...] = ()
     names: tuple[str, str] | None = None
 
     @property
@@ -94,7 +94,7 @@ class Panel:
         }
 
     def _defaults(self) -> Json:
-        steps = self.steps or (Step(None, "green"),)
+        steps = self.steps or (ColourThreshold(None, "green"),)
         lines = self.kind == "timeseries"
         defaults: Json = {
             "unit": self.unit,
@@ -184,21 +184,21 @@ class Dashboard:
         }
 
 
-class Place(NamedTuple):
+class GridPosition(NamedTuple):
     """Where a panel begins on the grid."""
 
     column: int
     row: int
 
 
-def laid_out(panels: tuple[Panel, ...]) -> list[tuple[Panel, Place]]:
+def laid_out(panels: tuple[Panel, ...]) -> list[tuple[Panel, GridPosition]]:
     """Each panel with its place, from left to right in rows of 24 columns."""
     column = row = tallest = 0
-    found = list[tuple[Panel, Place]]()
+    found = list[tuple[Panel, GridPosition]]()
     for panel in panels:
         if column + panel.width > COLUMNS:
             column, row, tallest = 0, row + tallest, 0
-        found.append((panel, Place(column, row)))
+        found.append((panel, GridPosition(column, row)))
         column, tallest = column + panel.width, max(tallest, panel.height)
     return found
 

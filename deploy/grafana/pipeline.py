@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panel import Dashboard, Panel, Query, Step
+from deploy.grafana.panel import ColourThreshold, Dashboard, Panel, Query
 from deploy.grafana.queries import lately, newest, per_s, quantile, selected, total
 
-_BAD_FROM_1 = (Step(None, "green"), Step(1, "red"))
-_STRANGE_FROM_1 = (Step(None, "green"), Step(1, "orange"))
+_BAD_FROM_1 = (ColourThreshold(None, "green"), ColourThreshold(1, "red"))
+_STRANGE_FROM_1 = (ColourThreshold(None, "green"), ColourThreshold(1, "orange"))
 
 _NOW = (
     Panel(
@@ -16,7 +16,7 @@ _NOW = (
         "none",
         (Query(total("doll_leading"), "leaders"),),
         "stat",
-        (Step(None, "red"), Step(1, "green"), Step(2, "orange")),
+        (ColourThreshold(None, "red"), ColourThreshold(1, "green"), ColourThreshold(2, "orange")),
     ),
     Panel(
         "Held",
@@ -38,7 +38,7 @@ _NOW = (
         "none",
         (Query(newest("doll_workers_live"), "workers"),),
         "stat",
-        (Step(None, "red"), Step(1, "green")),
+        (ColourThreshold(None, "red"), ColourThreshold(1, "green")),
     ),
     Panel(
         "Stability ratio",
@@ -47,7 +47,11 @@ _NOW = (
         "percentunit",
         (Query(newest("doll_stability_ratio", "bound"), "{{bound}}"),),
         "stat",
-        (Step(None, "green"), Step(0.8, "orange"), Step(1.0, "red")),
+        (
+            ColourThreshold(None, "green"),
+            ColourThreshold(0.8, "orange"),
+            ColourThreshold(1.0, "red"),
+        ),
     ),
     Panel(
         "Version",
@@ -63,7 +67,7 @@ _NOW = (
         "none",
         (Query(f"changes(({newest('doll_epoch')})[1h:15s])", "changes"),),
         "stat",
-        (Step(None, "green"), Step(3, "orange"), Step(6, "red")),
+        (ColourThreshold(None, "green"), ColourThreshold(3, "orange"), ColourThreshold(6, "red")),
     ),
 )
 
@@ -222,7 +226,7 @@ _ROUNDS = (
     ),
 )
 
-_TROUBLE = (
+_PROBLEMS = (
     Panel(
         "Refused in 5 minutes",
         "Claims and replies without effect: twice, late, of a ghost. Normal: some when workers come"
@@ -277,7 +281,7 @@ _TROUBLE = (
         "none",
         (Query(f"max by (instance) ({selected('doll_leading')})", "{{instance}}"),),
         "states",
-        (Step(None, "gray"), Step(1, "green")),
+        (ColourThreshold(None, "gray"), ColourThreshold(1, "green")),
         ("stands by", "leads"),
     ),
     Panel(
@@ -298,5 +302,5 @@ PIPELINE = Dashboard(
     "pipeline",
     "DOLL: pipeline",
     "From records in Kafka to updates: is it fast enough, and is anything lost on the way?",
-    (*_NOW, *_FLOW, *_ROUNDS, *_TROUBLE),
+    (*_NOW, *_FLOW, *_ROUNDS, *_PROBLEMS),
 )

@@ -112,7 +112,9 @@ def actions_on(targets: Targets) -> dict[str, Action]:
         "storage refuses": _each([outside.storage_link], Proxy.refuse, Proxy.heal),
     }
     actions |= {
-        f"store lies: {lie}": _each([lie], targets.start_from, lambda _: outside.tell_the_truth())
+        f"store lies: {lie}": _each(
+            [lie], targets.start_from, lambda _: outside.answer_truthfully()
+        )
         for lie in LIES
     }
     for name, lose in (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from common.embedded.services import Service
+    from common.embedded.services import EmbeddedService
     from load.faults.drill import Drill
     from load.harness.witness import SeenRound
 
@@ -50,13 +50,13 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
     victims = _in_turn(drill)
 
     def kill() -> Disturbance | None:
-        undisturbed, victim = drill.await_calm(), next(victims)
+        undisturbed, victim = drill.await_undisturbed(), next(victims)
         round_ = _middle_of_round(drill, victim)
         killed_at, ended_at = _killed(drill, victim, round_)
         again_at = round_.given_again_at(round_.asked_of(victim.name), away_from=victim.name)
         if again_at is None:  # its gradient was on its way
             return None
-        drill.await_calm()
+        drill.await_undisturbed()
         rounds = drill.witness.rounds()
         after = [each for each in rounds if each.began_at > round_.began_at and each.applied_at]
         recovered_ms = 1e3 * ((round_.applied_at or 0.0) - killed_at)
@@ -77,7 +77,7 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
     return _in_time(kill, kills)
 
 
-def _killed(drill: Drill, victim: Service, round_: SeenRound) -> tuple[float, float]:
+def _killed(drill: Drill, victim: EmbeddedService, round_: SeenRound) -> tuple[float, float]:
     """Kill a worker and bring it back after a round; returns when it was killed and had ended."""
     killed_at = monotonic()
     victim.kill()
@@ -111,7 +111,7 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
     draw, victims = Random(1), _in_turn(drill)  # noqa: S311 -- when to strike, no secret
 
     def kill() -> Disturbance | None:
-        undisturbed, victim = drill.await_calm(), next(victims)
+        undisturbed, victim = drill.await_undisturbed(), next(victims)
         usual_s = median(map(_attempt_s, undisturbed))
         round_ = drill.await_attempt()
         time.sleep(draw.uniform(0.0, usual_s))
@@ -139,7 +139,7 @@ def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:
         NotMeasuredError: If it does not come to a gradient, or does not leave well.
     """
     for number in range(starts):
-        undisturbed = drill.await_calm()
+        undisturbed = drill.await_undisturbed()
         began_at, began_on = monotonic(), time.time()
         worker = drill.start_another(number)
         first = drill.await_gradient(worker)
@@ -180,7 +180,7 @@ def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:
     """
     victims = _in_turn(drill)
     for _ in range(times):
-        undisturbed, victim = drill.await_calm(), next(victims)
+        undisturbed, victim = drill.await_undisturbed(), next(victims)
         round_ = _middle_of_round(drill, victim)
         asked_at = monotonic()
         victim.ask_to_end()
@@ -260,13 +260,13 @@ def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
             begun_s[each.name] = time.time()
 
 
-def _warm(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, Service]:
+def _warm(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, EmbeddedService]:
     """Wait until all is well and all others stand by; gives who leads, and its epoch."""
-    drill.await_calm()
+    drill.await_undisturbed()
     return _standing_by(drill, begun_s)
 
 
-def _standing_by(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, Service]:
+def _standing_by(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, EmbeddedService]:
     epoch = drill.witness.rounds()[-1].model.epoch
     leader = _leader(drill, epoch)
     for standby in drill.coordinators:
@@ -276,12 +276,12 @@ def _standing_by(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, Servi
     return epoch, leader
 
 
-def _in_turn(drill: Drill) -> Iterator[Service]:
+def _in_turn(drill: Drill) -> Iterator[EmbeddedService]:
     while True:
         yield from drill.workers
 
 
-def _middle_of_round(drill: Drill, worker: Service) -> SeenRound:
+def _middle_of_round(drill: Drill, worker: EmbeddedService) -> SeenRound:
     """Wait until a worker has computed half of its next gradient."""
     round_ = drill.await_order(worker)
     # A timed wait: the gradient is one too, and nothing says that half of it is over.
@@ -289,7 +289,7 @@ def _middle_of_round(drill: Drill, worker: Service) -> SeenRound:
     return round_
 
 
-def _road(drill: Drill, round_: SeenRound, victim: Service, again_at: float) -> str:
+def _road(drill: Drill, round_: SeenRound, victim: EmbeddedService, again_at: float) -> str:
     """What made the coordinator ask others: a deadline is never earlier than this.
 
     Floor, and for each batch a quantile of gradient times, none of which is below the timed wait.
@@ -304,12 +304,12 @@ def _median_ms(rounds: list[SeenRound]) -> float:
     return 1e3 * median(each.seconds for each in rounds)
 
 
-def _stands_by(service: Service, since_s: float) -> bool:
+def _stands_by(service: EmbeddedService, since_s: float) -> bool:
     """Whether it has loaded all and asked for the lease in its present life."""
     return any(_logged_s(entry) >= since_s for entry in events(service, "standby"))
 
 
-def _leader(drill: Drill, epoch: int) -> Service:
+def _leader(drill: Drill, epoch: int) -> EmbeddedService:
     for coordinator in drill.coordinators:
         if any(entry["epoch"] == epoch for entry in events(coordinator, "leader_elected")):
             return coordinator
@@ -328,7 +328,7 @@ def _takeover_ms(drill: Drill, epoch: int, since_s: float, all_ms: float) -> dic
     }
 
 
-def _last_ms(service: Service, event: str, since_s: float) -> float:
+def _last_ms(service: EmbeddedService, event: str, since_s: float) -> float:
     """From a moment, in seconds since 1970, to the last time that a service logged an event."""
     return 1e3 * (_logged_s(events(service, event)[-1]) - since_s)
 

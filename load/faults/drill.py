@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.core.audit import audit
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import codec_of
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _BATCH_SIZE = 8  # b: what is measured is the protocol, not how fast records are moved
 _IDS = 64  # of records
-_CALM_ROUNDS = 10  # with one trigger each, evenly shared, everybody in one at least: all is well
+_UNDISTURBED_ROUNDS = (
+    10  # with one trigger each, evenly shared, everybody in one at least: all is well
+)
 _EVEN_ROUNDS = 5
 _TIMEOUT_S = 120.0  # for processes that load torch on a busy machine
 _ROUND_S = 30.0  # no round takes longer, whatever happens
@@ -138,7 +140,7 @@ class Drill:
         self.witness.close()
         stop_all([*self.workers, *self.coordinators])
 
-    def await_calm(self) -> list[SeenRound]:
+    def await_undisturbed(self) -> list[SeenRound]:
         """Wait until everybody takes part in rounds that nothing disturbs; gives the last of them.
 
         Raises:
@@ -146,11 +148,11 @@ class Drill:
         """
         last = list[SeenRound]()
 
-        def calm() -> bool:
-            last[:] = self.witness.rounds()[-_CALM_ROUNDS - 1 : -1]
-            return self._calm(last)
+        def is_undisturbed() -> bool:
+            last[:] = self.witness.rounds()[-_UNDISTURBED_ROUNDS - 1 : -1]
+            return self._is_undisturbed(last)
 
-        self._await(calm, "all workers take part in undisturbed rounds")
+        self._await(is_undisturbed, "all workers take part in undisturbed rounds")
         return last
 
     def members(self) -> int:
@@ -190,7 +192,7 @@ class Drill:
 
         self._await(even, "all workers are asked alike")
 
-    def await_order(self, worker: Service) -> SeenRound:
+    def await_order(self, worker: EmbeddedService) -> SeenRound:
         """Wait for the next round that asks something of a worker."""
         return self.witness.await_begun(
             lambda round_: bool(round_.asked_of(worker.name)), _ROUND_S, f"work for {worker.name}"
@@ -225,19 +227,19 @@ class Drill:
         """Wait until these rounds are over."""
         self.witness.await_applied(list(rounds), _ROUND_S)
 
-    def bring_back(self, worker: Service) -> None:
-        """Start a worker again; `await_calm` awaits batches that it announces from now on."""
+    def bring_back(self, worker: EmbeddedService) -> None:
+        """Start a worker again; `await_undisturbed` awaits batches announced from now on."""
         leader_status = self._board.get_leader_status()
         self._since[worker.name] = (
             leader_status.control_position if leader_status is not None else 0
         )
         worker.restart()
 
-    def start_another(self, number: int) -> Service:
+    def start_another(self, number: int) -> EmbeddedService:
         """Start one more worker, which whoever asked for it ends."""
         return self._on.start("worker", f"{self.job}-other-{number}", "--job", self.job)
 
-    def await_gradient(self, worker: Service) -> SeenRound:
+    def await_gradient(self, worker: EmbeddedService) -> SeenRound:
         """Wait for the first update with a gradient of a worker that was started."""
 
         def took_part() -> list[SeenRound]:
@@ -254,7 +256,7 @@ class Drill:
         """Process ids of the services."""
         return [service.pid for service in (*self.coordinators, *self.workers)]
 
-    def _await(self, condition: Callable[[], bool], what: str, *others: Service) -> None:
+    def _await(self, condition: Callable[[], bool], what: str, *others: EmbeddedService) -> None:
         """Wait for something while all processes run and records are left."""
 
         def met() -> bool:
@@ -264,8 +266,8 @@ class Drill:
         await_until(met, _TIMEOUT_S, what)
         check_left(self._board, self._records)
 
-    def _calm(self, last: list[SeenRound]) -> bool:
-        if len(last) < _CALM_ROUNDS:
+    def _is_undisturbed(self, last: list[SeenRound]) -> bool:
+        if len(last) < _UNDISTURBED_ROUNDS:
             return False
         if any(each.applied_at is None or len(each.triggers) > 1 for each in last):
             return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from load.harness.stack import freeze, thaw
 
 if TYPE_CHECKING:
-    from common.embedded.services import Service
+    from common.embedded.services import EmbeddedService
 
 _AGAIN_S = 1.0  # after an exit that nobody asked for
 _IN_TURN_S = 1.0  # between two machines that come back
@@ -34,7 +34,7 @@ class Slot:
         start: Starts a machine; its number counts the names in this slot, from 1.
     """
 
-    def __init__(self, start: Callable[[int], Service]) -> None:
+    def __init__(self, start: Callable[[int], EmbeddedService]) -> None:
         self._start = start
         self._life = 1
         self._machine = start(self._life)

@@ -198,11 +198,13 @@ class Outcome:
         report.draw("what its pauses went into, s in the mean", ("", *PARTS), rows)
         print()
         for pause in self._worst():
-            told = self._described(pause)
-            went = ", ".join(f"{part} {seconds:.2f}" for part, seconds in told["parts_s"].items())
+            described = self._described(pause)
+            went = ", ".join(
+                f"{part} {seconds:.2f}" for part, seconds in described["parts_s"].items()
+            )
             print(
                 f"{length(pause):6.2f} s from {pause[0]:.1f} s on: {went}"
-                f"; faults: {', '.join(told['faults']) or 'none'}"
+                f"; faults: {', '.join(described['faults']) or 'none'}"
             )
         for exited in self.unexpected[:_SHOWN]:
             print(f"\n{exited.name} ended by itself with {exited.exit_code}: {exited.last_words}")

@@ -22,7 +22,7 @@ from load.harness.stack import Servers, await_until, check, events, freeze, thaw
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from common.embedded.services import Service
+    from common.embedded.services import EmbeddedService
     from load.harness.witness import SeenRound
 
 FLEETS = (2, 8)  # workers
@@ -131,7 +131,7 @@ def measure(on: Servers, conditions: Conditions, fleets: Iterable[int], times: i
 
 
 def _freeze_once(drill: Drill, frozen_s: float, *, leader: bool) -> Thawed:
-    drill.await_calm()
+    drill.await_undisturbed()
     time.sleep(_WINDOW_S)  # the time that is measured
     processes = [*drill.workers, *(drill.coordinators if leader else ())]
     frozen_at = monotonic()
@@ -162,7 +162,7 @@ def _freeze_once(drill: Drill, frozen_s: float, *, leader: bool) -> Thawed:
 def _owned(drill: Drill, since: float) -> float:
     """Wait until each worker owns partitions that it was given since then; returns when."""
 
-    def first(worker: Service) -> float | None:
+    def first(worker: EmbeddedService) -> float | None:
         logged = (
             datetime.fromisoformat(entry["time"]).timestamp()
             for entry in events(worker, "partitions_assigned")

@@ -97,7 +97,7 @@ def counting_job(
         hot_snapshot={"every_s": 0.3},
         checkpoint={"every_updates": 25} | ({} if aggregation == "board" else {"every_s": 5}),
         aggregation=aggregated(aggregation, **options),
-        strikes=1000,  # no batch is poison here, however many hold it when they die
+        max_failures=1000,  # no batch is poison here, however many hold it when they die
         synchronisation=synchronised(mode),
     )
 
@@ -134,8 +134,8 @@ class CountingJob:
     def __init__(self, spec: JobSpec, settings: Settings, log: Log, partitions: int) -> None:
         for stream in spec.streams:
             log.create_topics([NewTopic(stream, partitions)])
-        with closing(JobStore(log)) as book:
-            self.record = book.submit(spec)
+        with closing(JobStore(log)) as job_store:
+            self.record = job_store.submit(spec)
         self.name = spec.name
         self.places = list(self.record.first)  # those included that `grow` added
         self._settings = settings

@@ -118,12 +118,12 @@ class Outside:
 
     def lie(self, job: str, lie: Lie) -> None:
         """Let object storage answer wrongly about a job's objects."""
-        self.tell_the_truth()
+        self.answer_truthfully()
         finished = CheckpointStore(open_blobs(self.settings), job).finished()
         self._store.newest[job] = folder_of(finished[0]) if finished else ""
         self._store.lies[job] = lie
 
-    def tell_the_truth(self) -> None:
+    def answer_truthfully(self) -> None:
         """Let object storage answer rightly."""
         self._store.lies.clear()
 
@@ -165,7 +165,7 @@ class Outside:
         """Make the network whole."""
         for link in (*self.redis_links, *self.kafka_links, self.storage_link):
             link.heal()
-        self.tell_the_truth()
+        self.answer_truthfully()
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
-from common.embedded.services import Kind, Service
+from common.embedded.services import EmbeddedService, Kind
 from common.jobs.store import JobStore
 from common.runtime.connect import open_log
 
@@ -66,11 +66,11 @@ class Servers:
     pids: dict[str, int] = field(default_factory=dict)  # of those that we started
     forks: bool = False  # whether services share what they load: many fit, and start at once
 
-    def start(self, kind: Kind | str, name: str, *arguments: str) -> Service:
+    def start(self, kind: Kind | str, name: str, *arguments: str) -> EmbeddedService:
         """Start a service, or a program that takes its options, by its module."""
-        return Service(kind, name, self.settings, self.logs, arguments, forks=self.forks)
+        return EmbeddedService(kind, name, self.settings, self.logs, arguments, forks=self.forks)
 
-    def start_all(self, workers: int) -> list[Service]:
+    def start_all(self, workers: int) -> list[EmbeddedService]:
         """Start a coordinator and then workers."""
         names = (f"worker-{number}" for number in range(workers))
         coordinator = self.start("coordinator", "coordinator")
@@ -83,8 +83,8 @@ class Servers:
 
     def submit(self, spec: JobSpec) -> JobRecord:
         """Submit a job."""
-        with closing(JobStore(self.log)) as book:
-            return book.submit(spec)
+        with closing(JobStore(self.log)) as job_store:
+            return job_store.submit(spec)
 
     def close(self) -> None:
         """Close the log, if it was opened."""
@@ -93,9 +93,9 @@ class Servers:
 
     def stop_jobs(self, *names: str) -> None:
         """Have jobs stopped that were measured."""
-        with closing(JobStore(self.log)) as book:
+        with closing(JobStore(self.log)) as job_store:
             for name in names:
-                book.want(name, "stopped", "measured")
+                job_store.want(name, "stopped", "measured")
 
 
 class Process(Protocol):
@@ -116,7 +116,7 @@ def thaw(process: Process) -> None:
     os.kill(process.pid, signal.SIGCONT)
 
 
-def check(services: Iterable[Service]) -> None:
+def check(services: Iterable[EmbeddedService]) -> None:
     """Make sure that services still run.
 
     Raises:
@@ -128,7 +128,7 @@ def check(services: Iterable[Service]) -> None:
             raise NotMeasuredError(f"{service.name} ended with {service.exit_code}: {words}")
 
 
-def events(service: Service, event: str, job: str = "") -> list[dict[str, Any]]:
+def events(service: EmbeddedService, event: str, job: str = "") -> list[dict[str, Any]]:
     """All events of a name in a service's log, oldest first.
 
     Args:

@@ -87,7 +87,7 @@ class Witness:
         self._news = threading.Condition()
         self._over = False
         self._fault: Exception | None = None
-        self._heard = TriggerId(-1, 0)
+        self._last_trigger = TriggerId(-1, 0)
         self._threads = [
             threading.Thread(target=self._follow, args=(read,), daemon=True)
             for read in (self._read_triggers, self._read_updates)
@@ -171,11 +171,11 @@ class Witness:
                 self._news.notify_all()
 
     def _read_triggers(self) -> None:
-        triggers = self._board.triggers(self._heard, _WAIT_S)
+        triggers = self._board.triggers(self._last_trigger, _WAIT_S)
         at = monotonic()
         with self._news:
             for trigger in triggers:
-                self._heard = trigger.id
+                self._last_trigger = trigger.id
                 if trigger.orders and trigger.model not in self._by_model:
                     self._by_model[trigger.model] = SeenRound(trigger.model)
                     self._rounds.append(self._by_model[trigger.model])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from common.spot.experiments.results import Summary
+    from common.spot.experiments.results import RunsSummary
 
 NONE = "\N{EN DASH}"  # in a cell that is empty for a reason
 README, RESULTS = "README.md", "results.json"
@@ -145,12 +145,12 @@ def interval(low: float | None, high: float | None, digits: int = 1) -> str:
     return f"[{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
 
 
-def met(summary: Summary) -> str:
+def met(summary: RunsSummary) -> str:
     """Write the share of deadlines met, with Wilson's interval."""
     return f"{percent(summary.met)} {interval(summary.met_low, summary.met_high, 0)}"
 
 
-def cost(summary: Summary) -> str:
+def cost(summary: RunsSummary) -> str:
     """Write the mean cost share, with the interval of the mean."""
     ratio = summary.cost_ratio
     return f"{percent(ratio.mean)} {interval(ratio.low, ratio.high)}".strip()

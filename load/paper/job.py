@@ -17,7 +17,7 @@ from common.spot.experiments.spec import (
     UniformRates,
 )
 from common.spot.market.billing_rules import BillingRules
-from common.spot.theory.work import Market, Work, market
+from common.spot.theory.work import PaperMarket, Work, market
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +85,7 @@ class Setting:
         return f"{ALPHA} = {self.availability:g}, θ = {self.deadline_factor:.2f} θ₀"
 
     @property
-    def market(self) -> Market:
+    def market(self) -> PaperMarket:
         """The paper's market."""
         return market(self.prices.on_demand, self.prices.spot, self.availability)
 

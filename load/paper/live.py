@@ -145,7 +145,7 @@ def measured() -> Found:
                 group_size=4,
                 batch_linger_s=0.3,
                 group_linger_s=0.5,
-                strikes=1000,
+                max_failures=1000,
                 provisioning=bids | {"bidbrain": {"lambda_s": 0.5, "start_s": 0.5}},
             ),
             *(settings, log, 2),

@@ -13,7 +13,7 @@ from load.paper.job import HIGH, Setting
 
 if TYPE_CHECKING:
     from common.config.policy_names import StreamPolicyName
-    from common.spot.experiments.results import Point, Run, Spread, Summary
+    from common.spot.experiments.results import LearningPoint, RunsSummary, SimulatedRun, Spread
 
 Pair = tuple[float, float]
 _SHARE = "cost, % of on-demand machines alone"
@@ -24,7 +24,7 @@ _GREY = "0.5"
 class Curve:
     """What one run learned."""
 
-    points: tuple[Point, ...]
+    points: tuple[LearningPoint, ...]
     runtime_s: float
     cost_usd: float
     cost_ratio: float
@@ -32,7 +32,7 @@ class Curve:
 
 
 def cost_against_runtime(
-    panels: Mapping[str, Mapping[Pair, Sequence[Run]]],
+    panels: Mapping[str, Mapping[Pair, Sequence[SimulatedRun]]],
     stated: Mapping[Any, Mapping[Pair, float]],
 ) -> Figure:
     """Figures 3a and 4: a dot for each run, a cross for their mean, a line for the paper's mean."""
@@ -71,7 +71,7 @@ def bars(found: Sequence[tuple[str, Spread, float | None, float | None]]) -> Fig
     return figure
 
 
-def policies(panels: Mapping[str, Mapping[StreamPolicyName, Summary]]) -> Figure:
+def policies(panels: Mapping[str, Mapping[StreamPolicyName, RunsSummary]]) -> Figure:
     """Cost against the share of deadlines met, a dot for each policy."""
     figure, axes = _panels(len(panels), (4.2 * max(len(panels), 1.6), 4.5))
     for axis, (title, points) in zip(axes, panels.items(), strict=True):

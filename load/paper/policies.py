@@ -29,7 +29,7 @@ from load.paper.job import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from common.spot.experiments.results import Summary
+    from common.spot.experiments.results import RunsSummary
     from load.paper.runner import Asked, Outcome, Runner
 
 MOVING = Variation("moving", moving=True)
@@ -70,7 +70,7 @@ def run(runner: Runner) -> Section:
     section.draw("policies.png", plots.policies(panels), "Cost and deadlines met")
     section.head("What the tables say")
 
-    def summaries(policy: StreamPolicyName, change: Variation = NOTHING) -> list[Summary]:
+    def summaries(policy: StreamPolicyName, change: Variation = NOTHING) -> list[RunsSummary]:
         return [runner.of(each, policy, change).summary for each in wanted]
 
     section.point(
@@ -103,7 +103,7 @@ def _introduce(section: Section, asked: Asked) -> None:
     )
 
 
-def _cell(summary: Summary) -> str:
+def _cell(summary: RunsSummary) -> str:
     lost = summary.runs - summary.finished
     given_up = f"; {lost} given up" if lost else ""
     runtime = f"{summary.runtime_ratio.mean:.3f} θ"
@@ -114,13 +114,15 @@ def _range(shares: list[float]) -> str:
     return f"{percent(min(shares))} to {percent(max(shares))}"
 
 
-def _points_more(some: list[Summary], others: list[Summary]) -> list[float]:
+def _points_more(some: list[RunsSummary], others: list[RunsSummary]) -> list[float]:
     """How much more some cost than others, in points of the on-demand cost."""
     pairs = zip(some, others, strict=True)
     return [100 * (one.cost_ratio.mean - other.cost_ratio.mean) for one, other in pairs]
 
 
-def _adaptive_and_static(section: Section, static: list[Summary], adaptive: list[Summary]) -> str:
+def _adaptive_and_static(
+    section: Section, static: list[RunsSummary], adaptive: list[RunsSummary]
+) -> str:
     more = sum(a.met >= s.met for s, a in zip(static, adaptive, strict=True))
     differences = _points_more(adaptive, static)
     dearer = sum(difference >= 0 for difference in differences)
@@ -138,7 +140,7 @@ def _adaptive_and_static(section: Section, static: list[Summary], adaptive: list
     )
 
 
-def _chance(section: Section, each: list[Summary]) -> str:
+def _chance(section: Section, each: list[RunsSummary]) -> str:
     kept = sum(one.met >= CHANCE for one in each)
     possible = sum(one.met_high >= CHANCE for one in each)
     return (
@@ -148,7 +150,7 @@ def _chance(section: Section, each: list[Summary]) -> str:
     )
 
 
-def _pools(section: Section, summary: Summary) -> str:
+def _pools(section: Section, summary: RunsSummary) -> str:
     share, limit = summary.cost_ratio.mean, least_cost_share(Setting())
     reached = share <= LIMIT and summary.met >= LEAST
     return (
@@ -161,7 +163,7 @@ def _pools(section: Section, summary: Summary) -> str:
     )
 
 
-def _moving(fast: list[Summary], slow: list[Summary]) -> str:
+def _moving(fast: list[RunsSummary], slow: list[RunsSummary]) -> str:
     return (
         "*Pools*, where streams move, pays for compute alone, not for streams:"
         f" {_range([one.cost_ratio.mean for one in fast])} with gradients of"

@@ -16,7 +16,7 @@ from load.paper.series import SPEED, Found, Series, find
 
 if TYPE_CHECKING:
     from common.config.policy_names import StreamPolicyName
-    from common.spot.experiments.results import Summary
+    from common.spot.experiments.results import RunsSummary
 
 POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "pools")
 
@@ -24,7 +24,7 @@ POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "pools")
 class _Measured(NamedTuple):
     series: Series
     availability: float
-    summaries: dict[StreamPolicyName, Summary]
+    summaries: dict[StreamPolicyName, RunsSummary]
 
 
 def run(runner: Runner) -> Section:
@@ -118,11 +118,11 @@ def _row(group: str, some: Sequence[_Measured]) -> str:
     return " | ".join((group, str(len(some)), spread, percent(lowest), *cells))
 
 
-def _mean_cost(each: Sequence[Summary]) -> float:
+def _mean_cost(each: Sequence[RunsSummary]) -> float:
     return fmean(one.cost_ratio.mean for one in each)
 
 
-def _met(each: Sequence[Summary]) -> int:
+def _met(each: Sequence[RunsSummary]) -> int:
     return sum(round(one.met * one.runs) for one in each)
 
 

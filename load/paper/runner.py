@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 from rich import progress
 
 from common.spot.experiments.experiment import simulate
-from common.spot.experiments.results import Run, Summary
+from common.spot.experiments.results import RunsSummary, SimulatedRun
 from common.spot.theory.provisioning import Plan, plan
 from load.paper.job import NOTHING, Case, Setting, Variation, experiment
 
@@ -41,21 +41,21 @@ class Asked:
 class Outcome(NamedTuple):
     """What the runs of a case gave."""
 
-    runs: tuple[Run, ...]  # without their histories
+    runs: tuple[SimulatedRun, ...]  # without their histories
     changes: float  # decisions after the first, per run
-    summary: Summary  # of all runs
+    summary: RunsSummary  # of all runs
 
     @property
-    def few(self) -> Summary:
+    def few(self) -> RunsSummary:
         """Of as many runs as the paper made."""
-        return Summary.of(self.runs[:FEW])
+        return RunsSummary.of(self.runs[:FEW])
 
 
 def _outcome(work: tuple[Experiment, Path, int, int]) -> Outcome:
     """Run an experiment; a function of the module, so that another process finds it by its name."""
     found = simulate(*work)
     runs = tuple(replace(run, history=()) for run in found)
-    return Outcome(runs, sum(run.changes for run in found) / len(found), Summary.of(runs))
+    return Outcome(runs, sum(run.changes for run in found) / len(found), RunsSummary.of(runs))
 
 
 Wanted = TypeVar("Wanted")

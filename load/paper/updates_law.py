@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.experiments.analytic import Records
+from common.spot.experiments.analytic import ArrivedRecords
 from common.spot.theory.preemption import variance_of_uptime_s2
 from common.spot.theory.work import partial_batches_s
 from load.paper import plots
@@ -104,7 +104,7 @@ def sample_batches_at(
     rates_per_s: Values, batch_size: int, times_s: Values, runs: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
     """Draw (T, R) numbers of full batches after some ascending times, nothing being preempted."""
-    records = Records((runs, len(rates_per_s)), 1.0, rng)
+    records = ArrivedRecords((runs, len(rates_per_s)), 1.0, rng)
     batches = np.empty((len(times_s), runs), np.int64)
     for index, time_s in enumerate(times_s.tolist()):
         records.expected[:] = rates_per_s * time_s

@@ -24,13 +24,13 @@ class _Parameters(msgspec.Struct):
     epoch: int
 
 
-class _Told(msgspec.Struct):
+class _AnswerVersion(msgspec.Struct):
     """What an answer says of its version."""
 
     parameters: _Parameters
 
 
-_TOLD = msgspec.json.Decoder(_Told)
+_ANSWER = msgspec.json.Decoder(_AnswerVersion)
 
 
 class Came(msgspec.Struct):
@@ -58,7 +58,7 @@ def asked(address: Address, job: str, rate: float, seconds: float) -> Came:
 
     def note(answer: Answer) -> None:
         if answer.status == 200:
-            made = _TOLD.decode(answer.body).parameters
+            made = _ANSWER.decode(answer.body).parameters
             notes.append((time.monotonic(), ModelId(made.epoch, made.version)))
 
     found = asyncio.run(on_schedule(address, request(address, job), rate, seconds, note))

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.kafka.names import updates_topic
@@ -151,7 +151,7 @@ class Trained:
         self._check()
         return self.seen[-1].made.epoch
 
-    def _led_by(self, epoch: int) -> Service | None:
+    def _led_by(self, epoch: int) -> EmbeddedService | None:
         for each in self.coordinators:
             if any(e["epoch"] == epoch for e in events(each, "leader_elected", self.job)):
                 return each

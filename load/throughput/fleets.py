@@ -18,7 +18,7 @@ from common.data.records import batches
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
-from common.spot.provisioning.sizing import Fleet, RoundTimes, workers_wanted
+from common.spot.provisioning.autoscale import FleetSize, RoundTimes, workers_wanted
 from load.throughput.learning import LOOK_EVERY, Judge, Learning
 
 GRADIENT_S, ONCE_S, MESSAGE_S = 0.04, 0.004, 0.0015
@@ -26,7 +26,7 @@ MOST_UPDATES = 2_000
 ROUNDS = 20  # that K is kept, as in a job
 
 
-def update_s(fleet: Fleet) -> float:
+def update_s(fleet: FleetSize) -> float:
     """Virtual seconds of an update."""
     gradients = ceil(fleet.group_size / fleet.workers)
     return gradients * GRADIENT_S + ONCE_S + fleet.workers * MESSAGE_S
@@ -45,7 +45,7 @@ class Static:
     """Decides on the fleet: it stays what it is."""
 
     def __init__(self, workers: int) -> None:
-        self.fleet = Fleet(workers, workers)
+        self.fleet = FleetSize(workers, workers)
 
     def rate(self) -> float:
         """Factor of the learning rate, which belongs to the first fleet: as it is."""
@@ -76,7 +76,7 @@ class Tuned(Static):
         workers = self.fleet.workers
         if takes_s is not None:
             workers = workers_wanted(takes_s, workers, self._most)
-        self.fleet = Fleet(workers, self._tuner.group_size)
+        self.fleet = FleetSize(workers, self._tuner.group_size)
 
 
 def cost(learning: Learning, manager: Static) -> float:

@@ -139,7 +139,7 @@ class Member:
         self._pipe.send((number, method, arguments))
         return answer
 
-    def strike(self, number: Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Kill or freeze it."""
         pid = self._process.pid
         if pid is not None:

@@ -71,7 +71,7 @@ class PlainLoops:
             process.communicate()
 
 
-class LoneReader:
+class SingleConsumer:
     """One consumer that reads and decodes all partitions from the start, and does nothing else."""
 
     name = "one consumer that reads and decodes"

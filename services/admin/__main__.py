@@ -20,7 +20,7 @@ from services.admin.app import create_app
 from services.admin.server import Server
 
 if TYPE_CHECKING:
-    from services.admin.service import Service
+    from services.admin.service import AdminService
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def _serve(process: ServiceProcess) -> int:
     getLogger("uvicorn").setLevel("ERROR")
     settings = process.settings
     app = create_app(connect(settings))
-    service: Service = app.state.service
+    service: AdminService = app.state.service
     listening = listen(settings)
     process.watchdogs.watch(service.watchdog)
     process.serve_metrics(service.metrics)

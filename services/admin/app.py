@@ -31,7 +31,7 @@ from services.admin.routes import (
     quarantine,
     sign_in,
 )
-from services.admin.service import Limits, Service
+from services.admin.service import AdminService, Limits
 
 if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdog
@@ -58,8 +58,8 @@ def create_app(outside: Outside | None = None, limits: Limits = LIMITS) -> FastA
     Raises:
         UserError: If the environment makes no sense.
     """
-    service = Service(outside or connect(read_settings(os.environ)), limits)
-    app = docs.Api(
+    service = AdminService(outside or connect(read_settings(os.environ)), limits)
+    app = docs.DocumentedApi(
         title="DOLL",
         version=version("doll"),
         summary="Train models on live Kafka streams, on machines that may vanish at any moment.",
@@ -85,7 +85,7 @@ def create_app(outside: Outside | None = None, limits: Limits = LIMITS) -> FastA
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Follow what the routes answer from, and let go of everything at the end."""
-    service: Service = app.state.service
+    service: AdminService = app.state.service
     service.start()
     tasks = [
         asyncio.create_task(_beat(service.watchdog)),

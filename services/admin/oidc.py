@@ -285,18 +285,18 @@ class Issuer:
             UnavailableError: If it does not say.
         """
         place = f"{self._settings.oidc_issuer}/.well-known/openid-configuration"
-        told = await self._answer("GET", place, _DOCUMENT)
-        if told.issuer.rstrip("/") != self._settings.oidc_issuer:
+        document = await self._answer("GET", place, _DOCUMENT)
+        if document.issuer.rstrip("/") != self._settings.oidc_issuer:
             raise UnavailableError(
-                f"DOLL_OIDC_ISSUER: {self._settings.oidc_issuer} says that it is {told.issuer}"
+                f"DOLL_OIDC_ISSUER: {self._settings.oidc_issuer} says that it is {document.issuer}"
             )
-        found = await self._answer("GET", told.jwks_uri, _KEYS)
+        found = await self._answer("GET", document.jwks_uri, _KEYS)
         try:
             keys = KeySet.import_key_set({"keys": found.keys})  # type: ignore[typeddict-item]  # judged there
         except _MALFORMED as error:
             raise self._strange(error) from error
-        places = told.authorization_endpoint, told.token_endpoint
-        return _Known(told.issuer, *places, keys, self._clock())
+        places = document.authorization_endpoint, document.token_endpoint
+        return _Known(document.issuer, *places, keys, self._clock())
 
     async def _answer(
         self,

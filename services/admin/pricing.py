@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FRESH_S = 5.0  # prices of EC2 change a few times a day, replayed ones as fast as they are told to
 
 
-class PriceDesk:
+class PriceCache:
     """The market's prices, for all who ask; belongs to the event loop.
 
     Args:

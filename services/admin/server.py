@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from services.admin.service import Service
+    from services.admin.service import AdminService
 
 LOOK_S = 0.5  # between looks whether a thread has failed
 SPARE_CONNECTIONS = 1000  # besides streams of events
@@ -30,7 +30,7 @@ class Server(HttpServer):
     """
 
     def __init__(self, app: FastAPI, request_s: float = REQUEST_S) -> None:
-        self._service: Service = app.state.service
+        self._service: AdminService = app.state.service
         limits = self._service.limits
         super().__init__(
             app,

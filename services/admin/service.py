@@ -28,7 +28,7 @@ from services.admin.checks import Checks, Servers
 from services.admin.limiter import Limiter
 from services.admin.live.followers import Followers, Sources
 from services.admin.oidc import Issuer
-from services.admin.pricing import PriceDesk
+from services.admin.pricing import PriceCache
 from services.admin.simulating import Simulations
 from services.admin.stores import Stores
 
@@ -61,7 +61,7 @@ class Limits(NamedTuple):
     simulate_s: float = 20.0  # of one simulation
 
 
-class Service:
+class AdminService:
     """One admin process. Making it opens nothing; `close` lets go of what was opened.
 
     Attributes:
@@ -81,7 +81,7 @@ class Service:
         self.ending = threading.Event()
         self.streams = 0
         self.simulations = Simulations(limits.simulate_s)
-        self.prices = PriceDesk(outside.settings, clock)
+        self.prices = PriceCache(outside.settings, clock)
         self.models = Limiter("reading a model", MODELS_AT_ONCE, READ_S)
         self.histories = Limiter("reading a job", HISTORIES_AT_ONCE, READ_S)
         self.tasks = Limiter("checking a task", TASKS_AT_ONCE, CHECK_S)
@@ -98,7 +98,7 @@ class Service:
         sources = Sources(
             self.log,
             outside.open_board,
-            outside.glances or one_by_one,
+            outside.live_statuses or one_by_one,
             lambda: self.stores.jobs,
             clock,
             self._billing,
@@ -212,8 +212,10 @@ class Service:
             return {}  # prices tell why; what was spent is shown without
 
 
-async def _answering(request: HTTPConnection) -> Service:
-    return cast("Service", request.app.state.service)
+async def _answering(request: HTTPConnection) -> AdminService:
+    return cast("AdminService", request.app.state.service)
 
 
-Answering: TypeAlias = Annotated[Service, Depends(_answering)]  # for routes: whose request it is
+Answering: TypeAlias = Annotated[
+    AdminService, Depends(_answering)
+]  # for routes: whose request it is

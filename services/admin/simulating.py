@@ -94,12 +94,12 @@ async def _converse(process: asyncio.subprocess.Process, order: bytes) -> tuple[
     stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
     if stdin is None or stdout is None or stderr is None:
         raise RuntimeError("a process without pipes")
-    hearing = asyncio.gather(stdout.read(), stderr.read())
+    output = asyncio.gather(stdout.read(), stderr.read())
     try:
         stdin.write(order)
         await stdin.drain()
     except ConnectionError:
         pass  # it has ended: why is in its last words
-    answer, said = await hearing
+    answer, said = await output
     await process.wait()
     return answer, said

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from common.api.keys import KeyStore, Role
 from common.embedded.process import free_port
-from common.embedded.services import Kind, Service
+from common.embedded.services import EmbeddedService, Kind
 from common.errors import UserError
 from common.runtime.connect import open_log
 
@@ -30,7 +30,7 @@ _PAUSE_S = 0.1  # between looks whether it answers
 class Page(NamedTuple):
     """Where it is, and how to get in."""
 
-    service: Service
+    service: EmbeddedService
     url: str
     key: str
 
@@ -67,16 +67,16 @@ def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int =
         ConflictError: If there is a key of this name.
         UnavailableError: If Kafka is unavailable.
     """
-    with closing(KeyStore(open_log(settings, "key"))) as book:
-        key, _ = book.create(name, role)
+    with closing(KeyStore(open_log(settings, "key"))) as key_store:
+        key, _ = key_store.create(name, role)
     own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port or free_port()})
-    service = Service("admin", "admin-1", own, logs, forks=True)
+    service = EmbeddedService("admin", "admin-1", own, logs, forks=True)
     return Page(service, f"http://{own.api_host}:{own.api_port}", key)
 
 
 def start_services(
     settings: Settings, logs: Path, workers: int, *, job: str = "", evaluator: bool = False
-) -> list[Service]:
+) -> list[EmbeddedService]:
     """Start a coordinator, a provisioner where settings name a market, and workers.
 
     Args:
@@ -90,10 +90,12 @@ def start_services(
     kinds: list[Kind] = ["coordinator"]
     kinds += ["provisioner"] * bool(own.market)
     kinds += ["evaluator"] * evaluator
-    services = [Service(kind, f"{kind}-1", own, logs, forks=True) for kind in kinds]
+    services = [EmbeddedService(kind, f"{kind}-1", own, logs, forks=True) for kind in kinds]
     arguments = ("--job", job) if job else ()
     names = [f"worker-{number}" for number in range(1, workers + 1)]
-    return services + [Service("worker", n, own, logs, arguments, forks=True) for n in names]
+    return services + [
+        EmbeddedService("worker", n, own, logs, arguments, forks=True) for n in names
+    ]
 
 
 def with_market(settings: Settings, market: Path, machines: Path) -> Settings:

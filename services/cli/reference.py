@@ -187,9 +187,9 @@ def _command(command: Any, context: Any) -> Iterator[str]:  # noqa: ANN401 -- ty
 
 
 def _help(command: Any) -> Iterator[str]:  # noqa: ANN401 -- likewise
-    told = (command.help or "").replace("[bold]", "`").replace("[/]", "`")
+    help_text = (command.help or "").replace("[bold]", "`").replace("[/]", "`")
     for line in chain.from_iterable(
-        wrap(each, 96, break_on_hyphens=False) or [""] for each in told.splitlines()
+        wrap(each, 96, break_on_hyphens=False) or [""] for each in help_text.splitlines()
     ):
         yield line.strip()
 

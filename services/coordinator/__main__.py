@@ -23,12 +23,12 @@ from common.runtime.supervisor import Supervisor
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins
-from services.coordinator.replica import Candidates, Replica
+from services.coordinator.replica import Candidates, CoordinatorReplica
 from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
 
 if TYPE_CHECKING:
-    from common.runtime.jobs import MakePart, Opened
+    from common.runtime.jobs import MakePart, OpenedServers
     from common.runtime.service import ServiceProcess
     from common.telemetry.tracing import Tracer
 
@@ -62,9 +62,9 @@ def _parts(
     process: ServiceProcess,
     metrics: ProcessMetrics,
     tracer: Tracer,
-    opened: Opened,
+    opened: OpenedServers,
 ) -> MakePart:
-    log, book, boards, closed_after = opened
+    log, job_store, boards, closed_after = opened
     logger, settings = process.logger, process.settings
     exchange = closed_after.enter_context(closing(boards.exchange()))
     spans = closed_after.enter_context(closing(SharedSpans(log)))
@@ -76,14 +76,14 @@ def _parts(
     streams = StreamWatch(log, boards, logger)
     looks.begin("replies", lambda _wake, _fault: replies)
     looks.begin("streams", lambda _wake, _fault: streams)
-    replica = Replica(
+    replica = CoordinatorReplica(
         name=process.name,
         settings=settings,
         log=log,
         boards=boards,
         exchange=exchange,
         blobs=open_blobs(settings) if settings.blobs else None,
-        book=book,
+        job_store=job_store,
         metrics=metrics,
         tracer=tracer,
         logger=logger,

@@ -30,7 +30,7 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.kafka.dead_letters import Letter, letter_of, letters_of
+from common.kafka.dead_letters import EncodedDeadLetter, encode_dead_letter, encode_dead_letters
 from common.kafka.names import dead_letter_topic
 from common.ports.servers import Fetched, Log, NewTopic, SpanReader, Writer
 from common.telemetry.outages import Outage
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
-_Refused: TypeAlias = "list[tuple[Letter, DeliveryError]]"
+_Refused: TypeAlias = "list[tuple[EncodedDeadLetter, DeliveryError]]"
 
 
-def write(letters: Iterable[Letter], writer: Writer, timeout_s: float) -> bool:
+def write(dead_letters: Iterable[EncodedDeadLetter], writer: Writer, timeout_s: float) -> bool:
     """Write letters, each with as much of its value as Kafka takes; wait until it has them.
 
     Returns:
@@ -54,34 +54,38 @@ def write(letters: Iterable[Letter], writer: Writer, timeout_s: float) -> bool:
         UnknownTopicError: If its topic does not exist.
         UnavailableError: If the broker is unavailable.
     """
-    waiting = letters
+    waiting = dead_letters
     while True:
         refused: _Refused = []
-        for letter in waiting:
-            _append(letter, writer, refused)
+        for dead_letter in waiting:
+            _append(dead_letter, writer, refused)
         if not writer.flush(timeout_s):
             return False
         if not refused:
             return True
-        waiting = [_shortened(letter, error) for letter, error in refused]
+        waiting = [_shortened(dead_letter, error) for dead_letter, error in refused]
 
 
-def _append(letter: Letter, writer: Writer, refused: _Refused) -> None:
-    note = partial(_note, refused, letter)
+def _append(dead_letter: EncodedDeadLetter, writer: Writer, refused: _Refused) -> None:
+    note = partial(_note, refused, dead_letter)
     try:
         writer.append(
-            letter.topic, letter.value, key=letter.key, headers=letter.headers, on_failed=note
+            dead_letter.topic,
+            dead_letter.value,
+            key=dead_letter.key,
+            headers=dead_letter.headers,
+            on_failed=note,
         )
     except RecordTooLargeError as error:
         note(error)
 
 
-def _note(refused: _Refused, letter: Letter, error: DeliveryError) -> None:
-    refused.append((letter, error))
+def _note(refused: _Refused, dead_letter: EncodedDeadLetter, error: DeliveryError) -> None:
+    refused.append((dead_letter, error))
 
 
-def _shortened(letter: Letter, error: DeliveryError) -> Letter:
-    shorter = letter.shortened() if isinstance(error, RecordTooLargeError) else None
+def _shortened(dead_letter: EncodedDeadLetter, error: DeliveryError) -> EncodedDeadLetter:
+    shorter = dead_letter.shortened() if isinstance(error, RecordTooLargeError) else None
     if shorter is None:
         raise error
     return shorter
@@ -92,7 +96,7 @@ READ_RECORDS = 100  # at once: Kafka's records are of a megabyte at most, good o
 RETRY_S = 0.5
 FLUSH_S = 5.0
 
-Letters: TypeAlias = DeadLetterRecords | DeadLetterBatch  # of one claim, or one batch
+DeadLetterCommand: TypeAlias = DeadLetterRecords | DeadLetterBatch  # of one claim, or one batch
 
 
 class SharedSpans:
@@ -148,10 +152,10 @@ class DeadLetters:
         self._fail = fail
         self._metrics = metrics
         self._outage = Outage(logger, "kafka")
-        self._queue = deque[Letters]()
+        self._queue = deque[DeadLetterCommand]()
         self._ordered = 0
         self._delivered = 0
-        self._told = 0  # of those ordered, how many the log has named
+        self._logged = 0  # of those ordered, how many the log has named
         self._running: Supervised | None = None  # from the first letter on
         self._again_at = 0.0
         self._writer: Writer | None = None
@@ -161,10 +165,10 @@ class DeadLetters:
         """Whether Kafka has everything that was ordered."""
         return self._delivered == self._ordered
 
-    def add(self, letters: Letters) -> None:
+    def add(self, dead_letters: DeadLetterCommand) -> None:
         """Order dead letters."""
         self._ordered += 1
-        self._queue.append(letters)
+        self._queue.append(dead_letters)
         if self._running is None:
             name = f"{self._job} (dead letters)"
             self._running = self._steps.begin(name, lambda _wake, _fault: self)
@@ -199,15 +203,15 @@ class DeadLetters:
         if self._writer is not None:
             self._writer.close()
 
-    def _deliver(self, letters: Letters) -> bool:
+    def _deliver(self, dead_letters: DeadLetterCommand) -> bool:
         """Write one order; False where Kafka has not taken all of it for now."""
-        if self._told == self._delivered:
-            self._told += 1
-            self._tell(letters)
+        if self._logged == self._delivered:
+            self._logged += 1
+            self._log_command(dead_letters)
         try:
             if self._writer is None:
                 self._writer = self._source.writer()
-            if not write(written(self._job, letters, self._spans), self._writer, FLUSH_S):
+            if not write(written(self._job, dead_letters, self._spans), self._writer, FLUSH_S):
                 self._outage.watch(self._writer)
                 return False
         except BrokenWriterError as error:  # what comes twice is known by its offset
@@ -219,23 +223,23 @@ class DeadLetters:
             self._outage.met(error)
             return False
         except (UnknownTopicError, DeliveryError):  # a writer asks about a topic once
-            if not self._make_topics(letters):
+            if not self._make_topics(dead_letters):
                 raise
             return False
-        self._metrics.dead_letters.inc(_count(letters))
+        self._metrics.dead_letters.inc(_count(dead_letters))
         self._outage.over()
         return True
 
-    def _make_topics(self, letters: Letters) -> bool:
+    def _make_topics(self, dead_letters: DeadLetterCommand) -> bool:
         """Where one was deleted its letters are lost, but those to come need not be.
 
         Returns:
             Whether to try again: one was not there, or nobody can say so now.
         """
-        if isinstance(letters, DeadLetterBatch):
-            topics = {dead_letter_topic(span.topic) for span in letters.record.batch.address}
+        if isinstance(dead_letters, DeadLetterBatch):
+            topics = {dead_letter_topic(span.topic) for span in dead_letters.record.batch.address}
         else:
-            topics = {dead_letter_topic(record.topic) for record in letters.skipped}
+            topics = {dead_letter_topic(record.topic) for record in dead_letters.skipped}
         try:
             missing = sorted(topics - self._source.describe(topics).keys())
             if missing:
@@ -246,9 +250,9 @@ class DeadLetters:
             return True
         return bool(missing)
 
-    def _tell(self, letters: Letters) -> None:
-        if isinstance(letters, DeadLetterBatch):
-            record = letters.record
+    def _log_command(self, dead_letters: DeadLetterCommand) -> None:
+        if isinstance(dead_letters, DeadLetterBatch):
+            record = dead_letters.record
             self._log.error(
                 "batch_quarantined",
                 epoch=record.epoch,
@@ -256,22 +260,24 @@ class DeadLetters:
                 reason=record.reason,
             )
         else:
-            records, first = _count(letters), letters.skipped[0]
+            records, first = _count(dead_letters), dead_letters.skipped[0]
             self._log.info("dead_letters", records=records, topic=first.topic, reason=first.reason)
 
 
-def written(job: str, letters: Letters, spans: SpanReader) -> Iterator[Letter]:
+def written(
+    job: str, dead_letters: DeadLetterCommand, spans: SpanReader
+) -> Iterator[EncodedDeadLetter]:
     """The letters themselves, with what Kafka still has of the records.
 
     Raises:
         UnavailableError: If the records cannot be read now.
     """
-    if isinstance(letters, DeadLetterBatch):
-        yield from letters_of(job, letters.record, letters.topic_ids)
+    if isinstance(dead_letters, DeadLetterBatch):
+        yield from encode_dead_letters(job, dead_letters.record, dead_letters.topic_ids)
         return
     named = {
         (record.topic, record.partition, offset): record
-        for record in letters.skipped
+        for record in dead_letters.skipped
         for offset in record.offsets
     }
     for span in _spans_over(sorted(named)):
@@ -283,8 +289,8 @@ def written(job: str, letters: Letters, spans: SpanReader) -> Iterator[Letter]:
         for offset in range(span.start, span.end):
             record = named.get((*span.place, offset))
             if record is not None:
-                topic_id = letters.topic_ids.get(span.place, "")
-                yield letter_of(job, record, offset, values.get(offset), topic_id)
+                topic_id = dead_letters.topic_ids.get(span.place, "")
+                yield encode_dead_letter(job, record, offset, values.get(offset), topic_id)
 
 
 def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:
@@ -298,7 +304,7 @@ def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:
     yield span
 
 
-def _count(letters: Letters) -> int:
-    if isinstance(letters, DeadLetterBatch):
-        return len(letters.record.batch.address)
-    return sum(record.records for record in letters.skipped)
+def _count(dead_letters: DeadLetterCommand) -> int:
+    if isinstance(dead_letters, DeadLetterBatch):
+        return len(dead_letters.record.batch.address)
+    return sum(record.records for record in dead_letters.skipped)

@@ -24,13 +24,13 @@ T = TypeVar("T")
 SMALL_BYTES = 64 << 10
 
 # An event, an answer that is still to be judged, or why there is none.
-News: TypeAlias = (
+InboxItem: TypeAlias = (
     "events.CoordinatorEvent | Callable[[], Iterable[events.CoordinatorEvent]] | Exception"
 )
-_Delivered: TypeAlias = "tuple[int, News | list[Reply]]"  # for which leadership
+_Delivered: TypeAlias = "tuple[int, InboxItem | list[Reply]]"  # for which leadership
 
 
-class Inbox:
+class CoordinatorInbox:
     """Events for one job's actor, from any thread.
 
     Attributes:
@@ -57,7 +57,7 @@ class Inbox:
         # Batches of gradients: the thread of replies counts those that came, the actor those read.
         self._came = self._read = 0
 
-    def put(self, leadership: int, news: News, *, wakes: bool = True) -> None:
+    def put(self, leadership: int, news: InboxItem, *, wakes: bool = True) -> None:
         """Deliver news.
 
         Args:
@@ -139,7 +139,7 @@ class Inbox:
                 if number == self.leadership:
                     yield event
 
-    def _events(self, news: News) -> Iterable[events.CoordinatorEvent]:
+    def _events(self, news: InboxItem) -> Iterable[events.CoordinatorEvent]:
         if isinstance(news, UnavailableError):
             self.outage.met(news)
             return ()

@@ -106,7 +106,7 @@ class Leadership:
         """Make sure that there is such a model, and find snapshots."""
         self._job.role = "candidate"
         if reason := self.lacking:
-            yield events.Trouble(reason)
+            yield events.HoldRequired(reason)
             return
         try:
             if not self._job.spec.grouped:
@@ -114,7 +114,7 @@ class Leadership:
         except TaskMissingError as error:
             self._leave_to_others(str(error))
         except _NO_MODEL as error:
-            yield _trouble(error)
+            yield _hold_required(error)
         else:
             yield self._look_for(command.source)
 
@@ -146,13 +146,13 @@ class Leadership:
         try:
             found = self._find(source)
         except UnknownTopicError as error:
-            return events.Trouble(self._missing(str(error)))
+            return events.HoldRequired(self._missing(str(error)))
         except (ExpiredError, TruncatedError) as error:  # in this moment
-            return events.Trouble(
+            return events.HoldRequired(
                 f"{error}; `doll job resume {self._job.record.spec.name}` looks again"
             )
         except (CorruptError, FutureFormatError) as error:
-            return events.Trouble(str(error))
+            return events.HoldRequired(str(error))
         finally:
             if not isinstance(found, events.SnapshotsFound):
                 self.end()
@@ -173,7 +173,7 @@ class Leadership:
             ends = self._ends(topics)
             lost = self._lost(found, topics, ends)
             if reason := lossy.result():
-                return events.Trouble(reason)
+                return events.HoldRequired(reason)
         ids = {topic: each.topic_id for topic, each in topics.items()}
         covered = [stored.snapshot for stored in found if stored.snapshot.rank not in lost]
         updates_id, end = ids.get(self._updates.topic, ""), ends[self._updates].offset
@@ -210,11 +210,11 @@ class Leadership:
     def _look_at_settings(self) -> str:
         """Why the settings of the job's topics must hold it; what else differs is logged."""
         own = [NewTopic(place.topic, kept_forever=True) for place in (self._control, self._updates)]
-        letters = [
+        dead_letters = [
             NewTopic(dead_letter_topic(stream), kept_forever=True)
             for stream in self._job.record.spec.streams
         ]
-        wanted = [*own, *letters]
+        wanted = [*own, *dead_letters]
         refused = list[str]()
         found = self._source.settings([topic.name for topic in wanted], refused)
         if refused:
@@ -293,9 +293,9 @@ class Leadership:
         left = list(highest)
         while left:
             asked = {log[0]: log for log in left}  # one of each topic
-            parted = self._source.agrees({own: highest[log] for own, log in asked.items()}, ends)
+            diverged = self._source.agrees({own: highest[log] for own, log in asked.items()}, ends)
             for own, log in asked.items():
-                agreed[log] = parted.get(own, highest[log].offset)
+                agreed[log] = diverged.get(own, highest[log].offset)
                 left.remove(log)
         return agreed
 
@@ -312,7 +312,7 @@ class Leadership:
             self._leave_to_others(str(error))
             yield events.AttemptFailed(str(error))
         except _NO_MODEL as error:
-            yield _trouble(error)
+            yield _hold_required(error)
         else:
             yield self._load(command.snapshot, job.weights)
 
@@ -339,7 +339,7 @@ class Leadership:
                     self._other_model = f"{stored.title}: {error}"
                 self._job.log.warning("hot_snapshot_unreadable", reason=str(error))
                 return events.SnapshotTorn(snapshot)
-            return events.Trouble(f"{stored.title}: {error}")
+            return events.HoldRequired(f"{stored.title}: {error}")
         return self._restored(trainer.digest)
 
     def _restored(self, digest: str) -> events.CoordinatorEvent:
@@ -362,7 +362,7 @@ class Leadership:
             epoch,
             job.record.first,
             job.observer,
-            lambda reason: deliver(events.Trouble(reason)),
+            lambda reason: deliver(events.HoldRequired(reason)),
             deliver,
         )
 
@@ -409,7 +409,7 @@ class Leadership:
         wake = self._job.inbox.wake_for_records
         return TopicTail(self._source, topic, position, decode, wake, self._job.log)
 
-    def _missing(self, told: str) -> str:
+    def _missing(self, reason: str) -> str:
         """Which topic of the job is not there; what was told, where all are."""
         streams = self._job.record.spec.streams
         own = self._updates.topic, self._control.topic
@@ -418,13 +418,13 @@ class Leadership:
                 self._source.partitions(topic)
             except UnknownTopicError:
                 return deleted(topic) if topic in own else missing(topic)
-        return told
+        return reason
 
 
-def _trouble(error: BaseException) -> events.Trouble:
-    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+def _hold_required(error: BaseException) -> events.HoldRequired:
+    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     detail = "".join(traceback.format_exception(error)).rstrip()
-    return events.Trouble(f"the model cannot be made: {told}", detail)
+    return events.HoldRequired(f"the model cannot be made: {reason}", detail)
 
 
 def _rank(snapshot: Snapshot) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.outages import Outage
 from services.coordinator.effects.context import JobContext
 from services.coordinator.effects.dispatch import Effects
-from services.coordinator.inbox import Inbox
+from services.coordinator.inbox import CoordinatorInbox
 from services.coordinator.metrics_observer import MetricsObserver
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.messages import Wanted
     from common.jobs.store import JobRecord
-    from common.runtime.supervisor import Fault
-    from services.coordinator.replica import Replica
+    from common.runtime.supervisor import PreviousFault
+    from services.coordinator.replica import CoordinatorReplica
 
 # What a turn takes in before others have theirs: a replay may have a hundred thousand records.
 PASSES = 4
@@ -58,10 +58,10 @@ class JobCoordinator:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: CoordinatorReplica,
         record: Callable[[], JobRecord | None],
         wake: Callable[[], None],
-        fault: Fault | None = None,
+        fault: PreviousFault | None = None,
     ) -> None:
         first = record()
         if first is None:
@@ -73,12 +73,12 @@ class JobCoordinator:
         self._log = replica.logger.bind(job=self.job)
         protocol = protocol_settings(first)
         self._machine = Coordinator(replica.name, protocol)
-        self._wish = wish_of(first)
+        self._request = request_of(first)
         self._stopping = False  # nobody begins to lead a job that is gone
         self._gave_up = False  # after faults in a row: whoever resumes it begins anew
         metrics = CoordinatorMetrics(self._checkpoint_age_s)
         self._measuring = MetricsObserver(first.spec, metrics, replica.tracer)
-        self._inbox = Inbox(wake, Outage(self._log, "redis"))
+        self._inbox = CoordinatorInbox(wake, Outage(self._log, "redis"))
         self._context = JobContext(
             replica,
             first,
@@ -118,7 +118,7 @@ class JobCoordinator:
         if effects.ending.finished or (self._stopping and not is_led):
             return None
         stands_by = self._context.role == "standby"
-        if self._wish.wanted == "stopped" and stands_by and effects.lease.unable:
+        if self._request.wanted == "stopped" and stands_by and effects.lease.unable:
             return None
         leader = self._machine.leader
         missed = self._inbox.await_gradients(0 if leader is None else leader.awaited)
@@ -135,10 +135,10 @@ class JobCoordinator:
         if self._begun:
             return
         self._begun = True
-        self.decide(self._wish)
+        self.decide(self._request)
         if self._fault is not None and _is_hopeless(self._fault):
             self._gave_up = True
-            self.decide(events.Trouble(_given_up(self.job, self._fault), self._fault.detail))
+            self.decide(events.HoldRequired(_given_up(self.job, self._fault), self._fault.detail))
 
     def _see_hold(self) -> None:
         """Pause once the hold is written, before any record is looked at: each is newer."""
@@ -175,7 +175,7 @@ class JobCoordinator:
         due = self._machine.due()
         leader_status = self._measuring.leader_status
         idle = leader_status is not None and not leader_status.live and not leader_status.waiting
-        self._context.calm = idle and not self._machine.finished
+        self._context.idle = idle and not self._machine.finished
         if (idle or self._context.role == "standby") and due < inf:
             due = ceil(due / GRID_S) * GRID_S
         return min(due, self._effects.ending.due())
@@ -193,24 +193,24 @@ class JobCoordinator:
             self._effects.models.change(record.spec)
             self.decide(events.SettingsChanged(protocol_settings(record)))
             if self.leads and (reason := self._effects.leadership.lacking):
-                self.decide(events.Trouble(reason))
+                self.decide(events.HoldRequired(reason))
         self._record, self._measuring.spec = record, record.spec
-        if self._gave_up and record.wanted == "running" and self._wish.wanted == "paused":
+        if self._gave_up and record.wanted == "running" and self._request.wanted == "paused":
             self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
         self._want(record.wanted)
 
     def _want(self, wanted: Wanted) -> None:
-        wish = replace(wish_of(self._record), wanted=wanted)
-        if wish != self._wish:
-            self._wish = wish
-            self.decide(wish)
+        request = replace(request_of(self._record), wanted=wanted)
+        if request != self._request:
+            self._request = request
+            self.decide(request)
 
     def decide(self, event: events.CoordinatorEvent) -> None:
         """Decide about an event, and carry the decisions out."""
         measuring, waiting = self._measuring, deque([event])
         while waiting:
             event = waiting.popleft()
-            measuring.heard(event, time())
+            measuring.observe(event, time())
             for command in self._machine.on(event, monotonic()):
                 waiting += self.carry_out(command)
             if isinstance(event, events.ControlRead) and self._machine.leader is not None:
@@ -228,14 +228,14 @@ class JobCoordinator:
         return self._effects.snapshots.store.age_s() if self.leads else None
 
 
-def _is_hopeless(fault: Fault) -> bool:
+def _is_hopeless(fault: PreviousFault) -> bool:
     """Whether to hold the job after a fault: it comes again, and is not of the servers."""
     if isinstance(fault.error, DeliveryError):
         return fault.alike >= DELIVERIES
     return fault.in_a_row >= FAULTS and not isinstance(fault.error, OutsideError)
 
 
-def _given_up(job: str, fault: Fault) -> str:
+def _given_up(job: str, fault: PreviousFault) -> str:
     error = fault.error
     why = f"its coordinator failed {fault.in_a_row} times, at last with {type(error).__name__}"
     if isinstance(error, DeliveryError):
@@ -243,7 +243,7 @@ def _given_up(job: str, fault: Fault) -> str:
     return f"{why}: {error}; mend that, then `doll job resume {job}`"
 
 
-def wish_of(record: JobRecord) -> events.WantedChanged:
+def request_of(record: JobRecord) -> events.WantedChanged:
     """What a job's owner wants of it."""
     return events.WantedChanged(
         record.wanted, record.after_loss, record.from_start, record.read_from
@@ -267,7 +267,7 @@ def protocol_settings(record: JobRecord) -> CoordinatorSettings:
         group_sizes=spec.group_sizes,
         group_linger_s=spec.group_linger_s,
         on_missing=spec.on_missing,
-        strikes=spec.strikes,
+        max_failures=spec.max_failures,
         stop_updates=spec.stop.updates,
         stop_loss=spec.stop.loss,
         stop_at=None

@@ -68,7 +68,7 @@ class _Claimed:
 
     first_s: float  # arrival of its first record, 0 where it is not known
     last_s: float
-    heard_s: float
+    received_s: float
     trace: BatchTrace | None
     waits: bool = True  # in no trigger yet
 
@@ -103,7 +103,7 @@ class MetricsObserver:
         self._broke_s: float | None = None  # when the first attempt at the next update did
         self._gradients_s = deque[float](maxlen=RECENT_UPDATES)
 
-    def heard(self, event: CoordinatorEvent, now_s: float) -> None:
+    def observe(self, event: CoordinatorEvent, now_s: float) -> None:
         """An event, before it is decided on."""
         if isinstance(event, events.ControlRead):
             for offset, claim in event.records:
@@ -264,7 +264,7 @@ class MetricsObserver:
                 self._tracer.span(
                     claimed.trace,
                     "batch.wait",
-                    claimed.heard_s,
+                    claimed.received_s,
                     end_s,
                     epoch=trigger.model.epoch,
                     version=trigger.model.version,
@@ -322,7 +322,7 @@ class MetricsObserver:
         self._tracer.span(
             trace,
             "batch",
-            claimed.first_s if claimed.first_s > 0 else claimed.heard_s,
+            claimed.first_s if claimed.first_s > 0 else claimed.received_s,
             end_s,
             root=True,
             job=self.spec.name,

@@ -18,7 +18,7 @@ ARRIVALS_S = 10.0
 FORGET_S = 30.0  # what a worker managed so long ago counts little: its machine may be another one
 
 
-class Arrivals:
+class ArrivalMeter:
     """How fast records arrive, from totals seen now and then.
 
     Args:
@@ -48,7 +48,7 @@ class DemandMeter:
 
     def __init__(self, first: Positions) -> None:
         self._first = first
-        self._arrivals = Arrivals(ARRIVALS_S)
+        self._arrivals = ArrivalMeter(ARRIVALS_S)
         self._before: tuple[float, int, int] | None = None  # when, records claimed and unclaimed
         self._worker_s = self._trained = 0.0  # of busy workers, fading
         self._unserved_since: float | None = None

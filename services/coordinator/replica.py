@@ -79,7 +79,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class CoordinatorReplica:
     """The parts of the process; all may be shared between threads."""
 
     name: str  # unique among all that ever live
@@ -88,7 +88,7 @@ class Replica:
     boards: Boards
     exchange: Exchange
     blobs: Blobs | None  # None without object storage
-    book: JobStore
+    job_store: JobStore
     metrics: ProcessMetrics
     tracer: Tracer
     logger: EventLogger  # bound to the replica

@@ -34,13 +34,13 @@ class ReplyReader:
         self._lock = threading.Lock()
         self._led: dict[str, tuple[int, Callable[[list[Reply]], None]]] = {}
 
-    def follow(self, job: str, epoch: int, hear: Callable[[list[Reply]], None]) -> None:
-        """Hand replies to this epoch's leader of a job to `hear`; those to others are dropped.
+    def follow(self, job: str, epoch: int, receive: Callable[[list[Reply]], None]) -> None:
+        """Hand replies to this epoch's leader of a job to `receive`; those to others are dropped.
 
         What came together it gets together: each time its actor is woken, in another thread.
         """
         with self._lock:
-            self._led[job] = (epoch, hear)
+            self._led[job] = (epoch, receive)
 
     def forget(self, job: str) -> None:
         """It leads no longer."""
@@ -55,10 +55,10 @@ class ReplyReader:
                 came.setdefault(job, []).append(reply)
             for job, replies in came.items():
                 with self._lock:
-                    epoch, hear = self._led.get(job, (-1, None))
+                    epoch, receive = self._led.get(job, (-1, None))
                 own = [reply for reply in replies if reply.model.epoch == epoch]
-                if hear is not None and own:
-                    hear(own)
+                if receive is not None and own:
+                    receive(own)
             self._outage.over()
         except UnavailableError as error:
             self._outage.met(error)

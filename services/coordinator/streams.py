@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from common.core import events
 from common.core.liveness import TURN
-from common.core.losses import Parted
+from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, LogPositions, Positions, unused_number
 from common.core.spans import LogPosition, Partition
 from common.core.spread import Sightings, elsewhere
@@ -25,7 +25,7 @@ from common.errors import DollError, UnknownTopicError
 from common.kafka.names import control_topic
 from common.telemetry.metrics.coordinator import StreamFigures
 from common.telemetry.outages import Outage
-from services.coordinator.needs import Arrivals, DemandMeter
+from services.coordinator.needs import ArrivalMeter, DemandMeter
 from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
@@ -103,15 +103,15 @@ class _Watched:
         self.control = Partition(control_topic(job), 0)
         self.lost = lost
         self.suspected = False  # of lacking a stream, at the last look
-        self.calm = False  # has neither work nor workers
+        self.idle = False  # has neither work nor workers
         self._epoch = epoch
         self._measuring = measuring
         self._seen = seen
-        self._arrivals = Arrivals()
+        self._arrivals = ArrivalMeter()
         self._meter = DemandMeter(self.first)
         self._ends: Positions | None = None  # as last seen
-        self._told_clean = False  # that all is as it was
-        self._parted_since = dict[tuple[Partition, int], float]()  # by generation: suspected
+        self._reported_clean = False  # that all is as it was
+        self._diverged_since = dict[tuple[Partition, int], float]()  # by generation: suspected
         self._ids = dict[str, str]()  # of its topics, as first seen
 
     def saw(self, ends: Positions, now: float) -> None:
@@ -123,13 +123,13 @@ class _Watched:
             self._ends = ends
         leader_status = self._measuring.leader_status
         idle = figures is not None and not any(figures.lag.values())
-        self.calm = leads and idle and leader_status is not None and not leader_status.live
+        self.idle = leads and idle and leader_status is not None and not leader_status.live
 
     @property
     def lacks_workers(self) -> bool:
         """True if records wait and no worker is alive."""
         leader_status = self.leader_status
-        return not self.calm and leader_status is not None and not leader_status.live
+        return not self.idle and leader_status is not None and not leader_status.live
 
     @property
     def leader_status(self) -> LeaderStatus | None:
@@ -163,7 +163,7 @@ class _Watched:
         leader_status: LeaderStatus,
         found: Mapping[str, FoundTopic],
         ends: Positions,
-        parted: Mapping[Partition, int],
+        diverged: Mapping[Partition, int],
         now: float,
     ) -> bool:
         """See whether its streams are the logs that they were, and have partitions that it has not.
@@ -172,7 +172,7 @@ class _Watched:
             leader_status: The leader's, of before the rest was asked.
             found: Its topics.
             ends: Of their partitions, and of the control topic.
-            parted: Where logs do not agree with the leader's status.
+            diverged: Where logs do not agree with the leader's status.
             now: The time.
 
         Returns:
@@ -180,21 +180,21 @@ class _Watched:
         """
         if self.control not in ends:
             return False
-        suspected = dict[tuple[Partition, int], Parted]()
+        suspected = dict[tuple[Partition, int], Divergence]()
         for place, known in _places(leader_status).items():
-            loss = _loss(place, known, leader_status, found.get(place.topic), ends, parted)
+            loss = _loss(place, known, leader_status, found.get(place.topic), ends, diverged)
             if loss is not None:
                 suspected[place, loss.generation] = loss
-        self._parted_since = {each: self._parted_since.get(each, now) for each in suspected}
+        self._diverged_since = {each: self._diverged_since.get(each, now) for each in suspected}
         sure = {
             each[0]: loss
             for each, loss in suspected.items()
-            if loss.recreated or now >= self._parted_since[each] + SURE_S
+            if loss.recreated or now >= self._diverged_since[each] + SURE_S
         }
         there = {place: found[place.topic].topic_id for place in self.first if place.topic in found}
         clean = not suspected and leader_status.claimed.keys() >= there.keys()
-        if not (clean and self.calm and self._told_clean):
-            self._told_clean = clean and self.calm
+        if not (clean and self.idle and self._reported_clean):
+            self._reported_clean = clean and self.idle
             number, settled = unused_number(time(), randbits(12)), len(sure) == len(suspected)
             self._seen(events.StreamsSeen(there, number, sure, settled, ends[self.control]))
         return len(sure) < len(suspected)
@@ -251,22 +251,22 @@ def _loss(
     leader_status: LeaderStatus,
     topic: FoundTopic | None,
     ends: Positions,
-    parted: Mapping[Partition, int],
-) -> Parted | None:
+    diverged: Mapping[Partition, int],
+) -> Divergence | None:
     """How a partition's log is not any more the one that is known; None where it is."""
     if topic is None:
         return None  # told otherwise, if it stays so
     generation = leader_status.generation(place)
     if known.topic_id and topic.topic_id not in {"", known.topic_id}:
         start = LogPosition(0, topic.topic_id)
-        return Parted(generation, start, ends.get(place, 0), recreated=True)
+        return Divergence(generation, start, ends.get(place, 0), recreated=True)
     if place not in ends:
         return None
     end, claimed = ends[place], leader_status.claimed.get(place, 0)
-    if place not in parted and end >= claimed:
+    if place not in diverged and end >= claimed:
         return None
-    start = known._replace(offset=min(parted.get(place, end), end, known.offset))
-    return Parted(generation, start, end, recreated=False)
+    start = known._replace(offset=min(diverged.get(place, end), end, known.offset))
+    return Divergence(generation, start, end, recreated=False)
 
 
 class StreamWatch:
@@ -328,13 +328,13 @@ class StreamWatch:
         demands = [each.demand(now) for each in watched]
         try:
             self._roster.put([demand for demand in demands if demand is not None])
-            self._tell_turns(watched, demands, now)
+            self._publish_turns(watched, demands, now)
             self._roster_outage.over()
         except DollError as error:  # workers stay where they are
             self._roster_outage.met(error)
         return self._clock() + PUBLISH_S
 
-    def _tell_turns(
+    def _publish_turns(
         self, watched: list[_Watched], demands: list[JobDemand | None], now: float
     ) -> None:
         """Tell jobs that wait for a worker at which jobs the workers are."""
@@ -362,7 +362,7 @@ class StreamWatch:
         if now >= self._look_at_all:
             self._look_at_all = now + LOOK_S
             self._look_at_logs(watched, now)
-        elif due := [each for each in watched if not each.calm]:
+        elif due := [each for each in watched if not each.idle]:
             self._look_at_ends(due, now)
         self._look_at += (self._used() - used) / SHARE
 
@@ -426,13 +426,13 @@ class StreamWatch:
             if all(together.get(place, at) == at for place, at in known.items()):
                 together |= known
         try:
-            parted = self._source.agrees(together, positions)
+            diverged = self._source.agrees(together, positions)
         except DollError:
-            parted, together = {}, {}  # perhaps of one of them nobody can tell now
+            diverged, together = {}, {}  # perhaps of one of them nobody can tell now
         for each, leader_status, known in zip(watched, leader_statuses, places, strict=True):
             try:
                 if known.items() <= together.items():
-                    own = parted
+                    own = diverged
                 else:
                     own = self._source.agrees(known, positions)
             except DollError as error:

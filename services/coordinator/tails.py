@@ -74,17 +74,17 @@ class TopicTail:
         except (ExpiredError, TruncatedError) as error:
             again = isinstance(error, RecreatedError)
             what = f"the topic {self._topic} was deleted and created anew" if again else str(error)
-            yield self._trouble(
+            yield self._hold_required(
                 f"acknowledged records were lost: {what}; `doll job resume --after-loss` goes on"
                 " from the best snapshot that the control and the updates topic still cover: what"
                 " was learned since is read and learned again"
             )
         except FutureFormatError as error:
-            yield self._trouble(
+            yield self._hold_required(
                 f"{self._topic}: {error}; run a newer coordinator, then `doll job resume`"
             )
         except UnknownTopicError:
-            yield self._trouble(deleted(self._topic))
+            yield self._hold_required(deleted(self._topic))
 
     def read_up_to(self, end: int) -> RawRecords:
         """Wait for all records below an offset, and perhaps some more.
@@ -102,9 +102,9 @@ class TopicTail:
         """Read no more."""
         self._tail.close()
 
-    def _trouble(self, reason: str) -> events.Trouble:
+    def _hold_required(self, reason: str) -> events.HoldRequired:
         self._given_up = True
-        return events.Trouble(reason)
+        return events.HoldRequired(reason)
 
 
 def deleted(topic: str) -> str:

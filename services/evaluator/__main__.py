@@ -17,16 +17,16 @@ import torch
 
 from common.config.program import command_line
 from common.runtime.connect import open_blobs
-from common.runtime.jobs import Opened, follow_jobs
+from common.runtime.jobs import OpenedServers, follow_jobs
 from common.runtime.service import ServiceProcess, run
 from common.telemetry.metrics.registry import ProcessMetrics
-from services.evaluator.evaluation_runner import Process
+from services.evaluator.evaluation_runner import EvaluatorProcess
 from services.evaluator.loop import JobEvaluator
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.runtime.jobs import MakePart, Wanted
-    from common.runtime.supervisor import Fault
+    from common.runtime.supervisor import PreviousFault
     from services.evaluator.tracker import JobTracker
 
 NICE = 10  # beside whoever trains on the same machine: it comes second
@@ -47,9 +47,9 @@ def _evaluate(job: str | None, process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
     metrics = ProcessMetrics("evaluator")
 
-    def parts(opened: Opened) -> MakePart:
+    def parts(opened: OpenedServers) -> MakePart:
         log, board = opened.log, opened.boards.board
-        shared = Process(process.settings, log, board, metrics, process.logger)
+        shared = EvaluatorProcess(process.settings, log, board, metrics, process.logger)
         return partial(JobEvaluator, shared)
 
     follow_jobs(
@@ -63,10 +63,10 @@ def _evaluate(job: str | None, process: ServiceProcess) -> None:
 def _tracker(
     process: ServiceProcess,
     metrics: ProcessMetrics,
-    opened: Opened,
+    opened: OpenedServers,
     wanted: Wanted,
     wake: Callable[[], None],
-    fault: Fault | None,
+    fault: PreviousFault | None,
 ) -> JobTracker:
     """What tells an experiment tracker of a job; not loaded where no job wants it."""
     from common.adapters.mlflow import open_tracking  # noqa: PLC0415 -- likewise

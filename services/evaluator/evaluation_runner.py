@@ -19,7 +19,7 @@ from common.learning.errors import TaskError
 from common.runtime.connect import open_registry
 from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import ErrorWatch
-from services.evaluator.model_evaluator import ModelEvaluator, Records
+from services.evaluator.model_evaluator import ModelEvaluator, TestRecords
 from services.evaluator.sampling import sample
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.registry import ProcessMetrics
 
 
-class Pace(NamedTuple):
+class EvaluationPace(NamedTuple):
     """How patient and how curious an evaluator is; nobody trains faster or slower by it."""
 
     look_s: float = 0.25  # between looks at the board: 16 bytes, unless there is something new
@@ -42,7 +42,7 @@ class Pace(NamedTuple):
     sample: int = 256
 
 
-class Process(NamedTuple):
+class EvaluatorProcess(NamedTuple):
     """What all jobs of a process share."""
 
     settings: Settings
@@ -50,7 +50,7 @@ class Process(NamedTuple):
     board: Callable[[str], Board]  # by job
     metrics: ProcessMetrics
     logger: EventLogger
-    pace: Pace = Pace()  # how patient it is
+    pace: EvaluationPace = EvaluationPace()  # how patient it is
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class EvaluationRunner:
     Args:
         job: Its id.
         evaluation: What it wants of us.
-        tell: Writes a record to the updates topic.
+        write: Writes a record to the updates topic.
 
     Raises:
         UserError: If its task cannot be made here.
@@ -82,22 +82,22 @@ class EvaluationRunner:
         spec: JobSpec,
         job: str,
         evaluation: EvaluationSpec,
-        process: Process,
+        process: EvaluatorProcess,
         metrics: EvaluatorMetrics,
-        tell: Callable[[Evaluated | Drifted], None],
+        write: Callable[[Evaluated | Drifted], None],
         logger: EventLogger,
     ) -> None:
         self._most = process.pace.sample
         self._pace = process.pace
-        self._tell = tell
+        self._write = write
         self._metrics = metrics
         self._log = logger
         self._model_evaluator = ModelEvaluator(spec, process.settings)
         registry = open_registry(process.settings)
-        self._records = Records(spec, job, evaluation, process.log, registry, logger)
+        self._records = TestRecords(spec, job, evaluation, process.log, registry, logger)
         self._scores = {stream: ScoreWindow() for stream in spec.streams}
         self._watches = {stream: ErrorWatch() for stream in spec.streams}
-        self._told = Changes()
+        self._changes = Changes()
         self._open: _Open | None = None
 
     @property
@@ -166,7 +166,7 @@ class EvaluationRunner:
         }
         opened.awaited -= known
         opened.since = monotonic()
-        self._tell_of(opened, means)
+        self._write_found(opened, means)
         if last or not opened.awaited:
             self._open = None
 
@@ -180,13 +180,13 @@ class EvaluationRunner:
 
     # ---------------------------------------------------------------------------------------------
 
-    def _tell_of(self, opened: _Open, prequential: dict[str, dict[str, float]]) -> None:
+    def _write_found(self, opened: _Open, prequential: dict[str, dict[str, float]]) -> None:
         """Write down what there is, once."""
         records, test = (opened.records, opened.test) if opened.test is not None else (0, {})
         opened.test = None
         if not test and not prequential:
             return
-        self._tell(Evaluated(opened.name, opened.at_s, records, test, prequential))
+        self._write(Evaluated(opened.name, opened.at_s, records, test, prequential))
         self._log.info(
             "evaluated",
             version=opened.name.version,
@@ -221,17 +221,17 @@ class EvaluationRunner:
             after=rise.after,
         )
         self._metrics.drifts.labels(stream).inc()
-        self._tell(Drifted(name, time(), stream, rise.before, rise.after))
+        self._write(Drifted(name, time(), stream, rise.before, rise.after))
 
     def _finite(self, what: str, means: dict[str, float]) -> dict[str, float]:
         found = {metric: mean for metric, mean in means.items() if isfinite(mean)}
         lost = sorted(means.keys() - found.keys())
-        if self._told(f"finite {what}", lost) and lost:
+        if self._changes(f"finite {what}", lost) and lost:
             self._log.warning("evaluation_not_finite", of=what, metrics=",".join(lost))
         return found
 
     def _complain(self, what: str, reason: str) -> None:
-        if self._told(what, reason):
+        if self._changes(what, reason):
             self._log.warning("evaluation_failed", of=what, reason=reason)
 
 

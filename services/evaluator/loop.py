@@ -18,7 +18,7 @@ from common.errors import CorruptError, NotFoundError, UnavailableError
 from common.telemetry.metrics.evaluator import EvaluatorMetrics
 from common.telemetry.outages import Outage
 from common.wire.messages import encode_audit
-from services.evaluator.evaluation_runner import EvaluationRunner, Process
+from services.evaluator.evaluation_runner import EvaluationRunner, EvaluatorProcess
 from services.evaluator.offered_versions import OfferedVersions
 from services.evaluator.updates_reader import UpdatesReader
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from common.core.messages import Drifted, Evaluated, ModelId
     from common.jobs.store import JobRecord
     from common.ports.servers import Writer
-    from common.runtime.supervisor import Fault
+    from common.runtime.supervisor import PreviousFault
 
 GATHERED = 100  # updates read at once: where there are more there is a next turn at once
 AWAY_S = 0.5  # between attempts while a server is unavailable
@@ -50,10 +50,10 @@ class JobEvaluator:
 
     def __init__(
         self,
-        process: Process,
+        process: EvaluatorProcess,
         wanted: Callable[[], JobRecord | None],
         wake: Callable[[], None],
-        fault: Fault | None = None,
+        fault: PreviousFault | None = None,
     ) -> None:
         del wake, fault
         record = wanted()
@@ -156,7 +156,7 @@ class JobEvaluator:
     def _read_from(self, start: int) -> None:
         self._versions = OfferedVersions(self._evaluation.every_updates, start)
 
-    def _tell(self, record: Evaluated | Drifted) -> None:
+    def _write(self, record: Evaluated | Drifted) -> None:
         if self._writer is None:
             self._writer = self._process.log.writer()
         self._writer.append(self._updates.partition.topic, encode_audit(record))
@@ -189,7 +189,7 @@ class JobEvaluator:
             spec, process = self._record.spec, self._process
             self._runner = EvaluationRunner(
                 *(spec, self._record.id, self._evaluation, process),
-                *(self._metrics, self._tell, self._log),
+                *(self._metrics, self._write, self._log),
             )
         self._go_on(last=True)
         try:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition, Span
-from common.data.fields import Columns, Decoded, concatenate
+from common.data.fields import Columns, DecodedColumns, concatenate
 from common.data.registered import RegisteredCodec
 from common.errors import ExpiredError, UnknownTopicError
 from common.jobs.build import codec_of, task_of
@@ -78,7 +78,7 @@ class ModelEvaluator:
         return Judged(found.means(), found.scores, errors, len(found.columns["loss"]))
 
 
-class Records:
+class TestRecords:
     """What versions are judged by: the test set, read once, and what was learned from next.
 
     Args:
@@ -103,7 +103,7 @@ class Records:
         self._topic = evaluation.stream
         self._most = evaluation.records
         self._log = logger
-        self._told = Changes()
+        self._changes = Changes()
         self._tested = list[Span]()  # what `_test` was made of
         self._test: Columns | None = None
 
@@ -113,7 +113,7 @@ class Records:
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
-        found = list[Decoded]()
+        found = list[DecodedColumns]()
         for span in spans:
             with suppress(ExpiredError, UnknownTopicError):
                 found.append(self._decoded(span, READ_S))
@@ -145,7 +145,7 @@ class Records:
             missing = str(error)
         else:
             missing = "" if self._test is not None else f"{self._topic} holds no records"
-        if self._told("missing", missing) and missing:
+        if self._changes("missing", missing) and missing:
             self._log.warning("test_set_missing", reason=missing)
 
     def _take(self, spans: list[Span]) -> None:
@@ -158,14 +158,14 @@ class Records:
             left_out=sum(len(decoded.skipped) for decoded in found),
         )
 
-    def _decoded(self, span: Span, timeout_s: float) -> Decoded:
+    def _decoded(self, span: Span, timeout_s: float) -> DecodedColumns:
         values = [*self._spans.read(span, timeout_s).values]
         if isinstance(self._codec, RegisteredCodec):
             self._schemas.teach(self._codec, values)
         return self._codec.decode(values)
 
 
-def _together(found: list[Decoded]) -> Columns | None:
+def _together(found: list[DecodedColumns]) -> Columns | None:
     parts = [decoded.records for decoded in found if len(decoded.kept)]
     return concatenate(parts) if parts else None
 

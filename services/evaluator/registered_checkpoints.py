@@ -16,7 +16,7 @@ from common.api.model import about_model
 from common.core.messages import ModelId
 from common.errors import CorruptError
 from common.storage.find import KeptModel
-from common.storage.manifest import told
+from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import FoundSnapshot, from_checkpoint
 from common.storage.store import CheckpointStore
 
@@ -95,17 +95,19 @@ class RegisteredCheckpoints:
         tests = {name: history.test_of(each.snapshot.made) for name, each in counting.items()}
         for name in sorted(counting):
             tags = self._tags(record, name, counting[name], tests[name])
-            version = there.get(told(name))
+            version = there.get(format_model_id(name))
             if version is None:
                 lies = self._source(store, record.id, name)
-                versions[told(name)] = self._tracking.register(self._model, lies, run, tags)
+                versions[format_model_id(name)] = self._tracking.register(
+                    self._model, lies, run, tags
+                )
             elif tests[name] and version.tags.get(METRICS) != tags[METRICS]:
                 self._tracking.set_version_tag(self._model, version.number, METRICS, tags[METRICS])
         self._untested = frozenset(
             each.snapshot.made for name, each in counting.items() if not tests[name]
         )
         self._set_aliases(counting, versions)
-        for gone in versions.keys() - set(map(told, names)):
+        for gone in versions.keys() - set(map(format_model_id, names)):
             self._tracking.set_version_tag(self._model, versions[gone], KEPT, "false")
         self._seen = hint
 
@@ -122,13 +124,13 @@ class RegisteredCheckpoints:
     ) -> dict[str, str]:
         """Return what the file of a model says of itself, and which checkpoint it is."""
         about = about_model(record, KeptModel(found.title, found.snapshot, test))
-        own = self._identity | {CHECKPOINT: told(name), KEPT: "true"}
+        own = self._identity | {CHECKPOINT: format_model_id(name), KEPT: "true"}
         return {f"doll.{key}": value for key, value in about.items()} | own
 
     def _source(self, store: CheckpointStore, job: str, name: ModelId) -> str:
         """Where a checkpoint lies; only its name where that is a path, which MLflow refuses."""
         if self._url.startswith("file:"):
-            return f"doll://{job}/{told(name)}"
+            return f"doll://{job}/{format_model_id(name)}"
         return f"{self._url}/{store.folder(name)}"
 
     def _set_aliases(
@@ -147,6 +149,6 @@ class RegisteredCheckpoints:
             ),  # of equals the newest
         }
         for alias, name in chosen.items():
-            if name is not None and self._aliases.get(alias) != versions[told(name)]:
-                self._tracking.set_alias(self._model, alias, versions[told(name)])
-                self._aliases[alias] = versions[told(name)]
+            if name is not None and self._aliases.get(alias) != versions[format_model_id(name)]:
+                self._tracking.set_alias(self._model, alias, versions[format_model_id(name)])
+                self._aliases[alias] = versions[format_model_id(name)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.liveness import EVALUATOR
 from common.errors import DollError, NotFoundError, UserError
-from common.ports.tracking import Metric, Run, RunStatus, Tracking
+from common.ports.tracking import Metric, RunStatus, TrackedRun, Tracking
 from common.telemetry.metrics.evaluator import TrackerMetrics
 from common.telemetry.outages import Outage
 from services.evaluator.registered_checkpoints import RegisteredCheckpoints
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
     from common.ports.servers import Blobs, Board, Log
-    from common.runtime.supervisor import Fault
+    from common.runtime.supervisor import PreviousFault
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
 
@@ -80,7 +80,7 @@ class JobTracker:
         process: TrackerProcess,
         wanted: Callable[[], JobRecord | None],
         wake: Callable[[], None],
-        fault: Fault | None = None,
+        fault: PreviousFault | None = None,
     ) -> None:
         del wake, fault
         record = wanted()
@@ -104,7 +104,7 @@ class JobTracker:
             "doll.incarnation": str(record.incarnation),
             "doll.submitted_s": str(record.submitted_s),
         }
-        self._run: Run | None = None  # until the tracker has answered
+        self._run: TrackedRun | None = None  # until the tracker has answered
         self._status: RunStatus = "RUNNING"  # as the tracker has it
         self._sent = 0  # all of the updates topic below was sent
         self._tagged = 0  # as the tracker has it, which is told with the next points
@@ -188,19 +188,19 @@ class JobTracker:
             self._pending = self._history.rest()
             self._send(run.id, position)
         self._register(run.id, last=over)
-        self._tell_status(run.id, over=over)
+        self._set_status(run.id, over=over)
         return None if over else self._pace.look_s
 
-    def _begun(self, end: int) -> Run:
+    def _begun(self, end: int) -> TrackedRun:
         """The job's run, found again or made."""
         if self._run is None:
             parameters = _flat(self._record.spec.model_dump(mode="json", exclude_defaults=True))
             self._run = self._tracking.begin(
                 self._spec.experiment, self._job, self._identity, parameters
             )
-            told = self._run.tags.get(POSITION, "")
+            position = self._run.tags.get(POSITION, "")
             # Beyond the end: Kafka lost records that it acknowledged; others come in their stead.
-            sent = min(int(told) if told.isdigit() else 0, end)
+            sent = min(int(position) if position.isdigit() else 0, end)
             if sent < self._tagged:  # somebody deleted the run
                 self._updates.close()
                 self._pending = []
@@ -238,7 +238,7 @@ class JobTracker:
             )
         self._checkpoints.look(self._record, run, self._history, last=last)
 
-    def _tell_status(self, run: str, *, over: bool) -> None:
+    def _set_status(self, run: str, *, over: bool) -> None:
         ended: RunStatus = "FINISHED" if self._record.finished else "KILLED"
         status: RunStatus = ended if over else "RUNNING"
         if status != self._status:
@@ -249,7 +249,7 @@ class JobTracker:
         """The job is no more: its run shall not look as if it went on."""
         if self._run is not None:
             with suppress(DollError):  # a tracker that is away now is told by nobody any more
-                self._tell_status(self._run.id, over=True)
+                self._set_status(self._run.id, over=True)
 
 
 def _flat(block: object, path: str = "") -> dict[str, str]:

@@ -20,12 +20,12 @@ from common.runtime.service import run
 from common.spot.connect import open_fleet, open_prices
 from common.spot.market.market_file import load_market
 from common.telemetry.metrics.registry import ProcessMetrics
-from services.provisioner.loop import JobProvisioner, Replica
+from services.provisioner.loop import JobProvisioner, ProvisionerProcess
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
-    from common.runtime.jobs import MakePart, Opened
+    from common.runtime.jobs import MakePart, OpenedServers
     from common.runtime.service import ServiceProcess
     from common.spot.market.market_file import Market
     from services.provisioner.loop import Openers
@@ -45,8 +45,8 @@ def _provision(process: ServiceProcess) -> None:
     market = load_market(Path(settings.market))
     metrics = ProcessMetrics("provisioner")
 
-    def parts(opened: Opened) -> MakePart:
-        replica = Replica(
+    def parts(opened: OpenedServers) -> MakePart:
+        replica = ProvisionerProcess(
             name=process.name,
             market=market,
             log=opened.log,

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
+from common.core.events import LeaseAnswered, Tick
 from common.errors import BrokenWriterError, NotFoundError, UnavailableError, UserError
 from common.kafka.names import plans_topic, provisioning_board
 from common.spot.plans import encode_plan
@@ -23,8 +24,8 @@ from common.spot.provisioning.records import (
     LaunchRequested,
     Left,
     Planned,
-    Seated,
     Settled,
+    SlotAssigned,
     Started,
 )
 from common.telemetry.metrics.provisioner import ProvisionerMetrics
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from common.jobs.store import JobRecord
     from common.ports.servers import Board, Log
-    from common.runtime.supervisor import Fault
+    from common.runtime.supervisor import PreviousFault
     from common.spot.machines import Fleet, Prices
     from common.spot.market.market_file import Market
     from common.spot.provisioning.commands import ProvisionerCommand
@@ -59,14 +60,14 @@ _LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {  # the event of a record, a
     Planned: ("planned", ("spot", "on_demand", "why", "reason")),
     LaunchRequested: ("machine_ordered", ("launch", "slot", "pool", "worker")),
     Started: ("machine_started", ("launch", "machine")),
-    Seated: ("slot_seated", ("slot", "launch", "worker")),
+    SlotAssigned: ("slot_assigned", ("slot", "launch", "worker")),
     Left: ("worker_left_machine", ("launch",)),
     Ended: ("machine_ended", ("launch", "cause", "detail")),
     Settled: ("settled", ("spent_usd", "why")),
 }
 
 
-class Replica(NamedTuple):
+class ProvisionerProcess(NamedTuple):
     """What all jobs of a process share."""
 
     name: str  # unique among all that ever live
@@ -92,10 +93,10 @@ class JobProvisioner:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: ProvisionerProcess,
         wanted: Callable[[], JobRecord | None],
         wake: Callable[[], None],
-        fault: Fault | None = None,
+        fault: PreviousFault | None = None,
     ) -> None:
         del fault
         record = wanted()
@@ -117,8 +118,8 @@ class JobProvisioner:
         self._exposed = replica.metrics
         self._wake = wake
         self._reported_at = float("-inf")
-        self._heard = SimpleQueue[events.ProvisionerEvent]()
-        self._heard.put(events.WantedChanged(record.wanted, record.reason))
+        self._inbox = SimpleQueue[events.ProvisionerEvent]()
+        self._inbox.put(events.ProvisioningWanted(record.wanted, record.reason))
         self._fault: BaseException | None = None
         self._machine = Provisioner(replica.name, settings)
         self._topics: JobTopics | None = None
@@ -126,7 +127,7 @@ class JobProvisioner:
         self._board_outage = Outage(self._log, "redis")
         self._writer = replica.log.writer(on_ready=wake)
         openers = replica.openers(market, self._job)
-        self._provider = ProviderThread(*openers, self._hear, logger=self._log, fail=self._fail)
+        self._provider = ProviderThread(*openers, self._receive, logger=self._log, fail=self._fail)
         self._exposed.follow(self._called, self._metrics)
 
     def turn(self) -> float | None:
@@ -179,12 +180,12 @@ class JobProvisioner:
             else:
                 if settings != self._settings:
                     self._settings = settings
-                    self._heard.put(events.SettingsChanged(settings))
+                    self._inbox.put(events.ProvisioningChanged(settings))
         wanted = "stopped" if record is None else record.wanted
         if wanted != self._wanted:
             self._wanted = wanted
             reason = "the job was deleted" if record is None else record.reason
-            self._heard.put(events.WantedChanged(wanted, reason))
+            self._inbox.put(events.ProvisioningWanted(wanted, reason))
 
     def _decide(self) -> None:
         if self._topics is None:
@@ -192,10 +193,10 @@ class JobProvisioner:
             self._topics = JobTopics(self._source, self._job, self._first, look_s, self._wake)
         for event in self._topics.read():
             self._feed(event)
-        while not self._heard.empty():  # nobody else takes from it
-            self._feed(self._heard.get())
+        while not self._inbox.empty():  # nobody else takes from it
+            self._feed(self._inbox.get())
         if time() >= self._machine.due():
-            self._feed(events.Tick())
+            self._feed(Tick())
         self._writer.poll()
         self._report()
 
@@ -205,8 +206,8 @@ class JobProvisioner:
             self._reported_at = monotonic()
             self._metrics.report = self._machine.report(time())
 
-    def _hear(self, event: ProvisionerEvent) -> None:
-        self._heard.put(event)
+    def _receive(self, event: ProvisionerEvent) -> None:
+        self._inbox.put(event)
         self._wake()
 
     def _feed(self, event: ProvisionerEvent) -> None:
@@ -216,30 +217,30 @@ class JobProvisioner:
     def _do(self, command: ProvisionerCommand) -> None:
         match command:
             case do.AppendPlan(record):
-                self._tell(record)
+                self._log_record(record)
                 self._writer.append(plans_topic(self._job), encode_plan(record))
             case (
                 do.Launch()
                 | do.Release()
-                | do.LookAtMachines()
-                | do.LookAtPrices()
-                | do.LookAtPast()
+                | do.PollMachines()
+                | do.PollPrices()
+                | do.PollPastPrices()
             ):
                 self._provider.send(command)
-                if isinstance(command, do.LookAtMachines):
+                if isinstance(command, do.PollMachines):
                     self._look_for_workers()
-            case do.AskLease():
+            case do.AskProvisioningLease():
                 self._ask_lease()
-            case do.ReleaseLease():
+            case do.ReleaseProvisioningLease():
                 self._release_lease()
             case do.BecameLeader(term):
                 self._log.info("provisions", term=term)
-            case do.StepDown(reason):
+            case do.StopProvisioning(reason):
                 self._log.warning("leadership_lost", reason=reason)
-            case do.Finish(reason):
+            case do.FinishProvisioning(reason):
                 self._log.info("provisioning_finished", reason=reason)
 
-    def _tell(self, record: PlanRecord) -> None:
+    def _log_record(self, record: PlanRecord) -> None:
         """Log what changes; reviews and prices are in the topic for whoever wants them."""
         event, names = _LOGGED.get(type(record), ("", ()))
         log = self._log.bind(plan=record.number) if isinstance(record, Planned) else self._log
@@ -255,13 +256,13 @@ class JobProvisioner:
         except UnavailableError as error:
             self._board_outage.met(error)
             return  # whoever is in charge stays so: the lease only says who may try
-        self._heard.put(events.LeaseAnswered(held))
+        self._inbox.put(LeaseAnswered(held))
 
     def _look_for_workers(self) -> None:
         as_of_s = time()
         with suppress(UnavailableError):  # the lease tells of it
             members = frozenset[str](self._workers.alive())
-            self._heard.put(events.WorkersSeen(members, as_of_s))
+            self._inbox.put(events.HeartbeatsSeen(members, as_of_s))
 
     def _release_lease(self) -> None:
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
 
 ProviderCall: TypeAlias = (
-    do.Launch | do.Release | do.LookAtMachines | do.LookAtPrices | do.LookAtPast
+    do.Launch | do.Release | do.PollMachines | do.PollPrices | do.PollPastPrices
 )
 
 CLOSE_S = 30.0  # for the call under way
@@ -31,7 +31,7 @@ class ProviderThread:
     Args:
         open_fleet: Makes the fleet, in the thread.
         open_prices: Makes the prices, likewise.
-        tell: Hears what came of a call; called from the thread.
+        deliver: Hears what came of a call; called from the thread.
         fail: Ends the job's loop with a fault of the thread.
     """
 
@@ -39,14 +39,14 @@ class ProviderThread:
         self,
         open_fleet: Callable[[], Fleet],
         open_prices: Callable[[], Prices],
-        tell: Callable[[ProvisionerEvent], object],
+        deliver: Callable[[ProvisionerEvent], object],
         *,
         logger: EventLogger,
         fail: Callable[[BaseException], object],
     ) -> None:
         self._open_fleet = open_fleet
         self._open_prices = open_prices
-        self._tell = tell
+        self._deliver = deliver
         self._log = logger
         self._fail = fail
         self._fleet_outage = Outage(logger, "fleet")
@@ -76,27 +76,27 @@ class ProviderThread:
             self._fail(fault)
 
     def _speak(self, fleet: Fleet, prices: Prices, call: ProviderCall) -> None:
-        of_prices = isinstance(call, do.LookAtPrices | do.LookAtPast)
+        of_prices = isinstance(call, do.PollPrices | do.PollPastPrices)
         outage = self._prices_outage if of_prices else self._fleet_outage
         try:
             match call:
-                case do.LookAtPrices():
-                    self._tell(events.PricesSeen(prices.look()))
-                case do.LookAtPast():
-                    self._tell(events.PastSeen(prices.past()))
+                case do.PollPrices():
+                    self._deliver(events.PricesSeen(prices.look()))
+                case do.PollPastPrices():
+                    self._deliver(events.PastSeen(prices.past()))
                 case do.Launch(orders):
                     refused = fleet.launch(orders)
                     launches = tuple(order.launch for order in orders)
-                    self._tell(events.LaunchAnswered(launches, refused))
+                    self._deliver(events.LaunchAnswered(launches, refused))
                 case do.Release(machines, reason):
                     self._log.info("machines_released", machines=",".join(machines), reason=reason)
                     fleet.release(machines)
-                case do.LookAtMachines():
+                case do.PollMachines():
                     as_of_s = time()
-                    self._tell(events.MachinesSeen(fleet.machines(), as_of_s))
+                    self._deliver(events.MachinesSeen(fleet.machines(), as_of_s))
         except OutsideError as error:
             outage.met(error)
             away = events.PricesAway if of_prices else events.FleetAway
-            self._tell(away(str(error)))
+            self._deliver(away(str(error)))
         else:
             outage.over()

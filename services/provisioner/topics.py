@@ -25,7 +25,7 @@ RECENT = 50_000  # claims from before it began: rates are those of late
 CAUGHT_UP_S = 0.5  # between questions where the plans end: a request to the broker each
 
 
-class Topic:
+class TopicFollower:
     """One topic of the job, from a position on; what does not parse is None."""
 
     def __init__(
@@ -92,9 +92,9 @@ class JobTopics:
         on_ready: Callable[[], None],
     ) -> None:
         log.create_topics([NewTopic(plans_topic(job), 1, kept_forever=True)])
-        self._plans = Topic(log, plans_topic(job), on_ready)
-        self._updates = Topic(log, updates_topic(job), on_ready)
-        self._claims = Topic(log, control_topic(job), on_ready, RECENT)
+        self._plans = TopicFollower(log, plans_topic(job), on_ready)
+        self._updates = TopicFollower(log, updates_topic(job), on_ready)
+        self._claims = TopicFollower(log, control_topic(job), on_ready, RECENT)
         self._asked_at = 0.0
         self._log = log
         self._first = first
@@ -118,7 +118,7 @@ class JobTopics:
             yield events.PlansRead(plans, caught_up)
         updates = self._updates.read(wire.decode_audit)
         if updates:
-            yield events.UpdatesRead(updates)
+            yield events.UpdateRecordsRead(updates)
         claims = self._claims.read(wire.decode_claim)
         if claims:
             yield events.ClaimsRead(tuple(claim for _, claim in claims))
@@ -127,7 +127,7 @@ class JobTopics:
             self._streams_at = monotonic()
             ends = self._log.ends(self._first)
             if len(ends) == len(self._first):  # else nobody can tell just now
-                yield events.StreamsSeen(sum(ends.values()) - sum(self._first.values()))
+                yield events.RecordsCounted(sum(ends.values()) - sum(self._first.values()))
 
     @property
     def drained(self) -> bool:

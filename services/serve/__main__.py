@@ -26,7 +26,7 @@ from common.runtime.connect import connect, open_registry
 from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run
-from common.storage.find import wish_of
+from common.storage.find import parse_version
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.outages import Outage
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from common.jobs.spec import JobSpec
     from common.runtime.service import ServiceProcess
-    from common.storage.find import Wish
+    from common.storage.find import VersionSelector
 
 T = TypeVar("T")
 
@@ -70,20 +70,23 @@ def _serve(arguments: argparse.Namespace, process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
     if bool(arguments.source) != bool(arguments.to):
         raise UserError("--from and --to: one needs the other")
-    wishes = [wish_of(each) for each in (arguments.alias, arguments.shadow) if each]
+    selectors = [parse_version(each) for each in (arguments.alias, arguments.shadow) if each]
     with ExitStack() as stack, suppress(_EndedError):
-        _open(arguments, wishes, process, stack)
+        _open(arguments, selectors, process, stack)
     process.logger.info("serve_ended")
 
 
 def _open(
-    arguments: argparse.Namespace, wishes: list[Wish], process: ServiceProcess, stack: ExitStack
+    arguments: argparse.Namespace,
+    selectors: list[VersionSelector],
+    process: ServiceProcess,
+    stack: ExitStack,
 ) -> None:
     """Open everything, and serve until told to end."""
     job, settings, outside = arguments.job, process.settings, connect(process.settings)
     logger = process.logger.bind(job=job)
     record = _awaited(process, lambda: JobStore(outside.open_log()).get(job))
-    models = [ServedModel(record.spec, settings, wish) for wish in wishes]
+    models = [ServedModel(record.spec, settings, selector) for selector in selectors]
     model = models[0]
     metrics = ServeMetrics(lambda: model.number, model.behind_s)
     schemas = JobSchemas(outside.open_log(), record.id, open_registry(settings))

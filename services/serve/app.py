@@ -67,8 +67,8 @@ class ModelServer:
         )
 
     async def _server(self, _: Request) -> Response:
-        told = {"name": "doll", "version": version_of("doll"), "extensions": list[str]()}
-        return _answer(told)
+        body = {"name": "doll", "version": version_of("doll"), "extensions": list[str]()}
+        return _answer(body)
 
     async def _live(self, _: Request) -> Response:
         return _answer({"live": True})
@@ -78,10 +78,10 @@ class ModelServer:
         version = self._model.version
         if "name" in request.path_params and version is not None:
             self._check(request, str(version.made.version))
-        told: dict[str, Any] = {"ready": version is not None}
+        body: dict[str, Any] = {"ready": version is not None}
         if version is not None:
-            told |= self._parameters(version)
-        return _answer(told, 200 if version is not None else 503)
+            body |= self._parameters(version)
+        return _answer(body, 200 if version is not None else 503)
 
     async def _metadata(self, request: Request) -> Response:
         version = self._model.version
@@ -157,8 +157,8 @@ class ModelServer:
         }
 
 
-def _answer(told: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(told), status, media_type=_JSON)
+def _answer(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type=_JSON)
 
 
 def refusal(status: int, detail: str) -> Response:

@@ -151,11 +151,11 @@ class Batches:
                 for each in batch:
                     self._answer([each])
             else:
-                _tell(batch, [error])
+                _deliver_answers(batch, [error])
             return
         self._metrics.batch_records.observe(len(found.outputs))
         answers = _split(found, batch)
-        _tell(batch, answers)
+        _deliver_answers(batch, answers)
         shadows: Sequence[Predicted | None] = [None] * len(batch)
         if self._shadow is not None:
             try:
@@ -167,8 +167,8 @@ class Batches:
                 self._metrics.shadow_difference.set(difference)
                 shadows = _split(shadow, batch)
         if self._note is not None:
-            told = zip(batch, answers, shadows, strict=True)
-            self._note([Answered(asked.name, answer, other) for asked, answer, other in told])
+            answered = zip(batch, answers, shadows, strict=True)
+            self._note([Answered(asked.name, answer, other) for asked, answer, other in answered])
 
 
 def _split(found: Predicted, batch: Sequence[_Waiting]) -> list[Predicted]:
@@ -177,7 +177,7 @@ def _split(found: Predicted, batch: Sequence[_Waiting]) -> list[Predicted]:
     return [Predicted(part, found.version) for part in np.split(found.outputs, ends)]
 
 
-def _tell(batch: Sequence[_Waiting], answers: Sequence[Predicted | DollError]) -> None:
+def _deliver_answers(batch: Sequence[_Waiting], answers: Sequence[Predicted | DollError]) -> None:
     """Hand the answers to the loop that waits for them, all at once."""
 
     def deliver() -> None:

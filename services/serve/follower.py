@@ -51,7 +51,7 @@ class Follower:
         self._outside = outside
         self._log = logger
         self._board_away, self._storage_away = Outage(logger, "redis"), Outage(logger, "storage")
-        self._told = Changes()
+        self._changes = Changes()
         self._board: Board | None = None
         self._rank: tuple[int, int, int] | None = None  # of the snapshot that is served
         self._found: object = None  # what storage held when it was looked into last
@@ -138,5 +138,5 @@ class Follower:
             self._log.info("version_served", version=version.made.version, epoch=version.made.epoch)
 
     def _passed_over(self, reason: str) -> None:
-        if self._told(reason, reason):
+        if self._changes(reason, reason):
             self._log.warning("model_passed_over", reason=reason)

@@ -43,11 +43,11 @@ class PredictionWriter:
             def lost(_: DeliveryError, rows: int = rows) -> None:
                 self._metrics.not_written.inc(rows)
 
-            told = {"id": each.name, "job": self._job, "at_s": time(), **as_data(each.answer)}
+            record = {"id": each.name, "job": self._job, "at_s": time(), **as_data(each.answer)}
             if each.shadow is not None:
-                told["shadow"] = as_data(each.shadow)
+                record["shadow"] = as_data(each.shadow)
             try:
-                value = msgspec.json.encode(told)
+                value = msgspec.json.encode(record)
                 self._writer.append(self._topic, value, partition=None, on_failed=lost)
             except OutsideError:
                 self._metrics.not_written.inc(rows)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.data.fields import Columns
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
-    from common.storage.find import Wish
+    from common.storage.find import VersionSelector
 
 
 class Version(NamedTuple):
@@ -65,7 +65,7 @@ class ServedModel:
         UserError: If the task cannot be made, or there is no such device.
     """
 
-    def __init__(self, spec: JobSpec, settings: Settings, alias: Wish) -> None:
+    def __init__(self, spec: JobSpec, settings: Settings, alias: VersionSelector) -> None:
         self.alias = alias
         self._task = task_of(spec, settings.tasks)
         self._device = resolve_device(settings.device)

@@ -151,11 +151,11 @@ class TopicAnswerer:
         answers = [
             NewRecord(
                 self._route.to,
-                msgspec.json.encode({"job": self._route.job, **told}),
+                msgspec.json.encode({"job": self._route.job, **answered}),
                 record.key,
                 ((_HEADER, f"{place}@{record.offset}".encode()),),
             )
-            for record, told in zip(records, self._told(records), strict=True)
+            for record, answered in zip(records, self._answered(records), strict=True)
         ]
         taken.transactions.write([*answers, self._position(index, records[-1].offset + 1)])
         return True
@@ -179,13 +179,13 @@ class TopicAnswerer:
     def _position(self, index: int, offset: int) -> NewRecord:
         return NewRecord(self._positions, str(offset).encode(), b"position", (), index)
 
-    def _told(self, records: Sequence[LogRecord]) -> list[dict[str, Any]]:
+    def _answered(self, records: Sequence[LogRecord]) -> list[dict[str, Any]]:
         """What is told of each record: an answer, or why there is none."""
         columns, wrong = self._inputs.decode([record.value for record in records])
         good = [number for number in range(len(records)) if number not in wrong]
-        told = {number: {"error": reason} for number, reason in wrong.items()}
-        told |= dict(zip(good, self._answers(columns, len(good)), strict=True))
-        return [told[number] for number in range(len(records))]
+        answered = {number: {"error": reason} for number, reason in wrong.items()}
+        answered |= dict(zip(good, self._answers(columns, len(good)), strict=True))
+        return [answered[number] for number in range(len(records))]
 
     def _answers(self, columns: Columns, count: int) -> list[dict[str, Any]]:
         if not count:

@@ -36,10 +36,10 @@ from common.runtime.service import keep_imports, run
 from common.storage.store import CheckpointStore
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.outages import Outage
+from services.worker.member_name import await_member_name
 from services.worker.memory import keep_freed_memory
 from services.worker.notices import NoticeWatch
-from services.worker.seat import seat_of
-from services.worker.selection import JOBS_S, JobSelector, Worker
+from services.worker.selection import JOBS_S, JobSelector, SelectingWorker
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
@@ -86,7 +86,7 @@ def _work(only: str, process: ServiceProcess) -> None:
             return
         boards = open_boards(settings)
         selector = JobSelector(
-            Worker(process.name, only, (*BUILT_IN_TASKS, *settings.tasks)),
+            SelectingWorker(process.name, only, (*BUILT_IN_TASKS, *settings.tasks)),
             JobStore(log),
             boards.roster(),
             metrics,
@@ -158,12 +158,12 @@ def _work_for(
     settings, logger = process.settings, process.logger
     name = WorkerId(process.name)
     try:
-        seat = seat_of(job, process.name, log, stays)
-        if seat is None:
+        member = await_member_name(job, process.name, log, stays)
+        if member is None:
             return
-        if seat != name:
-            name = seat
-            logger.info("slot_seated", job=job.spec.name, member=name)
+        if member != name:
+            name = member
+            logger.info("slot_assigned", job=job.spec.name, member=name)
         parts = name, job, settings, log, board, observers, logger
         worker = JobWorker(*parts, access=partial(_access, job, settings, boards))
         selector.pinned_by(lambda: worker.pinned)

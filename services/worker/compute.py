@@ -16,7 +16,7 @@ from common.core.messages import MOST_TRACEBACK, Failed, Gradient
 from common.core.vectors import squared_norm
 from common.data.fields import Columns, concatenate
 from common.errors import ExpiredError, OutsideError, UnavailableError, UserError
-from common.learning.errors import NotFiniteError, Origin, TaskError, WrongTaskError
+from common.learning.errors import ErrorOrigin, NotFiniteError, TaskError, WrongTaskError
 from common.telemetry.logging import StageTimes
 from common.wire.vectors import smallest
 
@@ -126,7 +126,7 @@ class OrderComputer:
         self._watchdog = watchdog
         self.times = StageTimes()
         self._topic_id = topic_id
-        self._told = set[Origin]()  # mistakes of the task that were logged
+        self._logged = set[ErrorOrigin]()  # mistakes of the task that were logged
 
     def close(self) -> None:
         """Let go of the reader."""
@@ -164,11 +164,11 @@ class OrderComputer:
                 error.traceback,
             )
 
-    def _is_new(self, origin: Origin) -> bool:
+    def _is_new(self, origin: ErrorOrigin) -> bool:
         """Whether this mistake of the task was not told yet: a backlog repeats it by thousands."""
-        if origin in self._told:
+        if origin in self._logged:
             return False
-        self._told.add(origin)
+        self._logged.add(origin)
         return True
 
     def _gradient(self, compute: Compute, rows: list[Columns], *, sparse: bool) -> Gradient:

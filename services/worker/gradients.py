@@ -68,14 +68,14 @@ class GradientLoop:
         self._board_outage, self._push = shell.outage, shell.push
         self._times = compute.times
         self._count = TrafficCounter(shell.measures)
-        self._heard_s = 0.0  # when triggers were heard last, since 1970
+        self._received_s = 0.0  # when triggers were heard last, since 1970
         self.slices: int | UnsetType = UNSET  # as the leader that was heard last has it
 
     def turn(self) -> None:
         """One turn of the loop: hear what is new, carry out one order."""
         self._watchdog.beat()
         self._listen(0.0 if len(self._orders) else LISTEN_S)
-        heard_s = self._heard_s
+        received_s = self._received_s
         with self._lock:
             compute = self._orders.next()
         if compute is not None:
@@ -86,19 +86,21 @@ class GradientLoop:
             sent = self._send(reply, compute.reply_to)
             with self._lock:
                 self._orders.done()
-            self._traces.answered(compute, heard_s, reply, sent=sent)
+            self._traces.answered(compute, received_s, reply, sent=sent)
 
     def _listen(self, timeout_s: float) -> None:
         with self._lock:
             self._orders.listen(self._stream())
         try:
-            triggers = self._board.triggers(self._orders.heard, timeout_s, self._orders.stream)
+            triggers = self._board.triggers(
+                self._orders.last_trigger, timeout_s, self._orders.stream
+            )
             self._board_outage.quiet()  # it may answer, and refuse what is sent
             self.slices = triggers[-1].slices if triggers else self.slices
             if any(trigger.digest not in (UNSET, self._digest) for trigger in triggers):
                 triggers = [self._understood(trigger) for trigger in triggers]
             if triggers and self.slices is UNSET:  # else they are for a member
-                self._heard_s = time()
+                self._received_s = time()
                 for trigger in triggers:
                     size = len(trigger.weights or b"") + len(trigger.changes or b"")
                     self._count.moved(received=size)
@@ -107,7 +109,7 @@ class GradientLoop:
                     elif trigger.model == self._missing:
                         self._catch_up(trigger.model)
                 with self._lock:
-                    self._orders.hear(triggers)
+                    self._orders.receive(triggers)
                 self._round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
         except UnavailableError as error:
             self._board_outage.met(error)
@@ -136,7 +138,7 @@ class GradientLoop:
     def close(self) -> None:
         """Let go of the reader."""
         self._compute.close()
-        self._times.tell(self._log)
+        self._times.log(self._log)
 
     def _send(self, reply: Reply, to: str) -> bool:
         """A reply that gets lost is asked for again, by the deadline of its round."""

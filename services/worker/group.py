@@ -29,12 +29,12 @@ from common.core.group.replica import (
     Enter,
     Leave,
     OfferState,
-    Replica,
     Say,
     ShareWeights,
     StoreState,
+    WeightReplica,
 )
-from common.core.group.stages import Machine
+from common.core.group.stages import MemberMachine
 from common.core.messages import GENESIS, Failed, GradientReady, Member
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from common.ports.group import Group, Groups
     from common.storage.store import CheckpointStore
     from services.worker.compute import OrderComputer, Shell
-    from services.worker.held import Gradients, Held
+    from services.worker.held import Gradients, HeldWeights
 
 _Key: TypeAlias = tuple[tuple[int, ...], float]  # of a gradient: its batches, its local rate
 
@@ -106,7 +106,7 @@ class GroupLoop:
         compute: OrderComputer,
         shell: Shell,
         access: GroupAccess,
-        make_held: Callable[[], Held],
+        make_held: Callable[[], HeldWeights],
         machine: tuple[Tier, float, int] | None = None,
         *,
         slices: int = 0,
@@ -120,11 +120,11 @@ class GroupLoop:
         self._member = Member(worker, randbits(LIFE_BITS))
         self._count = TrafficCounter(shell.measures)
         self._changed = threading.Condition()  # guards what follows, up to the threads
-        runs_on = None if machine is None else Machine(self._member, *machine)
+        runs_on = None if machine is None else MemberMachine(self._member, *machine)
         numbers = len(compute.computer.model.vector)
-        self._replica = Replica(self._member, access.groups.address, numbers, runs_on)
+        self._replica = WeightReplica(self._member, access.groups.address, numbers, runs_on)
         self._orders = Assignments(worker)
-        self._held: Held | None = None  # what the replica says
+        self._held: HeldWeights | None = None  # what the replica says
         self._vectors = dict[_Key, tuple["Vector", int]]()  # and samples
         self._formed: Formed | None = None
         self._giving = 0  # copies that others take
@@ -132,7 +132,7 @@ class GroupLoop:
         self._is_double = False  # another process of its name is a member
         self._fault: BaseException | None = None
         self._loaded: tuple[ModelId | None, int] = None, 0  # what gradients are computed at
-        self._heard_s = 0.0  # when triggers were heard last, since 1970
+        self._received_s = 0.0  # when triggers were heard last, since 1970
         self._over = threading.Event()
         self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
         self._uploader = StateUploader(access.checkpoints, self._over, shell.logger, self._stored)
@@ -164,11 +164,11 @@ class GroupLoop:
             compute = self._orders.next()
             if compute is None:
                 return
-            heard_s, reply = self._heard_s, self._answered_before(compute)
+            received_s, reply = self._received_s, self._answered_before(compute)
         if reply is not None:
             self._shell.push(reply, compute.reply_to)
         else:
-            self._answer(compute, heard_s)
+            self._answer(compute, received_s)
         with self._changed:
             self._orders.done()
 
@@ -210,7 +210,7 @@ class GroupLoop:
         for thread in self._threads:
             thread.join(max(until - monotonic(), 0.0))
         self._compute.close()
-        self._compute.times.tell(self._shell.logger)
+        self._compute.times.log(self._shell.logger)
 
     @property
     def _needed(self) -> bool:
@@ -238,7 +238,7 @@ class GroupLoop:
             self._tasks.put(partial(self._settle, self._held))
         return None
 
-    def _answer(self, compute: Compute, heard_s: float) -> None:
+    def _answer(self, compute: Compute, received_s: float) -> None:
         loaded = self._loaded
         found = self._compute.answer(compute, _nothing, sparse=False)
         reply: Reply = found
@@ -258,7 +258,7 @@ class GroupLoop:
                     # While the others' are waited for.
                     self._tasks.put(partial(self._add_own, held, key, part))
         sent = self._shell.push(reply, compute.reply_to)
-        self._shell.traces.answered(compute, heard_s, found, sent=sent)
+        self._shell.traces.answered(compute, received_s, found, sent=sent)
 
     # --- control ------------------------------------------------------------------------------
 
@@ -266,10 +266,10 @@ class GroupLoop:
         while not (self._over.is_set() or self._is_another):
             with self._changed:
                 self._orders.listen(self._shell.stream())
-                self._replica.listen(self._orders.heard)
-                heard, stream = self._orders.heard, self._orders.stream
+                self._replica.listen(self._orders.last_trigger)
+                last_trigger, stream = self._orders.last_trigger, self._orders.stream
             try:
-                found = self._shell.board.triggers(heard, LISTEN_S, stream)
+                found = self._shell.board.triggers(last_trigger, LISTEN_S, stream)
                 self._shell.outage.quiet()
             except UnavailableError as error:
                 self._shell.outage.met(error)
@@ -280,23 +280,23 @@ class GroupLoop:
             if found and not triggers:
                 self._over.wait(LISTEN_S)  # they are found again at once
             if triggers:
-                self._hear(triggers)
+                self._on_triggers(triggers)
                 self._shell.round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
             with self._changed:
                 self._share()
 
-    def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
+    def _on_triggers(self, triggers: Sequence[UpdateTrigger]) -> None:
         said = list[Say]()
         with self._changed:
             self.slices = triggers[-1].slices
             if self._is_another:
                 self._changed.notify_all()
                 return
-            self._heard_s = time()
+            self._received_s = time()
             for trigger in triggers:
-                commands, orders = self._replica.hear(trigger), trigger.group
-                self._orders.hear([trigger])
-                if orders is not UNSET and self._replica.heard == trigger.id:
+                commands, orders = self._replica.receive(trigger), trigger.group
+                self._orders.receive([trigger])
+                if orders is not UNSET and self._replica.last_trigger == trigger.id:
                     self._follow(trigger.id.epoch, orders)
                     said += self._carry_out(commands, orders)
             self._changed.notify_all()
@@ -384,13 +384,13 @@ class GroupLoop:
             self._shell.logger.info("group_not_formed", reason=str(error))
         self._compute.times.add("form", started)
 
-    def _settle(self, held: Held) -> None:
+    def _settle(self, held: HeldWeights) -> None:
         with self._changed:
             stays = self._stays(held)
         if stays:
             held.settle()
 
-    def _add_own(self, held: Held, key: _Key, part: tuple[Vector, int]) -> None:
+    def _add_own(self, held: HeldWeights, key: _Key, part: tuple[Vector, int]) -> None:
         """Add a gradient, unless it is one of a version before.
 
         Its memory stays its own meanwhile: it is given back where a result is applied.
@@ -400,7 +400,7 @@ class GroupLoop:
         if stays:
             held.add_own(*part)
 
-    def _stays(self, held: Held) -> bool:
+    def _stays(self, held: HeldWeights) -> bool:
         """Whether it is held, and nothing is applied to it before this thread has a result."""
         return held is self._held and not held.is_pending
 
@@ -412,7 +412,9 @@ class GroupLoop:
         mine = [self._vectors[batches, reduce.local_rate] for batches in reduce.parts[rank]]
         self._tasks.put(partial(self._reduce_once, formed, held, reduce, mine))
 
-    def _reduce_once(self, formed: Formed, held: Held, reduce: Reduce, mine: Gradients) -> None:
+    def _reduce_once(
+        self, formed: Formed, held: HeldWeights, reduce: Reduce, mine: Gradients
+    ) -> None:
         started = perf_counter()
         try:
             if formed.failed is not None:

@@ -51,7 +51,7 @@ class Formed:
         return self.membership.members
 
 
-class Held(Protocol):
+class HeldWeights(Protocol):
     """One member's numbers."""
 
     def weights(self) -> memoryview:
@@ -101,7 +101,7 @@ class Held(Protocol):
             CorruptError: If it is nothing such.
         """
 
-    def adopt(self, other: Held, slices: Slices) -> None:
+    def adopt(self, other: HeldWeights, slices: Slices) -> None:
         """Take over slices of the version that is held from other numbers of it."""
 
 
@@ -224,7 +224,7 @@ class HeldWhole:
         self._trainer.restore(data)
         self._digest = None
 
-    def adopt(self, other: Held, slices: Slices) -> None:
+    def adopt(self, other: HeldWeights, slices: Slices) -> None:
         """Nothing is ever held in part."""
 
 
@@ -379,7 +379,7 @@ class HeldSlices:
         """Take over the weights and slices."""
         self._trainer.restore(data, self._numbers(slices))
 
-    def adopt(self, other: Held, slices: Slices) -> None:
+    def adopt(self, other: HeldWeights, slices: Slices) -> None:
         """Take over slices of the version that is held."""
         if isinstance(other, HeldSlices):
             self._trainer.adopt(other._trainer, self._numbers(slices))  # noqa: SLF001 -- of its kind

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from common.core.messages import Unsettled
 
 
-class Inbox:
+class WorkerInbox:
     """Triggers, which may give room to read; `round_began` is for any thread.
 
     Args:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdogs
     from common.telemetry.tracing import Tracer
     from services.worker.group import GroupAccess
-    from services.worker.held import Held
+    from services.worker.held import HeldWeights
 
 # A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
 # has its batches computed by others long before, so that being patient delays nothing.
@@ -186,11 +186,11 @@ class JobWorker:
             )
             self._id, self._numbers, self._access = worker, len(computer.model.vector), access
             self._groups: Groups | None = None
-            self._desk = self._desk_of(slices_of(spec.among))
+            self._loop = self._make_loop(slices_of(spec.among))
             undo.pop_all()
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
 
-    def _desk_of(self, slices: int | UnsetType) -> GradientLoop | GroupLoop:
+    def _make_loop(self, slices: int | UnsetType) -> GradientLoop | GroupLoop:
         """What carries out the orders of a leader.
 
         Args:
@@ -255,7 +255,7 @@ class JobWorker:
     @property
     def pinned(self) -> bool:
         """Whether what it holds keeps this worker from going to another job; from any thread."""
-        return isinstance(self._desk, GroupLoop) and self._desk.pinned
+        return isinstance(self._loop, GroupLoop) and self._loop.pinned
 
     def _turn(self) -> None:
         self._observers.watchdog.beat()
@@ -278,7 +278,7 @@ class JobWorker:
     def _begin_no_gradient(self) -> None:
         self._deadline = monotonic() + self._leave_s
         self._ended.set()
-        self._desk.leave()
+        self._loop.leave()
 
     def _end_gradients(self) -> None:
         """End the gradient thread, also where the stream's failed and can give no sign of life."""
@@ -287,30 +287,30 @@ class JobWorker:
         self._thread.join(max(self._deadline - monotonic(), 0.0))
         if self._thread.is_alive():
             self._log.warning("gradient_given_up", after_s=self._leave_s)
-            self._desk.leave(finish=False)
+            self._loop.leave(finish=False)
 
     def _compute(self) -> None:
         self._observers.watchdogs.watch(self._watchdog)
         try:
             while not self._ended.is_set():
-                self._desk.turn()
-                if self._desk.slices != self._slices:
-                    self._change_desk(self._desk.slices)
+                self._loop.turn()
+                if self._loop.slices != self._slices:
+                    self._replace_loop(self._loop.slices)
         except BaseException as fault:  # noqa: BLE001 -- raised again by `run`, in the main thread
             self._fault = fault
         finally:
             self._observers.watchdogs.end(self._watchdog)
-            self._desk.close()
+            self._loop.close()
 
-    def _change_desk(self, slices: int | UnsetType) -> None:
+    def _replace_loop(self, slices: int | UnsetType) -> None:
         """Others hold the weights now: what this worker held of them is in storage."""
         self._log.info("aggregation_changed", slices=None if slices is UNSET else slices)
-        self._desk.close()
+        self._loop.close()
         self._close_groups()
-        self._desk = self._desk_of(slices)
+        self._loop = self._make_loop(slices)
 
 
-def _held(spec: JobSpec, settings: Settings, slices: int) -> Held:
+def _held(spec: JobSpec, settings: Settings, slices: int) -> HeldWeights:
     made_by = spec, settings.tasks
     if not slices:
         return HeldWhole(trainer_of(*made_by)())

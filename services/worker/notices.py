@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.ports.servers import Notice, Notices
+    from common.ports.servers import Notice, PreemptionNotices
     from common.telemetry.logging import EventLogger
 
 # Amazon asks for a look every 5 s of the 120 s that a notice gives, but gives them by best effort,
@@ -26,12 +26,14 @@ class NoticeWatch:
         leaving: Set when the worker shall leave; whoever else sets it ends the watch.
     """
 
-    def __init__(self, notices: Notices, leaving: threading.Event, logger: EventLogger) -> None:
+    def __init__(
+        self, notices: PreemptionNotices, leaving: threading.Event, logger: EventLogger
+    ) -> None:
         self._notices = notices
         self._leaving = leaving
         self._log = logger
         self._outage = Outage(logger, "notices")
-        self._told: Notice | None = None
+        self._reported: Notice | None = None
 
     def start(self, every_s: float = LOOK_S) -> threading.Thread:
         """Look once, before any work is begun, and then again and again until the worker leaves."""
@@ -50,9 +52,9 @@ class NoticeWatch:
             self._outage.met(error)
             return
         self._outage.over()
-        if notice is None or notice == self._told:
+        if notice is None or notice == self._reported:
             return
-        self._told = notice
+        self._reported = notice
         self._log.warning(
             "notice_received",
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(notice.at_s)),

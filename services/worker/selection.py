@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.core.spread import JobDemand, Sightings, View, WorkerPlacement, next_step, with_jobs
+from common.core.spread import (
+    JobDemand,
+    PlacementView,
+    Sightings,
+    WorkerPlacement,
+    next_step,
+    with_jobs,
+)
 from common.errors import OutsideError, UnavailableError
 from common.kafka.names import job_name
 from common.runtime.faults import Patience, kind_of, passes, reason_of
@@ -36,7 +43,7 @@ PATIENCE = Patience(first_s=5.0, longest_s=300.0, healthy_s=60.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class SelectingWorker:
     """Who selects."""
 
     name: str
@@ -63,8 +70,8 @@ class JobSelector:
 
     def __init__(
         self,
-        worker: Worker,
-        book: JobStore,
+        worker: SelectingWorker,
+        job_store: JobStore,
         roster: Roster,
         metrics: ProcessMetrics,
         logger: EventLogger,
@@ -72,7 +79,7 @@ class JobSelector:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._me = worker
-        self._book = book
+        self._job_store = job_store
         self._roster = roster
         self._metrics = metrics
         self._log = logger
@@ -84,12 +91,14 @@ class JobSelector:
         self._since = 0.0
         self._jobs: dict[str, JobRecord] = {}  # all that are not stopped
         self._failing = dict[str, _Failing]()
-        self._told = set[tuple[str, ...]]()  # kinds of failures, each by job
+        self._reported = set[tuple[str, ...]]()  # kinds of failures, each by job
         self._left = set[str]()  # jobs that were told to be left to others
         self._goes = ""
         self._number = 0
         self._look_at = 0.0
-        self._heard = False  # of all jobs: by the first records alone, a stopped one seems to run
+        self._has_read = (
+            False  # of all jobs: by the first records alone, a stopped one seems to run
+        )
         self._sightings = Sightings()
         self._kafka_outage = Outage(logger, "kafka")
         self._roster_outage = Outage(logger, "redis")
@@ -124,16 +133,16 @@ class JobSelector:
             failing = self._failing.setdefault(job, _Failing(0, now))
             if self._job == job and now - self._since >= PATIENCE.healthy_s:
                 failing.failures = 0
-                self._told = {kind for kind in self._told if kind[0] != job}
+                self._reported = {kind for kind in self._reported if kind[0] != job}
             failing.failures += not unavailable
             pause_s = UNAVAILABLE_S if unavailable else PATIENCE.pause_s(failing.failures)
             failing.until = now + pause_s
             if self._job == job:
                 self._job = ""
         kind = (job, *kind_of(error))
-        if kind in self._told:
+        if kind in self._reported:
             return pause_s
-        self._told.add(kind)
+        self._reported.add(kind)
         reason = reason_of(error)
         if unavailable:
             self._log.warning("job_waits", job=job, reason=reason, again_in_s=pause_s)
@@ -150,12 +159,12 @@ class JobSelector:
             OutsideError: If Kafka or Redis did not let us in from the first.
         """
         try:
-            self._hear()
+            self._read_jobs()
             self._kafka_outage.quiet()
         except UnavailableError as error:
             self._kafka_outage.met(error)
         now = self._clock()
-        if not self._heard or (now < self._look_at and self._job):
+        if not self._has_read or (now < self._look_at and self._job):
             return
         self._look_at = now + LOOK_S * (1 + JITTER * (2 * self._random() - 1))
         try:
@@ -166,7 +175,7 @@ class JobSelector:
             if not self._spoke and not error.retriable:
                 raise
             self._roster_outage.met(error)
-            self._follow(View(), now)
+            self._follow(PlacementView(), now)
 
     def close(self) -> None:
         """Say that this worker leaves, and let go of all connections."""
@@ -174,13 +183,13 @@ class JobSelector:
             self._roster.remove(workers=[self._me.name])
         except OutsideError as error:  # then the record runs out
             self._roster_outage.met(error)
-        self._book.close()
+        self._job_store.close()
 
     # --- jobs --------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
-        jobs = self._book.refresh(JOBS_S) if self._heard else self._book.read()
-        self._heard = True
+    def _read_jobs(self) -> None:
+        jobs = self._job_store.refresh(JOBS_S) if self._has_read else self._job_store.read()
+        self._has_read = True
         known = {name: record for name, record in jobs.items() if record.wanted != "stopped"}
         with self._lock:
             before, after = self._jobs.get(self._job), known.get(self._job)
@@ -216,13 +225,13 @@ class JobSelector:
         jobs, workers = self._sightings.forget(now)
         self._roster.remove(jobs, workers)
 
-    def _follow(self, seen: View, now: float) -> bool:
+    def _follow(self, seen: PlacementView, now: float) -> bool:
         """Do what the plan says; returns whether that is news for others."""
         if self._me.only:
             return self._return_to(self._me.only, now)
         me = self._placement(now)
         workers = (*(it for it in seen.workers if it.worker != self._me.name), me)
-        view = with_jobs(View(seen.jobs, workers, seen.stale), self._known())
+        view = with_jobs(PlacementView(seen.jobs, workers, seen.stale), self._known())
         step = next_step(view, self._me.name)
         if step.goes != self._goes:
             self._log.debug("worker_goes", to=step.goes, reason=step.reason)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from common.core import worker_messages as do
 from common.core import worker_messages as events
-from common.core.batching import Run
+from common.core.batching import DecodedRun
 from common.core.liveness import LEAVING
 from common.core.messages import BatchReady, Skipped
 from common.core.spans import Partition
 from common.errors import UnavailableError
-from common.ports.servers import EndReached, Fetched, OutOfRange, Truncated
+from common.ports.servers import Fetched, LogEndReached, LogTruncated, OutOfRange
 from common.telemetry.outages import Outage
-from services.worker.inbox import Inbox
+from services.worker.inbox import WorkerInbox
 from services.worker.rows import joined
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Stream:
         measures: WorkerMetrics,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.inbox = Inbox(machine.is_news)
+        self.inbox = WorkerInbox(machine.is_news)
         self._machine = machine
         self._reader = reader
         self._claims = claims
@@ -87,7 +87,7 @@ class Stream:
         self._log = logger
         self._measures = measures
         self._clock = clock
-        self._truncated = dict[Partition, Truncated]()  # as told last
+        self._truncated = dict[Partition, LogTruncated]()  # as told last
         self._outage = Outage(logger, "kafka")
         self._reading = False
         self._events = deque[events.WorkerEvent]()  # the first is being carried out
@@ -168,7 +168,7 @@ class Stream:
                 self._time_lag.revoke(partitions)
                 self._gate.drop(partitions)
                 self._feed(event)
-            case Fetched() | EndReached() | OutOfRange() | Truncated():
+            case Fetched() | LogEndReached() | OutOfRange() | LogTruncated():
                 self._gate.add(event)
 
     def _take(self, event: OfPartition) -> None:
@@ -176,12 +176,12 @@ class Stream:
             case Fetched():
                 self._time_lag.read(event)
                 self._read(event)
-            case EndReached(partition, end):
+            case LogEndReached(partition, end):
                 self._feed(events.EndReached(partition, end))
             case OutOfRange(partition, bounds):
                 self._log.warning("records_expired", partition=str(partition), start=bounds.start)
                 self._feed(events.FellBehind(partition, bounds.start))
-            case Truncated(partition, at, recreated):
+            case LogTruncated(partition, at, recreated):
                 if self._truncated.get(partition) != event:  # it tries again, now and then
                     self._truncated[partition] = event
                     reason = (
@@ -204,7 +204,7 @@ class Stream:
             self._feed(events.Decoded(self._decode(fetched, begin, max(end, begin + 1))))
             begin = max(end, begin + 1)
 
-    def _decode(self, fetched: Fetched, begin: int, end: int) -> Run:
+    def _decode(self, fetched: Fetched, begin: int, end: int) -> DecodedRun:
         """Decode a whole run at once."""
         decoded = self._codec.decode(fetched.values[begin:end])
         run = offsets = fetched.offsets[begin:end]
@@ -217,7 +217,7 @@ class Stream:
         first_s, last_s = fetched.first_arrival_s, fetched.last_arrival_s
         epoch = fetched.epochs[begin]
         rows = decoded.records
-        return Run(fetched.partition, offsets, skipped, first_s, last_s, epoch, rows)
+        return DecodedRun(fetched.partition, offsets, skipped, first_s, last_s, epoch, rows)
 
     def _report_deliveries(self) -> None:
         try:
@@ -259,7 +259,7 @@ class Stream:
                 else:
                     self._reader.pause()
                     self._log.debug("reading_paused", reason=reason)
-            case do.Heartbeat(status):
+            case do.SendHeartbeat(status):
                 missing = self._gate.missing if status != LEAVING else ""
                 self._board.beat(missing or status)
             case do.ReadLeaderStatus():

@@ -54,13 +54,13 @@ class BatchTraces:
         return delivered
 
     def answered(
-        self, compute: Compute, heard_s: float, reply: Gradient | Failed, *, sent: bool
+        self, compute: Compute, received_s: float, reply: Gradient | Failed, *, sent: bool
     ) -> None:
         """An order has its answer: one gradient of all its batches, or none.
 
         Args:
             compute: The order.
-            heard_s: When it was heard; since 1970.
+            received_s: When it was heard; since 1970.
             reply: What came of it.
             sent: Whether the board took it.
         """
@@ -73,7 +73,7 @@ class BatchTraces:
                 self._tracer.span(
                     trace,
                     "batch.gradient",
-                    heard_s,
+                    received_s,
                     self._clock(),
                     error=error,
                     worker=self._worker,

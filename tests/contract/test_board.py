@@ -148,7 +148,7 @@ def test_another_trigger_under_ones_own_id_is_in_the_way(board: Board) -> None:
     assert not board.post_trigger(trigger(3, 1))
 
 
-def test_whoever_waits_at_one_stream_hears_nothing_of_another(board: Board) -> None:
+def test_reader_of_one_stream_gets_nothing_of_another(board: Board) -> None:
     board.post_trigger(trigger(3, 1), "other")
     assert board.triggers(TriggerId(0, 0), 0.02) == []
     assert board.triggers(TriggerId(0, 0), LONG_S, "other") == [trigger(3, 1)]
@@ -528,7 +528,7 @@ def say_everything(board: Board) -> None:
     board.put_snapshot(3, b"snapshot", "one")
 
 
-def hear_everything(board: Board) -> tuple[object, ...]:
+def read_everything(board: Board) -> tuple[object, ...]:
     return (
         board.get_model(MODEL),
         board.offered_model(),
@@ -555,11 +555,11 @@ EVERYTHING = (
 def test_a_wiped_board_is_empty_and_goes_on(board: Board) -> None:
     say_everything(board)
     board.wipe()
-    assert hear_everything(board) == SILENCE
+    assert read_everything(board) == SILENCE
     assert board.hold_lease("two", LONG_S)
     board.wipe()
     say_everything(board)
-    assert hear_everything(board) == EVERYTHING
+    assert read_everything(board) == EVERYTHING
 
 
 def test_a_wipe_leaves_other_jobs_alone(embedded_redis: EmbeddedRedis) -> None:
@@ -568,8 +568,8 @@ def test_a_wipe_leaves_other_jobs_alone(embedded_redis: EmbeddedRedis) -> None:
         say_everything(other)
     RedisBoard(embedded_redis.url, "a*").wipe()
     RedisBoard(embedded_redis.url, "a*c").wipe()
-    heard = [hear_everything(other) for other in others]
-    assert heard == [EVERYTHING, EVERYTHING, SILENCE, EVERYTHING]
+    found = [read_everything(other) for other in others]
+    assert found == [EVERYTHING, EVERYTHING, SILENCE, EVERYTHING]
 
 
 def test_trigger_ids_go_on_after_a_wipe(board: Board) -> None:
@@ -593,16 +593,16 @@ def test_a_server_that_was_killed_is_unavailable_and_works_again_after(server: S
     board = server.board()
     say_everything(board)
     server.kill()
-    for call in (say_everything, hear_everything):
+    for call in (say_everything, read_everything):
         with pytest.raises(UnavailableError):
             call(board)
     server.restart()
-    assert hear_everything(board) == SILENCE
+    assert read_everything(board) == SILENCE
     say_everything(board)
-    assert hear_everything(board) == EVERYTHING
+    assert read_everything(board) == EVERYTHING
 
 
-def test_a_reader_waiting_on_a_server_that_is_killed_hears_of_it(server: Server) -> None:
+def test_reader_waiting_on_a_server_that_is_killed_gets_an_error(server: Server) -> None:
     with ThreadPoolExecutor() as pool:
         board = server.board()
         board.put_leader_status(leader_status(4))
@@ -623,7 +623,7 @@ def test_garbage_is_left_out_and_counted(server: Server, garbage: bytes) -> None
     board = server.board()
     say_everything(board)
     server.litter(garbage)
-    assert hear_everything(board) == (
+    assert read_everything(board) == (
         b"weights.",
         None,
         [trigger(3, 1)],
@@ -745,10 +745,10 @@ def test_keys_of_another_type_are_garbage_too(embedded_redis: EmbeddedRedis) -> 
         for key in list(client.scan_iter("doll:{types}:*")):
             client.delete(key)
             client.hset(key, "field", "value")
-    assert hear_everything(board) == SILENCE
+    assert read_everything(board) == SILENCE
     assert board.rejected > 0
     say_everything(board)
-    assert hear_everything(board) == EVERYTHING
+    assert read_everything(board) == EVERYTHING
 
 
 # --- what only the one in memory can do ----------------------------------------------------------

@@ -111,16 +111,16 @@ def test_a_server_that_refuses_for_a_while_is_away_and_then_works_again(
 
 
 @pytest.mark.redis
-def test_who_waits_while_the_server_becomes_a_replica_hears_that_it_is_away(
+def test_waiting_caller_gets_an_error_when_the_server_becomes_a_replica(
     board: RedisBoard, admin: redis.Redis
 ) -> None:
-    heard = list[BaseException]()
+    errors = list[BaseException]()
 
     def wait() -> None:
         try:
             board.triggers(TriggerId(-1, 0), 30.0)
         except OutsideError as error:
-            heard.append(error)
+            errors.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -128,7 +128,7 @@ def test_who_waits_while_the_server_becomes_a_replica_hears_that_it_is_away(
         pass
     admin.replicaof(*NOBODY)
     waiting.join()
-    assert [type(error) for error in heard] == [UnavailableError]
+    assert [type(error) for error in errors] == [UnavailableError]
     admin.replicaof("NO", "ONE")
     trigger = UpdateTrigger(TriggerId(3, 1), ModelId(3, 0), ())
     assert board.post_trigger(trigger)
@@ -186,14 +186,14 @@ def test_a_server_that_is_flushed_is_an_empty_one(board: RedisBoard, admin: redi
 
 
 @pytest.mark.redis
-def test_who_was_never_let_in_is_not_told_to_wait(
+def test_caller_that_was_never_let_in_is_not_asked_to_wait(
     server: EmbeddedRedis, admin: redis.Redis
 ) -> None:
     _ask_for_a_password(admin)
     board = RedisBoard(server.url, JOB)
-    with pytest.raises(OutsideError, match="DOLL_REDIS_PASSWORD") as told:
+    with pytest.raises(OutsideError, match="DOLL_REDIS_PASSWORD") as raised:
         board.get_leader_status()
-    assert not told.value.retriable
+    assert not raised.value.retriable
     admin.config_set("requirepass", "")
 
 

@@ -11,7 +11,7 @@ import redis
 
 from common.core.liveness import Heartbeat
 from common.errors import UnavailableError
-from common.ports.servers import Glance
+from common.ports.servers import LiveStatus
 from common.redis.board import RedisBoard
 from common.redis.exchange import LOOK_S, RedisBoards
 from tests.contract.board_fixtures import LONG_S, WORKER, eventually, leader_status
@@ -41,7 +41,7 @@ def exchange(boards: Boards) -> Iterator[Exchange]:
     exchange.close()
 
 
-class _Told(SimpleQueue[Any]):
+class _Answers(SimpleQueue[Any]):
     """What was told, in order."""
 
     def next(self) -> object:
@@ -59,9 +59,9 @@ def test_every_call_is_answered_as_the_board_answers_it(
         boards.board(job).beat(WORKER, "alive", LONG_S, DIGEST)
         boards.board(job).put_leader_status(leader_status(3))
         boards.board(job).hold_lease("another", LONG_S)
-    told = {job: [_Told(), _Told(), _Told()] for job in JOBS}
+    queues = {job: [_Answers(), _Answers(), _Answers()] for job in JOBS}
 
-    for job, (lease, stood, seen) in told.items():
+    for job, (lease, stood, seen) in queues.items():
         exchange.hold_lease(job, "one", LONG_S, lease.put, soon=soon)
         exchange.put_leader_status(job, leader_status(4), stood.put, soon=soon)
         exchange.alive(job, seen.put, soon=soon)
@@ -69,11 +69,11 @@ def test_every_call_is_answered_as_the_board_answers_it(
     for number, job in enumerate(JOBS):
         there = number % 2 == 0
         expected = [not there, there, {WORKER: Heartbeat("alive", DIGEST)} if there else {}]
-        assert [each.next() for each in told[job]] == expected
+        assert [each.next() for each in queues[job]] == expected
         assert boards.board(job).get_leader_status() == leader_status(4)
 
 
-def test_glances_at_boards_are_what_each_board_says(boards: Boards) -> None:
+def test_live_statuses_of_boards_are_what_each_board_says(boards: Boards) -> None:
     seen = [boards.board(job) for job in JOBS]
     for board in seen[::2]:
         board.beat(WORKER, "alive", LONG_S, DIGEST)
@@ -83,35 +83,38 @@ def test_glances_at_boards_are_what_each_board_says(boards: Boards) -> None:
 
     # The second time the workers of the first one are known.
     for _ in range(2):
-        found = boards.glances(seen)
+        found = boards.live_statuses(seen)
         assert found[::2] == [
-            Glance(True, leader_status(3), {WORKER: "alive"}, {"w9": "no task"})  # noqa: FBT003
+            LiveStatus(True, leader_status(3), {WORKER: "alive"}, {"w9": "no task"})  # noqa: FBT003
         ] * len(seen[::2])
-        assert found[1::2] == [Glance(False, None, {}, {})] * len(seen[1::2])  # noqa: FBT003
-    assert boards.glances([]) == []
+        assert found[1::2] == [LiveStatus(False, None, {}, {})] * len(seen[1::2])  # noqa: FBT003
+    assert boards.live_statuses([]) == []
 
 
-def test_glances_at_a_server_that_is_away_are_its_error(server: Server) -> None:
+def test_live_statuses_of_a_server_that_is_away_are_its_error(server: Server) -> None:
     boards = server.boards()
     seen = [boards.board(job) for job in JOBS[:2]]
     server.kill()
-    assert [isinstance(each, UnavailableError) for each in boards.glances(seen)] == [True, True]
+    assert [isinstance(each, UnavailableError) for each in boards.live_statuses(seen)] == [
+        True,
+        True,
+    ]
 
 
 def test_a_lease_is_held_prolonged_and_given_back(
     boards: Boards,
     exchange: Exchange,
 ) -> None:
-    told = _Told()
+    queue = _Answers()
     for _ in range(2):
-        exchange.hold_lease("digits", "one", LONG_S, told.put, soon=True)
-        assert told.next() is True
+        exchange.hold_lease("digits", "one", LONG_S, queue.put, soon=True)
+        assert queue.next() is True
     other = boards.board("digits")
     assert not other.hold_lease("two", LONG_S)
 
     exchange.release_lease("digits", "one")
-    exchange.put_leader_status("digits", leader_status(1), told.put, soon=True)
-    told.next()
+    exchange.put_leader_status("digits", leader_status(1), queue.put, soon=True)
+    queue.next()
 
     eventually(lambda: other.hold_lease("two", LONG_S))  # giving back takes two packets
 
@@ -121,49 +124,49 @@ def test_the_lease_of_a_process_that_ended_is_taken_at_once(server: Server) -> N
     #  one    holds ─── ends
     #  two      refused    told that it holds, though nobody asked again
     one, two = server.boards().exchange(), server.boards().exchange()
-    held, told = _Told(), _Told()
+    held, queue = _Answers(), _Answers()
     _hold(one, held, "digits")
-    _see(two, "two", told)
+    _see(two, "two", queue)
 
     one.close()
 
-    assert told.next() is True
+    assert queue.next() is True
     assert not server.boards().board("digits").hold_lease("one", LONG_S)
     two.close()
 
 
 @on_redis
-def test_whoever_gave_the_lease_back_is_not_told_of_an_end(server: Server) -> None:
+def test_holder_that_released_the_lease_is_not_notified_of_an_end(server: Server) -> None:
     one, two = server.boards().exchange(), server.boards().exchange()
-    held, told = _Told(), _Told()
+    held, queue = _Answers(), _Answers()
     _hold(one, held, "digits")
-    _see(two, "two", told)
+    _see(two, "two", queue)
 
     two.release_lease("digits", "two")
     one.close()
-    two.alive("digits", told.put, soon=True)
+    two.alive("digits", queue.put, soon=True)
 
-    assert told.next() == {}
+    assert queue.next() == {}
     time.sleep(4 * LOOK_S)  # that nothing happens can only be waited for
-    assert told.empty()
+    assert queue.empty()
     two.close()
 
 
 @on_redis
 def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> None:
-    one, told = server.boards().exchange(), {f"c{number}": _Told() for number in range(5)}
-    held = _Told()
-    others = [server.boards().exchange() for _ in told]
+    one, queues = server.boards().exchange(), {f"c{number}": _Answers() for number in range(5)}
+    held = _Answers()
+    others = [server.boards().exchange() for _ in queues]
     _hold(one, held, "digits")
-    for other, (name, answers) in zip(others, told.items(), strict=True):
+    for other, (name, answers) in zip(others, queues.items(), strict=True):
         _see(other, name, answers)
 
     one.close()
 
     board = server.boards().board("digits")
-    eventually(lambda: sum(_holds(answers) for answers in told.values()) == 1)
+    eventually(lambda: sum(_holds(answers) for answers in queues.values()) == 1)
     time.sleep(4 * LOOK_S)
-    assert sum(_holds(answers) for answers in told.values()) == 0
+    assert sum(_holds(answers) for answers in queues.values()) == 0
     assert not board.hold_lease("another", LONG_S)
     for other in others:
         other.close()
@@ -171,39 +174,39 @@ def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> Non
 
 def test_a_holder_that_never_listened_keeps_its_lease(boards: Boards, exchange: Exchange) -> None:
     boards.board("digits").hold_lease("older program", LONG_S * 10)
-    told = _Told()
-    exchange.hold_lease("digits", "two", LONG_S, told.put, soon=True)
-    assert told.next() is False
+    queue = _Answers()
+    exchange.hold_lease("digits", "two", LONG_S, queue.put, soon=True)
+    assert queue.next() is False
     time.sleep(4 * LOOK_S)
-    assert told.empty()
+    assert queue.empty()
 
 
 def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: EmbeddedRedis) -> None:
     one, two = (RedisBoards(embedded_redis.url).exchange() for _ in range(2))
-    held, told = _Told(), _Told()
+    held, queue = _Answers(), _Answers()
     _hold(one, held, "broken")
-    _see(two, "two", told, "broken")
+    _see(two, "two", queue, "broken")
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.client_kill_filter(_type="pubsub")  # of all, as a failover does
         _hold(one, held, "broken")
         eventually(lambda: _listeners(client, "one") == 1)
     time.sleep(4 * LOOK_S)
-    assert told.empty()
+    assert queue.empty()
     one.close()
-    assert told.next() is True
+    assert queue.next() is True
     two.close()
 
 
 def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: EmbeddedRedis) -> None:
     boards = RedisBoards(embedded_redis.url)
     one, two = boards.exchange(), RedisBoards(embedded_redis.url).exchange()
-    held, told = _Told(), _Told()
+    held, queue = _Answers(), _Answers()
     for seems in (True, False):
         _hold(one, held, "twice")
-        _see(two, "two", told, "twice")
+        _see(two, "two", queue, "twice")
         one.close()  # its process goes on: it asks again, and listens
         if seems:
-            assert told.next() is True
+            assert queue.next() is True
             two.release_lease("twice", "two")
             eventually(lambda: not boards.board("twice").is_leased())
         one = boards.exchange()
@@ -212,30 +215,30 @@ def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: Embed
     two.close()
 
 
-def _hold(exchange: Exchange, told: _Told, job: str) -> None:
+def _hold(exchange: Exchange, queue: _Answers, job: str) -> None:
     """Be the lease's holder for long, and be heard by whoever looks from now on."""
-    exchange.hold_lease(job, "one", LONG_S * 10, told.put, soon=True)
-    assert told.next() is True
-    _await_turn(exchange, told, job)
+    exchange.hold_lease(job, "one", LONG_S * 10, queue.put, soon=True)
+    assert queue.next() is True
+    _await_turn(exchange, queue, job)
 
 
-def _see(exchange: Exchange, name: str, told: _Told, job: str = "digits") -> None:
+def _see(exchange: Exchange, name: str, queue: _Answers, job: str = "digits") -> None:
     """Ask for a lease that another has, who is heard before anything else is answered."""
-    exchange.hold_lease(job, name, LONG_S, told.put, soon=True)
-    assert told.next() is False
-    _await_turn(exchange, told, job)
+    exchange.hold_lease(job, name, LONG_S, queue.put, soon=True)
+    assert queue.next() is False
+    _await_turn(exchange, queue, job)
 
 
-def _await_turn(exchange: Exchange, told: _Told, job: str) -> None:
+def _await_turn(exchange: Exchange, queue: _Answers, job: str) -> None:
     """Let all be done that was asked for; a lease that is still refused may be told again."""
-    exchange.alive(job, told.put, soon=True)
-    while (answer := told.next()) is False:
+    exchange.alive(job, queue.put, soon=True)
+    while (answer := queue.next()) is False:
         pass
     assert answer == {}
 
 
-def _holds(told: _Told) -> bool:
-    answers = [told.get_nowait() for _ in range(told.qsize())]
+def _holds(queue: _Answers) -> bool:
+    answers = [queue.get_nowait() for _ in range(queue.qsize())]
     return True in answers
 
 
@@ -247,29 +250,29 @@ def test_what_was_asked_last_is_what_stands_there_in_the_end(
     boards: Boards,
     exchange: Exchange,
 ) -> None:
-    told = _Told()
+    queue = _Answers()
     for number in range(50):
-        exchange.put_leader_status("digits", leader_status(number), told.put, soon=False)
-    exchange.alive("digits", told.put, soon=True)
-    while told.next() != {}:
+        exchange.put_leader_status("digits", leader_status(number), queue.put, soon=False)
+    exchange.alive("digits", queue.put, soon=True)
+    while queue.next() != {}:
         pass
     assert boards.board("digits").get_leader_status() == leader_status(49)
 
 
-def test_a_server_that_is_away_is_told_to_each_and_it_goes_on_afterwards(
+def test_outage_of_the_server_reaches_each_caller_and_calls_work_afterwards(
     server: Server,
     exchange: Exchange,
 ) -> None:
-    told = _Told()
-    exchange.alive("digits", told.put, soon=True)
-    assert told.next() == {}
+    queue = _Answers()
+    exchange.alive("digits", queue.put, soon=True)
+    assert queue.next() == {}
     server.kill()
     for job in JOBS:
-        exchange.alive(job, told.put, soon=True)
-    assert all(isinstance(told.next(), UnavailableError) for _ in JOBS)
+        exchange.alive(job, queue.put, soon=True)
+    assert all(isinstance(queue.next(), UnavailableError) for _ in JOBS)
     server.restart()
-    exchange.alive("digits", told.put, soon=True)
-    assert told.next() == {}
+    exchange.alive("digits", queue.put, soon=True)
+    assert queue.next() == {}
 
 
 def test_what_is_strange_in_one_job_is_nothing_to_the_others(
@@ -281,13 +284,13 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
         client.sadd("doll:{other}:workers", b"\xff")
     shared = RedisBoards(embedded_redis.url)
     exchange = shared.exchange()
-    told = _Told()
+    queue = _Answers()
 
     for job in ("strange", "other", "digits"):
-        exchange.alive(job, told.put, soon=False)
-        exchange.put_leader_status(job, leader_status(4), told.put, soon=False)
+        exchange.alive(job, queue.put, soon=False)
+        exchange.put_leader_status(job, leader_status(4), queue.put, soon=False)
 
-    assert [told.next() for _ in range(6)].count({}) == 3
+    assert [queue.next() for _ in range(6)].count({}) == 3
     assert RedisBoard(embedded_redis.url, "strange").get_leader_status() == leader_status(4)
     exchange.close()
     shared.close()
@@ -295,12 +298,12 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
 
 def test_what_waits_is_sent_before_it_ends(boards: Boards) -> None:
     exchange = boards.exchange()
-    told = _Told()
-    exchange.put_leader_status("closing", leader_status(4), told.put, soon=False)
+    queue = _Answers()
+    exchange.put_leader_status("closing", leader_status(4), queue.put, soon=False)
 
     exchange.close()
 
-    assert told.get_nowait() is False
+    assert queue.get_nowait() is False
 
 
 def test_a_lease_that_runs_out_between_two_steps_is_taken_again() -> None:

@@ -113,7 +113,7 @@ def test_one_alone_is_a_group(together: Together, name: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_death_in_a_call_is_told_to_all_and_the_others_go_on(
+def test_a_death_in_a_call_is_sent_to_all_and_the_others_go_on(
     fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
     # The neighbours of the dead notice; they leave, and so the others do.

@@ -78,7 +78,7 @@ def test_tails_that_must_begin_promptly_share_another_thread(log: KafkaLog, fres
     eventually(lambda: ours() == 0)
 
 
-def test_who_reads_or_writes_when_its_log_is_closed_is_told(log: KafkaLog, fresh: str) -> None:
+def test_users_of_a_closed_log_get_an_error(log: KafkaLog, fresh: str) -> None:
     log.create_topics([NewTopic(fresh)])
     tail, writer = log.tail(Partition(fresh, 0), 0), log.writer()
     assert tail.read(1, 0.01) == []
@@ -98,14 +98,14 @@ def test_whose_sequence_is_broken_ends_so_that_another_writer_goes_on(
     log: KafkaLog, embedded_kafka: EmbeddedKafka, fresh: str, code: int
 ) -> None:
     log.create_topics([NewTopic(fresh)])
-    told, arrived = threading.Event(), list[int | None]()
-    writer = log.writer(on_ready=told.set)
+    notified, arrived = threading.Event(), list[int | None]()
+    writer = log.writer(on_ready=notified.set)
     writer.append(fresh, b"arrives", on_delivered=arrived.append)
     assert writer.flush(PATIENCE_S)
-    told.clear()
+    notified.clear()
     embedded_kafka.control.refuse(_PRODUCE, code)
     writer.append(fresh, b"nobody knows", on_delivered=arrived.append)
-    assert told.wait(PATIENCE_S)
+    assert notified.wait(PATIENCE_S)
     for call in (writer.poll, lambda: writer.append(fresh, b"lost")):
         with pytest.raises(BrokenWriterError) as error:
             call()
@@ -122,10 +122,10 @@ def test_a_fault_of_the_producer_stops_all_its_writers_and_the_next_one_gets_ano
 ) -> None:
     log.create_topics([NewTopic(fresh)])
     embedded_kafka.control.refuse(_INIT_PRODUCER_ID, _CLUSTER_AUTHORIZATION_FAILED)
-    told = threading.Event()
-    first, second = log.writer(on_ready=told.set), log.writer()
+    notified = threading.Event()
+    first, second = log.writer(on_ready=notified.set), log.writer()
     first.append(fresh, b"lost")
-    assert told.wait(PATIENCE_S)
+    assert notified.wait(PATIENCE_S)
     with pytest.raises(DeliveryError):
         first.poll()
     for writer in (first, second):

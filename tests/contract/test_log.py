@@ -243,7 +243,7 @@ def test_a_record_that_no_broker_takes_is_refused_and_its_writer_goes_on(
     assert [record.value for record in everything(rig.log, Partition(fresh, 0))] == [b"small"]
 
 
-def test_a_record_that_its_topic_does_not_take_is_told_and_its_writer_goes_on(
+def test_a_record_that_its_topic_does_not_take_is_reported_and_its_writer_goes_on(
     owned_rig: Rig, fresh: str
 ) -> None:
     owned_rig.log.create_topics([NewTopic(fresh)])
@@ -304,7 +304,7 @@ def test_each_writer_runs_its_own_callbacks_in_its_own_thread(rig: Rig, fresh: s
     assert rig.log.ends([Partition(fresh, 0)]) == {Partition(fresh, 0): 150}
 
 
-def test_a_writer_tells_when_it_has_something_to_do(rig: Rig, fresh: str) -> None:
+def test_writer_notifies_when_it_has_something_to_do(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh)])
     ready, offsets = threading.Event(), list[int | None]()
     with closing(rig.log.writer(on_ready=ready.set)) as writer:

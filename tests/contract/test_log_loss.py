@@ -11,7 +11,7 @@ from common.core.spans import LogPosition, Partition, Span
 from common.core.worker_messages import Assigned
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
 from common.kafka.log import KafkaLog
-from common.ports.servers import Fetched, FoundTopic, LogRecord, NewTopic, StreamEvent, Truncated
+from common.ports.servers import Fetched, FoundTopic, LogRecord, LogTruncated, NewTopic, StreamEvent
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled, on_kafka, one_by_one
 from tests.contract.test_log_placement import joined, next_event, read
 from tests.contract.test_log_readers import next_records
@@ -90,11 +90,11 @@ def next_events(member: StreamReader) -> list[StreamEvent]:
     return events
 
 
-def told(member: StreamReader, known: LogPosition) -> Fetched | Truncated:
+def next_of(member: StreamReader, known: LogPosition) -> Fetched | LogTruncated:
     """What a member tells next of its only partition; its group may have lost it meanwhile."""
     while True:
         for event in next_events(member):
-            if isinstance(event, Fetched | Truncated):
+            if isinstance(event, Fetched | LogTruncated):
                 return event
             if isinstance(event, Assigned):
                 member.place(dict.fromkeys(event.partitions, known))
@@ -113,7 +113,7 @@ def all_offsets(member: StreamReader, known: LogPosition, count: int) -> list[in
     """So many records that a member reads from where it was placed."""
     offsets = list[int]()
     while len(offsets) < count:
-        event = told(member, known)
+        event = next_of(member, known)
         assert isinstance(event, Fetched)
         offsets += event.offsets
     return offsets
@@ -146,7 +146,7 @@ def test_records_have_leader_epochs_wherever_they_are_read(rig: Rig, fresh: str)
 
 
 @on_kafka
-def test_the_end_of_a_log_is_told_with_what_is_known_of_it(rig: Rig, fresh: str) -> None:
+def test_the_end_of_a_log_is_reported_with_what_is_known_of_it(rig: Rig, fresh: str) -> None:
     partition, known = ten(rig, fresh)
     before = rig.log.end_positions([partition, Partition(fresh, 7)])
     assert before == {partition: known}
@@ -232,11 +232,11 @@ def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
         one_by_one(rig, fresh, [b"new"] * grown)
         for tail in (idle, reading):
             assert failure(tail) == (TruncatedError, 6, [])
-        lost = Truncated(partition, 6, recreated=False)
-        assert told(member, known) == lost
+        lost = LogTruncated(partition, 6, recreated=False)
+        assert next_of(member, known) == lost
         # Whoever begins now with what it knew is told, too.
         member.place({partition: known})
-        assert told(member, known) == lost
+        assert next_of(member, known) == lost
         with closing(rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (TruncatedError, 6, [])
         # From where both part it goes on.
@@ -281,7 +281,7 @@ def test_kafka_loses_whole_batches_of_records_and_only_while_it_does_not_run(
 # --- a partition is added -------------------------------------------------------------------------
 
 
-def test_whoever_asked_before_a_partition_was_added_is_told_where_it_ends(
+def test_caller_that_asked_before_a_partition_was_added_learns_where_it_ends(
     owned_rig: Rig, fresh: str
 ) -> None:
     partition, known = ten(owned_rig, fresh)
@@ -321,7 +321,7 @@ def test_whoever_reads_notices_that_a_topic_was_created_anew_and_reads_the_new_o
         assert owned_rig.log.agrees({partition: known}) == {partition: 0}
         assert failure(idle)[:2] == (RecreatedError, 0)
         # No record of the new one is given as if it were the old one's.
-        assert told(member, known) == Truncated(partition, 0, recreated=True)
+        assert next_of(member, known) == LogTruncated(partition, 0, recreated=True)
         with closing(owned_rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (RecreatedError, 0, [])
         read_anew(owned_rig, member, partition, count)

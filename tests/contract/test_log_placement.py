@@ -14,7 +14,7 @@ import pytest
 from common.core.spans import LogPosition, Partition
 from common.core.worker_messages import Assigned
 from common.kafka.epochs import TopicsQuestion
-from common.ports.servers import Bounds, EndReached, Fetched, NewTopic, OutOfRange, Truncated
+from common.ports.servers import Bounds, Fetched, LogEndReached, LogTruncated, NewTopic, OutOfRange
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
@@ -155,34 +155,34 @@ def test_a_placement_in_a_hole_begins_after_it(rig: Rig, fresh: str) -> None:
             assert read(reader, partition, 2) == records[2:]
 
 
-def test_the_end_of_a_log_that_ends_with_holes_is_told_once(group_rig: Rig, fresh: str) -> None:
+def test_the_end_of_a_log_that_ends_with_holes_is_reported_once(group_rig: Rig, fresh: str) -> None:
     """Records 0 to 2 and one more, a hole; then another one, and a hole again."""
     partition = filled(group_rig, fresh, 3)
     group_rig.append_before_hole(partition, b"3")
     with closing(joined(group_rig.log, fresh)) as reader:
         reader.place({partition: 0})
         assert read(reader, partition, 4) == [0, 1, 2, 3]
-        assert next_event(reader) == EndReached(partition, 5)
+        assert next_event(reader) == LogEndReached(partition, 5)
         eventually(lambda: reader.lag() == {partition: 0})
         assert reader.poll(100, 0.1) == ()
         group_rig.append_before_hole(partition, b"5")
         assert read(reader, partition, 1) == [5]
-        assert next_event(reader) == EndReached(partition, 7)
+        assert next_event(reader) == LogEndReached(partition, 7)
         reader.place({partition: 4})
         assert read(reader, partition, 1) == [5]
-        assert next_event(reader) == EndReached(partition, 7)
+        assert next_event(reader) == LogEndReached(partition, 7)
 
 
-def test_out_of_range_is_told_once_and_silent_until_placed_again(rig: Rig, fresh: str) -> None:
+def test_out_of_range_is_reported_once_and_silent_until_placed_again(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 10)
     rig.expire(partition, 4)
     with closing(joined(rig.log, fresh)) as reader:
-        for wrong, told in (
+        for wrong, expected in (
             (3, OutOfRange(partition, Bounds(4, 10))),
-            (11, Truncated(partition, 10, recreated=False)),
+            (11, LogTruncated(partition, 10, recreated=False)),
         ):
             reader.place({partition: wrong})
-            assert next_event(reader) == told
+            assert next_event(reader) == expected
             assert [reader.poll(100, 0.05) for _ in range(3)] == [()] * 3
         reader.place({partition: 4})
         assert read(reader, partition, 6) == list(range(4, 10))

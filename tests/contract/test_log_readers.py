@@ -52,7 +52,7 @@ def test_a_tail_begins_at_its_position(rig: Rig, fresh: str, position: int) -> N
         assert tail.position() == 100
 
 
-def test_a_tail_tells_when_a_record_was_written(rig: Rig, fresh: str) -> None:
+def test_tail_gives_the_time_at_which_a_record_was_written(rig: Rig, fresh: str) -> None:
     before_s = time.time()
     partition = filled(rig, fresh, 3)
     with closing(rig.log.tail(partition, 0)) as tail:
@@ -127,7 +127,7 @@ def test_a_tail_above_the_end_is_truncation(rig: Rig, fresh: str) -> None:
         eventually(lambda: tail.read(10, 0.1))
 
 
-def test_a_tail_tells_when_there_is_something_to_read(rig: Rig, fresh: str) -> None:
+def test_tail_notifies_when_there_is_something_to_read(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 2)
     ready, offsets = threading.Event(), list[int]()
 
@@ -145,7 +145,7 @@ def test_a_tail_tells_when_there_is_something_to_read(rig: Rig, fresh: str) -> N
         eventually(lambda: is_read(tail, 3))
 
 
-def test_a_tail_tells_when_there_is_something_to_raise(rig: Rig, fresh: str) -> None:
+def test_tail_notifies_when_there_is_something_to_raise(rig: Rig, fresh: str) -> None:
     partition, ready = filled(rig, fresh, 10), threading.Event()
     rig.expire(partition, 6)
 
@@ -220,14 +220,14 @@ def test_a_tail_that_nobody_reads_keeps_no_other_waiting_and_loses_nothing(
     assert offsets == list(range(count))
 
 
-def test_who_reads_or_writes_a_deleted_topic_hears_of_it_and_nobody_else_does(
+def test_users_of_a_deleted_topic_get_an_error_and_nobody_else_does(
     owned_rig: Rig, fresh: str
 ) -> None:
     doomed, kept = filled(owned_rig, fresh, 3), filled(owned_rig, f"{fresh}-kept", 1)
-    never, told = Partition(f"{fresh}-never", 0), threading.Event()
+    never, notified = Partition(f"{fresh}-never", 0), threading.Event()
     with (
         closing(owned_rig.log.writer()) as writer,
-        closing(owned_rig.log.tail(doomed, 0, told.set)) as tail,
+        closing(owned_rig.log.tail(doomed, 0, notified.set)) as tail,
         closing(owned_rig.log.tail(kept, 0)) as other,
         closing(owned_rig.log.tail(never, 0)) as idle,
         closing(owned_rig.log.spans()) as spans,
@@ -237,10 +237,10 @@ def test_who_reads_or_writes_a_deleted_topic_hears_of_it_and_nobody_else_does(
         assert writer.flush(PATIENCE_S)
         assert len(next_records(tail, 4)) == 4
         assert len(next_records(other, 1)) == 1
-        told.clear()
+        notified.clear()
         owned_rig.delete_topic(doomed.topic)
         with suppress(UnknownTopicError):  # or later, when it is sent
-            writer.append(doomed.topic, b"too late", on_failed=lambda _: told.set())
+            writer.append(doomed.topic, b"too late", on_failed=lambda _: notified.set())
 
         def span_is_gone() -> bool:
             try:
@@ -250,7 +250,7 @@ def test_who_reads_or_writes_a_deleted_topic_hears_of_it_and_nobody_else_does(
 
         with pytest.raises(UnknownTopicError):
             eventually(span_is_gone)
-        assert told.wait(PATIENCE_S)
+        assert notified.wait(PATIENCE_S)
         for gone in (tail, tail, idle):  # it stays so
             with pytest.raises(UnknownTopicError):
                 gone.read(1, PATIENCE_S)

@@ -17,7 +17,7 @@ from tests.metadata_server import MetadataServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.ports.servers import Notices
+    from common.ports.servers import PreemptionNotices
 
 PATIENCE_S = 20.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0
@@ -29,7 +29,7 @@ class Machine:
     """Who gives notices, and where the worker looks for them."""
 
     provider: MemoryNotices | MetadataServer
-    notices: Notices
+    notices: PreemptionNotices
 
 
 @pytest.fixture(params=["memory", "ec2"])

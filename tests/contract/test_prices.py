@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import UnavailableError
 from common.spot.fleets.ec2.prices import Ec2Prices
-from common.spot.fleets.prices import FixedPrices, PricesTogether, TracePrices
+from common.spot.fleets.prices import FixedPrices, PricesTogether, ReplayedPrices
 from common.spot.machines import Offer, by_pool
 from common.spot.market.market_file import Ec2Provider, SpotPool
 from common.spot.traces.spec import TraceSpec
@@ -29,10 +29,10 @@ POOLS = {"small", "big"}
 SERIES = "seconds,small,big\n0,0.1,0.4\n60,0.2,0.3\n120,0.1,0.3\n"
 
 
-def replayed(folder: Path) -> TracePrices:
+def replayed(folder: Path) -> ReplayedPrices:
     (folder / "prices.csv").write_text(SERIES)
     specs = {pool: TraceSpec(file="prices.csv", column=pool) for pool in POOLS}
-    return TracePrices(specs, folder, 1000.0, ManualClock(1234.0))
+    return ReplayedPrices(specs, folder, 1000.0, ManualClock(1234.0))
 
 
 def of_ec2(server: Ec2Server) -> Ec2Prices:

@@ -41,7 +41,7 @@ def test_entries_stand_in_one_order_and_are_read_from_any_position(rendezvous: R
     assert rendezvous.entries("none", "", 0.01) == []
 
 
-def test_who_waits_is_told_at_once(rendezvous: Rendezvous) -> None:
+def test_waiting_caller_is_notified_at_once(rendezvous: Rendezvous) -> None:
     later = threading.Timer(0.02, rendezvous.leave, ("view-1", "key", b"value"))
     later.start()
 

@@ -95,8 +95,8 @@ def test_finder_goes_on_within_5_s_of_a_good_answer_and_logs_one_outage(
     assert codec.decode(RECORDS).records["id"].tolist() == [1]
     until(lambda: not finder.missing, "the outage is over")
     finder.close()
-    told = [each.getMessage() for each in caplog.records if "registry" in each.getMessage()]
-    assert told == ["schema_registry_unavailable", "schema_registry_recovered"]
+    logged = [each.getMessage() for each in caplog.records if "registry" in each.getMessage()]
+    assert logged == ["schema_registry_unavailable", "schema_registry_recovered"]
 
 
 def test_a_fault_of_the_codec_or_of_the_topic_does_not_end_the_finder() -> None:
@@ -149,7 +149,7 @@ def test_slow_registry_is_asked_again_and_its_late_answer_counts(
         (said(b"", 503), UnavailableError),
     ],
 )
-def test_why_a_schema_is_missing_is_told_apart(
+def test_reasons_why_a_schema_is_missing_are_distinguished(
     server: OddServer, answer: Answer | None, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if answer is hangs:

@@ -173,7 +173,7 @@ def test_who_is_let_in_shows_a_token_and_who_is_not_reads_what_to_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "told"),
+    ("answer", "kind", "message"),
     [
         (httpx2.Response(503), UnavailableError, "status 503"),
         (httpx2.Response(429), UnavailableError, "status 429"),
@@ -190,10 +190,10 @@ def test_who_is_let_in_shows_a_token_and_who_is_not_reads_what_to_set() -> None:
         ),
     ],
 )
-def test_trouble_is_told_in_one_line(answer: httpx2.Response, kind: type, told: str) -> None:
+def test_error_is_one_line(answer: httpx2.Response, kind: type, message: str) -> None:
     fake = FakeMlflow()
     fake.answers["experiments/get-by-name"] = answer
-    with pytest.raises(kind, match=told) as raised:
+    with pytest.raises(kind, match=message) as raised:
         mlflow(fake).begin("Default", "digits", JOB, {})
     assert "\n" not in str(raised.value)
 

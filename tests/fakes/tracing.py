@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from common.core.spans import Address
 
 
-class ToldSpan(NamedTuple):
+class RecordedSpan(NamedTuple):
     """A span as it was told."""
 
     trace: BatchTrace
@@ -30,7 +30,7 @@ class MemoryTracer:
     """
 
     def __init__(self, ratio: float = 1.0) -> None:
-        self.spans = list[ToldSpan]()
+        self.spans = list[RecordedSpan]()
         self.closed = False
         self._ratio = ratio
 
@@ -51,12 +51,12 @@ class MemoryTracer:
         **attributes: Attribute,
     ) -> None:
         """Keep it."""
-        self.spans.append(ToldSpan(trace, name, start_s, end_s, root, error, attributes))
+        self.spans.append(RecordedSpan(trace, name, start_s, end_s, root, error, attributes))
 
     def close(self) -> None:
         """Remember that it was closed."""
         self.closed = True
 
-    def named(self, name: SpanName) -> list[ToldSpan]:
+    def named(self, name: SpanName) -> list[RecordedSpan]:
         """The spans of this name, as they were told."""
         return [span for span in self.spans if span.name == name]

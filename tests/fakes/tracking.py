@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import DollError, UnavailableError, UserError
-from common.ports.tracking import Metric, ModelVersion, Run, RunStatus
+from common.ports.tracking import Metric, ModelVersion, RunStatus, TrackedRun
 
 
 @dataclass
@@ -38,7 +38,7 @@ class MemoryTracking:
         self.runs = dict[str, MemoryRun]()
         self.models = dict[str, dict[str, MemoryVersion]]()  # by name and number
         self.aliases = dict[tuple[str, str], str]()
-        self.trouble: DollError | None = None  # what each call raises
+        self.error: DollError | None = None  # what each call raises
         self.loses_answers = False  # does what is asked, and says nothing
         self.calls = 0
 
@@ -48,7 +48,7 @@ class MemoryTracking:
         name: str,
         identity: Mapping[str, str],
         parameters: Mapping[str, str],
-    ) -> Run:
+    ) -> TrackedRun:
         self._called()
         if experiment not in self.experiments:
             raise UserError(f'there is no experiment "{experiment}"')
@@ -61,7 +61,7 @@ class MemoryTracking:
         made = MemoryRun(experiment, name, dict(parameters), dict(identity))
         run = self.runs.setdefault(key, made)
         self._answers()
-        return Run(key, run.status, dict(run.tags))
+        return TrackedRun(key, run.status, dict(run.tags))
 
     def log(self, run: str, metrics: Sequence[Metric], tags: Mapping[str, str]) -> None:
         self._called()
@@ -118,8 +118,8 @@ class MemoryTracking:
 
     def _called(self) -> None:
         self.calls += 1
-        if self.trouble is not None:
-            raise self.trouble
+        if self.error is not None:
+            raise self.error
 
     def _answers(self) -> None:
         if self.loses_answers:

@@ -133,7 +133,7 @@ class Cluster:
         self._counting = CountingJob(spec, settings, self.log, partitions=2)
         self.board = self._counting.board
         self._writer = self.log.writer()
-        self._book = JobStore(self.log)
+        self._job_store = JobStore(self.log)
         self._produced = 0
 
     def start(self, service: str, name: str, job: str = "", **settings: object) -> None:
@@ -191,13 +191,13 @@ class Cluster:
         for child in self._children.values():
             child.kill()
         await_condition(self._all_stopped, "all jobs are stopped")
-        self._book.close()
+        self._job_store.close()
         self.log.close()
 
     def _all_stopped(self) -> bool:
-        for job, record in self._book.read().items():
+        for job, record in self._job_store.read().items():
             if record.wanted != "stopped":
-                self._book.want(job, "stopped", "the test is over")
+                self._job_store.want(job, "stopped", "the test is over")
         return True
 
     def said(self, name: str) -> str:
@@ -236,7 +236,7 @@ class Cluster:
 
     def record(self) -> JobRecord:
         """The job as the jobs topic has it."""
-        return self._book.get(self.job)
+        return self._job_store.get(self.job)
 
     def wanted(self) -> str:
         """What the jobs topic wants of the job."""
@@ -244,11 +244,11 @@ class Cluster:
 
     def want(self, wanted: Wanted) -> None:
         """Stop or resume the job."""
-        self._book.want(self.job, wanted, "the test says so")
+        self._job_store.want(self.job, wanted, "the test says so")
 
     def purge(self) -> Remains:
         """Make the job's name free."""
-        return purge(self.job, self._book, connect(self.settings))
+        return purge(self.job, self._job_store, connect(self.settings))
 
     def submit_again(self) -> str:
         """Submit the job once more; returns its id."""
@@ -259,11 +259,11 @@ class Cluster:
 
     def resume_after_loss(self, read_from: ReadFrom = "") -> None:
         """Let the job go on after it was held for a loss."""
-        self._book.resume_after_loss(self.job, "the test says so", read_from=read_from)
+        self._job_store.resume_after_loss(self.job, "the test says so", read_from=read_from)
 
     def change(self, **changed: Value) -> None:
         """Change settings of the job while it runs."""
-        self._book.change(self.job, changed, "the test says so")
+        self._job_store.change(self.job, changed, "the test says so")
 
     def bootstrap(self) -> str:
         """Kafka's address, for a plain client."""

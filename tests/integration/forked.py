@@ -15,7 +15,7 @@ import torch
 
 if __name__ == "__main__":
     ones = torch.ones(1000, 1000, requires_grad=True)
-    told = {
+    found = {
         "arguments": sys.argv[1:],
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
@@ -29,7 +29,7 @@ if __name__ == "__main__":
         # Works only where the threads of torch's gradients were not begun before.
         "gradient": torch.autograd.grad(torch.sum(ones), ones)[0].sum().item(),
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     if sys.argv[1] == "wait":
         # A core would be left in the working directory.

@@ -13,7 +13,7 @@ import pytest
 
 from common.api.keys import KeyStore
 from common.embedded.process import free_port
-from common.embedded.services import Service
+from common.embedded.services import EmbeddedService
 from common.embedded.stack import EmbeddedStack
 from common.ports.servers import NewTopic
 from common.runtime.connect import open_log
@@ -30,7 +30,7 @@ LONG_S = 20.0
 class Served(NamedTuple):
     """A process and a client that knows its certificate and a key."""
 
-    process: Service
+    process: EmbeddedService
     client: httpx2.Client
 
 
@@ -45,7 +45,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
                 log.create_topics([NewTopic(stream)])
             key, _ = keys.create("olga", "operator")
         api = {"api_port": port, "api_tls_cert": str(pair.cert), "api_tls_key": str(pair.key)}
-        process = Service("admin", "a1", stack.settings.model_copy(update=api), tmp_path)
+        process = EmbeddedService("admin", "a1", stack.settings.model_copy(update=api), tmp_path)
         trust = ssl.create_default_context(cafile=str(authority.cert))
         headers = {"Authorization": f"Bearer {key}"}
         with httpx2.Client(
@@ -56,7 +56,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         process.stop()
 
 
-def await_ready(process: Service, client: httpx2.Client) -> None:
+def await_ready(process: EmbeddedService, client: httpx2.Client) -> None:
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         assert process.exit_code is None, process.last_words()

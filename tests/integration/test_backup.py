@@ -110,16 +110,16 @@ def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
             lambda: all(job.version() > before for job, before in zip(jobs, versions, strict=True)),
             "running services continue",
         )
-        with closing(JobStore(log)) as book, pytest.raises(ConflictError) as refused:
-            book.submit(first.spec)
+        with closing(JobStore(log)) as job_store, pytest.raises(ConflictError) as refused:
+            job_store.submit(first.spec)
         assert "bring the records back with `doll restore FILE`" in str(refused.value)
         assert "--purge" not in str(refused.value)
 
         restored = doll(settings, "restore", file)
         assert restored.returncode == 0, restored.stderr
         await_condition(lambda: readiness(api) == "", "the admin service is ready again")
-        with closing(JobStore(log)) as book:
-            assert [book.get(name) for name in NAMES] == records
+        with closing(JobStore(log)) as job_store:
+            assert [job_store.get(name) for name in NAMES] == records
 
     answer = api.patch(f"/v1/jobs/{first.job}", json={"group_size": 3, "reason": "a test"})
     assert answer.status_code == 200, answer.text

@@ -92,8 +92,8 @@ class World:
 
     def record(self, name: str) -> JobRecord:
         """A job as it is now."""
-        with closing(JobStore(self.cluster.log)) as book:
-            return book.get(name)
+        with closing(JobStore(self.cluster.log)) as job_store:
+            return job_store.get(name)
 
     def values(self, name: str, count: int) -> list[bytes]:
         """The first records of a job, as a producer writes them."""
@@ -230,7 +230,7 @@ def test_a_job_whose_task_no_replica_may_import_waits_until_one_comes_that_may(
     assert not world.record("unlisted").held
 
 
-def test_of_a_record_too_large_for_a_dead_letter_the_letter_has_the_beginning(world: World) -> None:
+def test_dead_letter_of_a_record_too_large_for_it_has_the_beginning(world: World) -> None:
     job = world.jobs["large-record"]
     await_condition(job.drained, "the records beside it are trained")
     assert job.unlearned(job.audit(), 16) == []

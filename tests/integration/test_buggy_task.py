@@ -110,9 +110,11 @@ def produce(cluster: Cluster, job: CountingJob, begin: int, end: int) -> None:
 
 def held(cluster: Cluster, job: CountingJob) -> JobRecord:
     """The job's record, once it is held."""
-    with closing(JobStore(cluster.log)) as book:
-        await_condition(lambda: book.get(job.name).held, f"{job.name} is held", patience_s=60.0)
-        return book.get(job.name)
+    with closing(JobStore(cluster.log)) as job_store:
+        await_condition(
+            lambda: job_store.get(job.name).held, f"{job.name} is held", patience_s=60.0
+        )
+        return job_store.get(job.name)
 
 
 def doll(environ: dict[str, str], *arguments: str) -> str:
@@ -204,5 +206,5 @@ def test_rest_of_one_record_waits_for_another_where_the_network_has_batch_norm(
     await_condition(job.drained, "everything is trained", patience_s=60.0)
     audit = job.audit()
     assert (audit.flaws, audit.quarantined, audit.trained) == ((), (), 2)
-    with closing(JobStore(cluster.log)) as book:
-        assert not book.get(job.name).held
+    with closing(JobStore(cluster.log)) as job_store:
+        assert not job_store.get(job.name).held

@@ -13,7 +13,7 @@ import pytest
 
 from common.config.settings import Settings
 from common.core.audit import audit
-from common.embedded.services import Service, environment_of, stop_all
+from common.embedded.services import EmbeddedService, environment_of, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
@@ -50,8 +50,8 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     logs.mkdir()
     with EmbeddedStack(Settings(threads=1), blobs=tmp_path / "blobs") as stack:
         services = [
-            Service("coordinator", "coordinator-1", stack.settings, logs, forks=True),
-            Service("worker", "worker-1", stack.settings, logs, forks=True),
+            EmbeddedService("coordinator", "coordinator-1", stack.settings, logs, forks=True),
+            EmbeddedService("worker", "worker-1", stack.settings, logs, forks=True),
         ]
         try:
             with served(stack.settings, logs) as settings:
@@ -91,8 +91,8 @@ def test_a_data_set_larger_than_the_broker_is_refused_or_follows_a_job_and_is_tr
     sent = doll(settings, *send, "--job", "large", "--max-lag", "4000")
     assert "sent 14,000 records to large" in sent.stderr
 
-    with closing(JobStore(log)) as book:
-        record = book.get("large")
+    with closing(JobStore(log)) as job_store:
+        record = job_store.get("large")
 
     def trained() -> int:
         control = read_decoded(log, control_topic(record.id), decode_claim)

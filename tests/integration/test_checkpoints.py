@@ -150,9 +150,9 @@ def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
         saved = [from_bytes(data) for data in board.snapshots()]
         return [set(unpack(each.trainer)[0]["weights"].tolist()) for each in saved if each.trainer]
 
-    told = submit(first, "second", "first@best")
-    assert "it begins with the checkpoint" in told
-    assert "of first: weights and optimizer state (sgd)" in told
+    output = submit(first, "second", "first@best")
+    assert "it begins with the checkpoint" in output
+    assert "of first: weights and optimizer state (sgd)" in output
     await_condition(lambda: {-1.0} in weights(), "version 0 has the weights of the first job")
     first.start("worker", "w2", "second")
     await_condition(lambda: {-2.0} in weights(), "it has trained on every record once more")
@@ -171,16 +171,16 @@ def submit(cluster: Cluster, name: str, source: str) -> str:
         ).stdout
 
 
-def test_the_leader_tells_the_age_of_its_newest_checkpoint_and_no_other(make: Make) -> None:
+def test_the_leader_reports_the_age_of_its_newest_checkpoint_and_no_other(make: Make) -> None:
     cluster = make("scraped", 100, OFTEN)
     ports = {name: free_port() for name in ("c1", "c2")}
     for name, port in ports.items():
         cluster.start("coordinator", name, metrics_port=port)
-    told = 'doll_checkpoint_age_seconds{job_name="scraped"}'
+    metric = 'doll_checkpoint_age_seconds{job_name="scraped"}'
     counts = 'doll_checkpoint_failures_total{job_name="scraped"} 0.0'
 
     def leaders() -> list[str]:
-        return [name for name, port in ports.items() if told in scraped(port)]
+        return [name for name, port in ports.items() if metric in scraped(port)]
 
     await_condition(lambda: all(counts in scraped(port) for port in ports.values()), "both serve")
     await_condition(lambda: len(leaders()) == 1, "the leader tells an age")

@@ -155,8 +155,8 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
         stack.up(name, count=2 if name == "worker" else 1)
     await_condition(lambda: stack.well() or bool(stack.ended()), "all services are healthy")
     assert not stack.ended()
-    desk = tmp_path / "desk"
-    desk.mkdir()
+    workdir = tmp_path / "workdir"
+    workdir.mkdir()
     path = programs(tmp_path / "bin", doll_program)
     compose_program(tmp_path / "bin", stack, doll_program)
     # The guide's own commands say where everything is: by the ports that are published.
@@ -169,11 +169,11 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
         assert published in text
         text = text.replace(published, ours)
     guide.write_text(text)
-    reader = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(desk)}
-    wrong = what_goes_wrong([str(guide)], desk, reader, GUIDE_S)
+    reader = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(workdir)}
+    wrong = what_goes_wrong([str(guide)], workdir, reader, GUIDE_S)
 
     assert not wrong, wrong
-    assert (desk / "digits.safetensors").stat().st_size > 1000
+    assert (workdir / "digits.safetensors").stat().st_size > 1000
     _, client = storage
 
     def checkpoints() -> list[str]:
@@ -190,14 +190,14 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     assert set(stack.stop().values()) == {0}
 
 
-def test_redis_lets_nobody_in_without_the_password_and_keeps_what_it_was_told(
+def test_redis_lets_nobody_in_without_the_password_and_keeps_what_was_written(
     redis_url: str, secrets: Path
 ) -> None:
     with pytest.raises(redis.AuthenticationError):
         redis.Redis.from_url(redis_url).get("key")
     password = (secrets / "redis_password").read_text().strip()
     inside = redis.Redis.from_url(redis_url, password=password)
-    told = inside.config_get("*")
-    assert told["appendonly"] == "yes"
-    assert told["maxmemory-policy"] == "noeviction"
-    assert told["maxmemory"] == str(512 << 20)
+    config = inside.config_get("*")
+    assert config["appendonly"] == "yes"
+    assert config["maxmemory-policy"] == "noeviction"
+    assert config["maxmemory"] == str(512 << 20)

@@ -66,17 +66,17 @@ def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged
             for name, expression in queries().items()
         }
 
-        def all_told() -> bool:
+        def all_reported() -> bool:
             for name, query in list(empty.items()):
                 if finite(prometheus.now(query)):
                     del empty[name]
             return not empty
 
         try:
-            await_condition(all_told, "every query gives a number", PATIENCE_S)
+            await_condition(all_reported, "every query gives a number", PATIENCE_S)
         except AssertionError:
-            told = "\n".join(f"{name}\n    {query}" for name, query in empty.items())
-            pytest.fail(f"{len(empty)} queries give nothing:\n{told}")
+            listed = "\n".join(f"{name}\n    {query}" for name, query in empty.items())
+            pytest.fail(f"{len(empty)} queries give nothing:\n{listed}")
         await_condition(
             lambda: all(rule.health == "ok" for rule in prometheus.alerts()),
             "every alert was judged",

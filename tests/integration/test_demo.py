@@ -137,7 +137,7 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
 
 
 @pytest.mark.nightly
-def test_a_demo_on_rented_machines_tells_what_they_cost_and_gives_all_back(
+def test_demo_on_rented_machines_reports_their_cost_and_releases_all(
     tmp_path: Path, temporary: Path
 ) -> None:
     seen = set[int]()
@@ -183,7 +183,7 @@ def test_rented_machines_end_with_a_demo_that_is_killed(tmp_path: Path, temporar
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_demo_that_is_told_to_end_leaves_nothing_running(
+def test_demo_that_is_stopped_leaves_nothing_running(
     tmp_path: Path, temporary: Path, how: signal.Signals
 ) -> None:
     said = tmp_path / "said"
@@ -292,7 +292,10 @@ def test_task_that_ends_its_process_ends_no_stack_and_no_other_job(
         spec = counting_job("dying", 8, 0.0)
         dying = CountingJob(
             spec.model_copy(
-                update={"strikes": 1, "task": spec.task.model_copy(update={"entrypoint": task})}
+                update={
+                    "max_failures": 1,
+                    "task": spec.task.model_copy(update={"entrypoint": task}),
+                }
             ),
             settings,
             innocent.log,

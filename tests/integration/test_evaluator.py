@@ -10,7 +10,7 @@ import pytest
 
 from common.core.audit import audit
 from common.core.messages import Drifted, Evaluated, ModelId
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
@@ -71,28 +71,28 @@ class Training:
         self.log = open_log(settings)
         for stream in (*self.streams, f"{name}-held-out"):
             self.log.create_topics([NewTopic(stream)])
-        with closing(JobStore(self.log)) as book:
-            self.first = book.submit(self.spec).first
+        with closing(JobStore(self.log)) as job_store:
+            self.first = job_store.submit(self.spec).first
         self.board = open_board(settings, name)
         self._writer = self.log.writer()
         self._chance = np.random.default_rng(1)
         self.offered = dict[ModelId, bytes]()
         self.held_out = self._records(0, HELD_OUT)
         self._write(f"{name}-held-out", self.held_out)
-        self._services = list[Service]()
+        self._services = list[EmbeddedService]()
         for kind in ("coordinator", "worker"):
             self.start(kind, f"{kind[0]}1")
 
-    def start(self, kind: str, name: str) -> Service:
+    def start(self, kind: str, name: str) -> EmbeddedService:
         """Start a process."""
-        service = Service(kind, name, self._settings, self._folder, forks=True)
+        service = EmbeddedService(kind, name, self._settings, self._folder, forks=True)
         self._services.append(service)
         return service
 
     def close(self) -> None:
         """End all processes, and the job."""
-        with closing(JobStore(self.log)) as book:
-            book.want(self.spec.name, "stopped", "the test is over")
+        with closing(JobStore(self.log)) as job_store:
+            job_store.want(self.spec.name, "stopped", "the test is over")
         stop_all([each for each in self._services if each.exit_code is None])
         self._writer.close()
         self.board.close()
@@ -106,11 +106,11 @@ class Training:
     def train(self, updates: int, *, turned: bool = False) -> None:
         """Write step by step, so that each version is judged before a newer one is offered."""
         for _ in range(updates // EVERY):
-            before = len(self.told())
+            before = len(self.evaluations())
             self.produce(EVERY, turned=turned)
-            await_condition(lambda n=before: len(self.told()) > n, "it is judged")  # type: ignore[misc]
+            await_condition(lambda n=before: len(self.evaluations()) > n, "it is judged")  # type: ignore[misc]
 
-    def told(self) -> list[Evaluated]:
+    def evaluations(self) -> list[Evaluated]:
         """Results on the test set; notes what is offered besides."""
         found = self.board.offered_model()
         if found is not None:
@@ -142,7 +142,7 @@ def training(
     made.close()
 
 
-def test_what_is_told_of_versions_is_so_and_the_stream_that_changed_is_found(
+def test_evaluations_of_versions_are_right_and_the_stream_that_changed_is_found(
     training: Training,
 ) -> None:
     training.start("evaluator", "e1")
@@ -150,17 +150,17 @@ def test_what_is_told_of_versions_is_so_and_the_stream_that_changed_is_found(
     training.train(30, turned=True)
 
     records = training.updates()
-    told = training.told()
+    evaluations = training.evaluations()
     # It learns, and the test set says so.
-    best = max(each.test["accuracy"] for each in told)
-    assert told[0].records == HELD_OUT
+    best = max(each.test["accuracy"] for each in evaluations)
+    assert evaluations[0].records == HELD_OUT
     assert best > 0.95
-    assert all(each.model.version % EVERY == 0 for each in told)
+    assert all(each.model.version % EVERY == 0 for each in evaluations)
     # The same weights, judged by other means.
     task = task_of(training.spec, ())
     model = FlatModel(build_model(task, 0))
     checked = 0
-    for each in told:
+    for each in evaluations:
         weights = training.offered.get(each.model)
         if weights is not None:
             expected = evaluate(task, model, weights_in(weights)[0], training.held_out, HELD_OUT)
@@ -190,20 +190,20 @@ def test_an_evaluator_that_is_killed_goes_on_where_it_was(training: Training) ->
     first = training.start("evaluator", "e1")
     training.train(20)
     first.kill()
-    before = len(training.told())
+    before = len(training.evaluations())
     training.produce(4 * EVERY)  # nobody judges these
     await_condition(
         lambda: max(model.version for model in _seen(training)) >= 30, "versions go by unjudged"
     )
     training.start("evaluator", "e2")
-    await_condition(lambda: len(training.told()) > before, "the newest is judged")
+    await_condition(lambda: len(training.evaluations()) > before, "the newest is judged")
     training.train(10)
 
-    versions = [each.model.version for each in training.told()]
+    versions = [each.model.version for each in training.evaluations()]
     assert versions == sorted(set(versions))  # none twice
     assert versions[before] >= 30
 
 
 def _seen(training: Training) -> dict[ModelId, bytes]:
-    training.told()
+    training.evaluations()
     return training.offered

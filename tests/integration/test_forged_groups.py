@@ -118,11 +118,11 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
         "made: it holds version 1000000",
     ),
     "a trigger that nobody posted": (
-        lambda t: state(t, heard=TriggerId(t.id.epoch, 2**62)),
+        lambda t: state(t, last_trigger=TriggerId(t.id.epoch, 2**62)),
         "heard: it names a trigger",
     ),
     "another leader's trigger": (
-        lambda t: state(t, heard=TriggerId(t.id.epoch + 1, 1)),
+        lambda t: state(t, last_trigger=TriggerId(t.id.epoch + 1, 1)),
         "heard: it names a trigger",
     ),
     "the newest version in nobody's hands": (lambda t: state(t, made=made(t)), ""),
@@ -133,7 +133,10 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
     ),
     "an old report of a member": (
         lambda t: state(
-            t, worker=WorkerId("w1"), life=member(t, "w1").life, heard=TriggerId(t.id.epoch, 1)
+            t,
+            worker=WorkerId("w1"),
+            life=member(t, "w1").life,
+            last_trigger=TriggerId(t.id.epoch, 1),
         ),
         "",
     ),
@@ -162,19 +165,21 @@ def test_a_group_goes_on_after_forged_reports_and_says_what_was_refused(
     for name in ("c1", "w1", "w2"):
         cluster.start("coordinator" if name == "c1" else "worker", name)
     goes_on(cluster, "a beginning")
-    for case, (forge, told) in REPORTS.items():
+    for case, (forge, reason) in REPORTS.items():
 
-        def is_told(forge: Callable[[UpdateTrigger], GroupReply] = forge, told: str = told) -> bool:
+        def is_reported(
+            forge: Callable[[UpdateTrigger], GroupReply] = forge, reason: str = reason
+        ) -> bool:
             """Forge once more: a report counts only as the answer to the newest question."""
             trigger = newest(cluster)
             raw = msgspec.Raw(msgspec.msgpack.encode(forge(trigger)))  # nobody has checked it
             said = wire.frame(msgspec.msgpack.encode((cluster.job, raw)), b"")
             admin.rpush(f"doll:{{{trigger.reply_to}}}:replies", said)
-            return told in cluster.said("c1")
+            return reason in cluster.said("c1")
 
         digest = cluster.board.heartbeats()[WorkerId("w1")].digest
         cluster.board.beat(FORGER, "alive", 600.0, digest)
-        await_condition(is_told, f"{case}: the log says why")
+        await_condition(is_reported, f"{case}: the log says why")
         goes_on(cluster, case)
     assert_each_record_counts_once(cluster, records)
     assert cluster.audit().taken_back == 0
@@ -213,7 +218,7 @@ def test_a_job_goes_on_after_a_forged_hot_snapshot_that_is_ahead_of_kafka(
     assert_each_record_counts_once(cluster, records)
 
 
-def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_is_told_why(
+def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_learns_why(
     make: Make,
 ) -> None:
     # w1          ███████████████████ killed
@@ -225,7 +230,7 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_is_told_why(
     goes_on(cluster, "a beginning")
     double = cluster.start_double("w1")
 
-    def told() -> str:
+    def status_says() -> str:
         status = cluster.leader_status()
         assert status is not None
         assert status.group is not UNSET
@@ -235,7 +240,9 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_is_told_why(
         trigger = newest(cluster)
         return set() if trigger.group is UNSET else {*trigger.group.membership.members}
 
-    await_condition(lambda: told().startswith("two processes run as w1"), "the status says so")
+    await_condition(
+        lambda: status_says().startswith("two processes run as w1"), "the status says so"
+    )
     await_condition(lambda: "left_out" in cluster.said("c1"), "and the leader's log")
     await_condition(lambda: "another process of this name" in cluster.said(double), "and its own")
     first = member(newest(cluster), "w1")
@@ -251,7 +258,7 @@ def test_of_two_processes_of_one_name_one_is_a_member_and_the_other_is_told_why(
 
     await_condition(lambda: lives() != set() and first.life not in lives(), "the other is a member")
     goes_on(cluster, "the other process of a name is a member")
-    await_condition(lambda: told() == "", "the status says so no more")
+    await_condition(lambda: status_says() == "", "the status says so no more")
     assert_each_record_counts_once(cluster, records)
     assert cluster.audit().taken_back == 0
 

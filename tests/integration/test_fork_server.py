@@ -37,7 +37,7 @@ def forked(log: Path, *arguments: str, **environment: str) -> Child:
     return Child(command, log, {**os.environ, **environment} if environment else None, forks=True)
 
 
-def told(child: Child, log: Path) -> dict[str, Any]:
+def read_state(child: Child, log: Path) -> dict[str, Any]:
     """What it says of itself."""
     child.await_ready(lambda: log.read_text().endswith("\n"), PATIENCE_S)
     found: dict[str, Any] = json.loads(log.read_text())
@@ -48,7 +48,7 @@ def told(child: Child, log: Path) -> dict[str, Any]:
 def waiting(tmp_path: Path) -> Iterator[Child]:
     """One that waits for a signal."""
     child = forked(tmp_path / "log", "wait")
-    told(child, tmp_path / "log")
+    read_state(child, tmp_path / "log")
     yield child
     child.kill()
 
@@ -67,7 +67,7 @@ def test_it_has_the_surroundings_that_it_was_given(
     monkeypatch.chdir(tmp_path)
     variables = {"DOLL_GREETING": "grüß dich", "PYTHONPATH": "/nowhere"}
     child = forked(tmp_path / "log", "0", "--name", "w1", **variables)
-    found = told(child, tmp_path / "log")
+    found = read_state(child, tmp_path / "log")
 
     assert found["arguments"] == ["0", "--name", "w1"]
     assert found["environment"] == {**os.environ, **variables}
@@ -83,7 +83,7 @@ def test_it_has_the_surroundings_that_it_was_given(
 
 def test_two_do_not_draw_the_same(tmp_path: Path) -> None:
     logs = [tmp_path / "1", tmp_path / "2"]
-    drawn = {told(forked(log, "0"), log)["chance"] for log in logs}
+    drawn = {read_state(forked(log, "0"), log)["chance"] for log in logs}
     assert len(drawn) == 2
 
 
@@ -142,7 +142,7 @@ def test_a_server_that_was_killed_takes_its_forks_along_and_another_begins(
 
     after = forked(tmp_path / "after", "wait")
 
-    assert told(after, tmp_path / "after")
+    assert read_state(after, tmp_path / "after")
     after.kill()
 
 

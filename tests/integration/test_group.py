@@ -184,8 +184,8 @@ aggregation: {mode: group}
         await_condition(lambda: len(job.audit().updates) == 12, "twelve updates")
         found = job.weights(job.audit())
         # The coordinator writes the end after the last update.
-        with closing(JobStore(log)) as book:
-            await_condition(lambda: book.read()["tables"].wanted == "stopped", "it has ended")
+        with closing(JobStore(log)) as job_store:
+            await_condition(lambda: job_store.read()["tables"].wanted == "stopped", "it has ended")
 
     task = task_of(spec, ())
     computer = GradientComputer(task, build_model(task, spec.seed), torch.device("cpu"))
@@ -209,8 +209,8 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
     # w1, w2   ████████ killed
     # w3               ████████ left
     # w4                         █████████
-    walking = "            synchronisation: {mode: averaging, local_rate: 0.5}\n"
-    cluster = started(make, "all-die", 2000, "c1", "w1", "w2", options=walking)
+    local_steps = "            synchronisation: {mode: averaging, local_rate: 0.5}\n"
+    cluster = started(make, "all-die", 2000, "c1", "w1", "w2", options=local_steps)
     await_condition(lambda: cluster.version() >= 20, "twenty updates")
     for name in ("w1", "w2"):
         cluster.kill(name)
@@ -224,8 +224,8 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
 
 
 def switch(cluster: Cluster, **aggregation: str) -> None:
-    with closing(open_log(cluster.settings)) as log, closing(JobStore(log)) as book:
-        book.change(cluster.job, {"aggregation": {**aggregation}}, "test")
+    with closing(open_log(cluster.settings)) as log, closing(JobStore(log)) as job_store:
+        job_store.change(cluster.job, {"aggregation": {**aggregation}}, "test")
 
 
 def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:

@@ -19,7 +19,7 @@ from common.config.settings import Settings
 from common.data.digits import load_digits
 from common.embedded.control import embedded_settings
 from common.embedded.process import free_port
-from common.embedded.services import Service, environment_of
+from common.embedded.services import EmbeddedService, environment_of
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import ProvisioningSpec, job_from_json
 from common.ports.servers import NewTopic
@@ -102,8 +102,8 @@ def services(stack: EmbeddedStack, reader: dict[str, str], tmp_path: Path) -> It
     """Two streams of digits, and somebody who trains on whatever is asked for."""
     settings, logs = stack.settings, tmp_path / "logs"
     others = [
-        Service("coordinator", "coordinator-1", settings, logs, forks=True),
-        Service("worker", "worker-1", settings, logs, forks=True),
+        EmbeddedService("coordinator", "coordinator-1", settings, logs, forks=True),
+        EmbeddedService("worker", "worker-1", settings, logs, forks=True),
     ]
     try:
         log = open_log(settings)
@@ -124,38 +124,38 @@ def services(stack: EmbeddedStack, reader: dict[str, str], tmp_path: Path) -> It
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Path:
+def workdir(tmp_path: Path) -> Path:
     """Where the reader is: the examples of docs/ are there as in the repository."""
-    folder = tmp_path / "desk"
+    folder = tmp_path / "workdir"
     shutil.copytree(DOCS / "examples", folder / "docs" / "examples")
     return folder
 
 
 @pytest.mark.parametrize("guides", [case(guide) for guide in ALONE])
 def test_commands_that_need_no_server_answer_as_the_guide_says(
-    guides: tuple[str, ...], desk: Path, doll_program: Path, tmp_path: Path
+    guides: tuple[str, ...], workdir: Path, doll_program: Path, tmp_path: Path
 ) -> None:
     environment = environment_of(Settings()) | {"PATH": programs(tmp_path / "bin", doll_program)}
-    wrong = what_goes_wrong(guides, desk, environment, LONG_S)
+    wrong = what_goes_wrong(guides, workdir, environment, LONG_S)
     assert not wrong, wrong
 
 
 @pytest.mark.parametrize("guide", WITH_SERVERS)
 def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
-    guide: str, desk: Path, reader: dict[str, str]
+    guide: str, workdir: Path, reader: dict[str, str]
 ) -> None:
-    wrong = what_goes_wrong([guide], desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    wrong = what_goes_wrong([guide], workdir, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
 
 
 @pytest.mark.usefixtures("services")
 @pytest.mark.parametrize("guides", [case(*guides) for guides in WITH_A_STACK])
 def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
-    guides: tuple[str, ...], desk: Path, reader: dict[str, str]
+    guides: tuple[str, ...], workdir: Path, reader: dict[str, str]
 ) -> None:
     if any("curl " in (DOCS / guide).read_text() for guide in guides) and not shutil.which("curl"):
         pytest.skip("there is no curl here")
-    wrong = what_goes_wrong(guides, desk, reader, LONG_S, reader["DOLL_API_PORT"])
+    wrong = what_goes_wrong(guides, workdir, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
 
 

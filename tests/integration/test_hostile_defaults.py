@@ -81,11 +81,13 @@ def test_a_job_runs_on_a_cluster_of_hostile_defaults_and_one_that_would_lose_rec
         assert not audit.flaws
         assert (audit.trained, audit.skipped) == (RECORDS // 2, RECORDS // 20)
 
-        def letters() -> int:
+        def count_dead_letters() -> int:
             places = [Partition(dead_letter_topic(stream), 0) for stream in STREAMS]
             return sum(len(everything(cluster.log, place)) for place in places)
 
-        await_condition(lambda: letters() == RECORDS // 20, "all have letters", PATIENCE_S)
+        await_condition(
+            lambda: count_dead_letters() == RECORDS // 20, "all have letters", PATIENCE_S
+        )
 
         configure(cluster.bootstrap(), updates_topic(NAME), {"retention.ms": "100000000"})
         cluster.kill("c1")

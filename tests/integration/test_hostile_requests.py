@@ -170,8 +170,8 @@ def check(target: Target, valid: Sent, others: list[Sent]) -> None:
         began = monotonic()
         status, answer = target.ask(method, path, body, kind)
         assert 400 <= status < 500, (what, status, answer[:300])
-        told = json.loads(answer)
-        words = told.get("detail") or told["error"]
+        problem = json.loads(answer)
+        words = problem.get("detail") or problem["error"]
         assert words, (what, answer[:300])
         assert len(answer) < 100_000, what
         return monotonic() - began

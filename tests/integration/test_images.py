@@ -87,7 +87,7 @@ class Begun(NamedTuple):
 
 
 @pytest.mark.parametrize("target", SERVICES)
-def test_services_come_up_without_servers_are_well_and_end_when_told(
+def test_services_come_up_without_servers_are_well_and_end_on_request(
     target: str, images: dict[str, PlainImage], tmp_path: Path
 ) -> None:
     image = images[target]

@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 from common.core.messages import Skipped
 from common.core.spans import Partition
 from common.embedded.process import Child
-from common.kafka.dead_letters import letter_of
+from common.kafka.dead_letters import encode_dead_letter
 from common.kafka.log import KafkaLog
 from common.kafka.read import records_of
 from common.ports.servers import NewTopic
@@ -83,8 +83,13 @@ def test_each_record_is_written_anew_once_however_often_the_command_is_killed(
             value, skipped = b"%d" % offset, Skipped(stream, 0, offset, "no label")
             writer.append(stream, value, key=b"k%d" % offset)
             for job in ("one", "other"):
-                letter = letter_of(job, skipped, offset, value, topic_id)
-                writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
+                dead_letter = encode_dead_letter(job, skipped, offset, value, topic_id)
+                writer.append(
+                    dead_letter.topic,
+                    dead_letter.value,
+                    key=dead_letter.key,
+                    headers=dead_letter.headers,
+                )
         assert writer.flush(60.0)
 
         assert f"were written to {fixed}" in run_and_kill(replay, log, fixed, kills)

@@ -104,9 +104,9 @@ def is_named(cluster: Cluster) -> bool:
 def waits(cluster: Cluster, text: str) -> bool:
     """True if a coordinator says that the job waits for its checkpoint, and why."""
     name = named(cluster)
-    told = [why for why in cluster.board.unable().values() if why.startswith(AWAITED)]
+    reasons = [why for why in cluster.board.unable().values() if why.startswith(AWAITED)]
     expected = "" if name is None else f"{AWAITED}{name.epoch}-{name.version}, but "
-    return any(expected in why and text in why for why in told)
+    return any(expected in why and text in why for why in reasons)
 
 
 def began_with(said: str, job: str) -> int:

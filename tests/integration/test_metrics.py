@@ -31,7 +31,7 @@ OPTIONS = """provisioning: {workers: 2, policy: adaptive, review_s: 1}
             stop: {updates: 100000, deadline_s: 3600}"""
 
 
-class Told(NamedTuple):
+class Scraped(NamedTuple):
     """One process, by its port of metrics."""
 
     port: int
@@ -100,31 +100,31 @@ def cluster(
 
 
 @pytest.fixture
-def start(cluster: Cluster) -> Callable[..., Told]:
+def start(cluster: Cluster) -> Callable[..., Scraped]:
     """Start a service with a port of its own for metrics, and wait until it is well."""
 
-    def started(service: str, name: str, **settings: object) -> Told:
-        told = Told(free_port())
-        cluster.start(service, name, "", metrics_port=told.port, **settings)
-        await_condition(told.well, f"{name} says that it is well")
-        return told
+    def started(service: str, name: str, **settings: object) -> Scraped:
+        scraped = Scraped(free_port())
+        cluster.start(service, name, "", metrics_port=scraped.port, **settings)
+        await_condition(scraped.well, f"{name} says that it is well")
+        return scraped
 
     return started
 
 
-def not_told(service: str, by: Told) -> list[str]:
+def missing_from(service: str, by: Scraped) -> list[str]:
     """Metrics that a service declares and does not report."""
     lines = by.ask("/metrics")[1].splitlines()
-    told = {line.partition("{")[0].partition(" ")[0] for line in lines if line[:1] != "#"}
+    names = {line.partition("{")[0].partition(" ")[0] for line in lines if line[:1] != "#"}
     return [
         metric.name
         for metric in sections()[service]
-        if metric.name + "_count" * (metric.kind == "histogram") not in told
+        if metric.name + "_count" * (metric.kind == "histogram") not in names
     ]
 
 
 def test_every_service_reports_all_that_it_declares(
-    cluster: Cluster, start: Callable[..., Told]
+    cluster: Cluster, start: Callable[..., Scraped]
 ) -> None:
     coordinator = start("coordinator", "c1")
     worker = start("worker", "w1")
@@ -132,7 +132,7 @@ def test_every_service_reports_all_that_it_declares(
     await_condition(cluster.drained, "everything is settled")
 
     updates = cluster.audit().updates
-    assert not_told("Workers", worker) == []
+    assert missing_from("Workers", worker) == []
     assert worker.sum("doll_records_read_total") == RECORDS
     assert worker.values("doll_records_read_total") == {
         (stream,): RECORDS / 2 for stream in cluster.streams
@@ -151,18 +151,18 @@ def test_every_service_reports_all_that_it_declares(
 
     api = free_port()
     admin = start("admin", "a1", api_port=api)
-    await_condition(lambda: Told(api).ask("/healthz")[0] == 200, "the API answers")
+    await_condition(lambda: Scraped(api).ask("/healthz")[0] == 200, "the API answers")
     await_condition(
-        lambda: not not_told("Admin services", admin), "the admin service tells of the job, too"
+        lambda: not missing_from("Admin services", admin), "the admin service tells of the job, too"
     )
     assert admin.values("doll_api_requests_total")["GET", "/healthz", "200"] >= 1
-    assert Told(api).ask("/metrics")[0] == 401  # that of the API needs a key as before
+    assert Scraped(api).ask("/metrics")[0] == 401  # that of the API needs a key as before
 
     provisioner = start("provisioner", "p1")
     await_condition(
         lambda: (
             provisioner.sum("doll_machines_running") == 2
-            and not not_told("Provisioners", provisioner)
+            and not missing_from("Provisioners", provisioner)
         ),
         "two machines run, which have no port of their own, and all of it is told",
     )
@@ -175,7 +175,7 @@ def test_every_service_reports_all_that_it_declares(
     prices = provisioner.values("doll_price_usd_per_hour")
     assert prices == {("on-demand",): 3600.0, ("spot",): 360.0}
 
-    def machines_told_are_those_of_the_ledger() -> bool:
+    def machines_are_those_of_the_ledger() -> bool:
         running = provisioner.values("doll_machines_running")
         ledger = ledger_of(cluster)
         return (
@@ -190,7 +190,7 @@ def test_every_service_reports_all_that_it_declares(
 
     # The policy may move a machine at any moment, between two questions too.
     await_condition(
-        machines_told_are_those_of_the_ledger, "the machines told, and their cost, are the ledger's"
+        machines_are_those_of_the_ledger, "the machines told, and their cost, are the ledger's"
     )
     spent = provisioner.values("doll_spent_usd_total")[()]
     per_update = provisioner.values("doll_cost_usd_per_update")[()]
@@ -202,7 +202,7 @@ def test_every_service_reports_all_that_it_declares(
     # The counting model has no metrics, and the coordinator adds up.
     others = {"doll_training_metric", "doll_group_members", "doll_group_left_out_workers"}
     await_condition(
-        lambda: set(not_told("Coordinators", coordinator)) == others,
+        lambda: set(missing_from("Coordinators", coordinator)) == others,
         "the leader tells all the rest",
     )
     cluster.want("stopped")
@@ -210,7 +210,7 @@ def test_every_service_reports_all_that_it_declares(
 
 
 def test_a_worker_that_is_frozen_is_ill_until_it_goes_on(
-    cluster: Cluster, start: Callable[..., Told]
+    cluster: Cluster, start: Callable[..., Scraped]
 ) -> None:
     worker = start("worker", "w1")
     assert worker.checked().returncode == 0

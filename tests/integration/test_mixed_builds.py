@@ -66,7 +66,7 @@ def test_worker_of_another_build_is_left_out_and_all_records_count_once(
     audit = cluster.audit()
     assert (audit.flaws, audit.trained) == ((), RECORDS)
     assert cluster.wanted() == "running"
-    told = [line for line in cluster.said("w2").splitlines() if " worker_left_out " in line]
-    assert len(told) == 1
-    assert DIFFERENCE in told[0]
+    lines = [line for line in cluster.said("w2").splitlines() if " worker_left_out " in line]
+    assert len(lines) == 1
+    assert DIFFERENCE in lines[0]
     assert sum(" worker_left_out " in line for line in cluster.said("c1").splitlines()) == 1

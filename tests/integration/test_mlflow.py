@@ -148,7 +148,7 @@ def tracker(server: MlflowProcess) -> Iterator[Tracker]:
         yield tracking, partial(history, client)
 
 
-def test_a_server_that_is_killed_is_told_all_once_and_its_own_client_finds_it(
+def test_server_that_is_killed_gets_everything_once_and_its_own_client_finds_it(
     server: MlflowProcess, tmp_path: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server)

@@ -128,8 +128,8 @@ def test_services_that_the_command_becomes_or_starts_find_all_of_ours(
     assert "Rents machines for jobs" in said(becomes, place, tmp_path / "becomes", OURS)
     (tmp_path / "logs").mkdir()
     starts = [installed / "python", "-P", "-c", CHILD, tmp_path / "logs"]
-    told = said(starts, place, tmp_path / "starts", OURS)
-    assert "provisioner: DOLL_MARKET: must name the file" in told
+    output = said(starts, place, tmp_path / "starts", OURS)
+    assert "provisioner: DOLL_MARKET: must name the file" in output
 
 
 def test_a_task_beside_the_user_s_common_is_found(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.config.settings import Settings
-from common.embedded.services import Service
+from common.embedded.services import EmbeddedService
 from tests.integration.cluster import Cluster, await_condition
 from tests.metadata_server import MetadataServer
 
@@ -46,17 +46,19 @@ def cluster(
 
 
 @pytest.fixture
-def spot_worker(cluster: Cluster, metadata: MetadataServer, tmp_path: Path) -> Iterator[Service]:
+def spot_worker(
+    cluster: Cluster, metadata: MetadataServer, tmp_path: Path
+) -> Iterator[EmbeddedService]:
     """The worker `w1`, on a machine that may be given notice."""
     update = {"notices": "ec2", "metadata_endpoint": metadata.endpoint, "log_format": "json"}
     settings = cluster.settings.model_copy(update=update)
-    worker = Service("worker", "w1", settings, tmp_path, ("--job", cluster.job), forks=True)
+    worker = EmbeddedService("worker", "w1", settings, tmp_path, ("--job", cluster.job), forks=True)
     yield worker
     worker.kill()
 
 
 def test_a_worker_leaves_on_notice_and_another_goes_on(
-    cluster: Cluster, metadata: MetadataServer, spot_worker: Service
+    cluster: Cluster, metadata: MetadataServer, spot_worker: EmbeddedService
 ) -> None:
     # time     ──────────────────────────────────────────▶
     # notice                  ◆
@@ -76,9 +78,9 @@ def test_a_worker_leaves_on_notice_and_another_goes_on(
     await_condition(cluster.drained, "everything is settled")
     await_condition(lambda: spot_worker.exit_code is not None, "the worker has ended again")
     assert spot_worker.exit_code == 0
-    told = events(cluster.said("w1"))
-    assert "worker_joins" not in told[told.index("worker_left") :]
-    assert (told.count("notice_received"), told.count("worker_joins")) == (2, 1)
+    logged = events(cluster.said("w1"))
+    assert "worker_joins" not in logged[logged.index("worker_left") :]
+    assert (logged.count("notice_received"), logged.count("worker_joins")) == (2, 1)
 
     assert np.flatnonzero(cluster.weights() != -1.0).tolist() == []
     audit = cluster.audit()

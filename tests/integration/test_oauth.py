@@ -80,7 +80,7 @@ def issued(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Is
 
 
 def oidc(issued: Issued, **changes: str) -> dict[str, str]:
-    told = {
+    settings = {
         "METHOD": "oidc",
         "CLIENT_ID": "doll",
         "CLIENT_SECRET": "its-secret",
@@ -88,7 +88,7 @@ def oidc(issued: Issued, **changes: str) -> dict[str, str]:
         "TOKEN_ENDPOINT_URL": issued.token_url,
         **changes,
     }
-    return issued.environ | {f"DOLL_KAFKA_SASL_OAUTHBEARER_{k}": v for k, v in told.items()}
+    return issued.environ | {f"DOLL_KAFKA_SASL_OAUTHBEARER_{k}": v for k, v in settings.items()}
 
 
 def everything_works(log: Log, topic: str) -> None:
@@ -128,9 +128,9 @@ def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> 
     def token(_config: str) -> tuple[str, float]:
         form = f"grant_type=client_credentials&client_id=doll&client_secret=x&scope={AUDIENCE}"
         with urllib.request.urlopen(issued.token_url, form.encode(), LONG_S) as answer:  # noqa: S310 -- our own http
-            told = json.load(answer)
-        made.append(time.time() + told["expires_in"])
-        return told["access_token"], made[-1]
+            fields = json.load(answer)
+        made.append(time.time() + fields["expires_in"])
+        return fields["access_token"], made[-1]
 
     settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
     with closing(KafkaLog(settings)) as log:
@@ -146,7 +146,7 @@ def test_a_token_for_somebody_or_something_else_is_refused(
     issued: Issued, changes: dict[str, str]
 ) -> None:
     with closing(open_log(read_settings(oidc(issued, **changes)))) as log:
-        with pytest.raises(OutsideError) as told:
+        with pytest.raises(OutsideError) as raised:
             log.create_topics([NewTopic("doll.refused.control")])
-        assert not told.value.retriable
-        assert "its-secret" not in str(told.value)
+        assert not raised.value.retriable
+        assert "its-secret" not in str(raised.value)

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.kafka
 
 JOB = "open-transaction"
 PATIENCE_S = 60.0
-TOLD_WITHIN_S = 15.0
+REPORTED_WITHIN_S = 15.0
 BEFORE, OPEN, BEHIND = range(500), range(500, 510), range(510, 1510)
 
 
@@ -79,7 +79,7 @@ class Watched:
         self._poller.close()
 
 
-def test_transaction_that_nobody_ends_is_told_and_what_is_behind_it_is_trained_after_its_abort(
+def test_transaction_that_nobody_ends_is_reported_and_the_rest_trained_after_its_abort(
     cluster: Cluster,
 ) -> None:
     stream = cluster.streams[0]
@@ -100,11 +100,13 @@ def test_transaction_that_nobody_ends_is_told_and_what_is_behind_it_is_trained_a
         assert producer.flush(PATIENCE_S) == 0
         begun = time.monotonic()
         cluster.produce_to(stream, BEHIND, partition=0)
-        told = f"an open transaction at {place}@500 holds back 1,010 offsets, for "
+        sentence = f"an open transaction at {place}@500 holds back 1,010 offsets, for "
         await_condition(
-            lambda: (state := watched.state()).word == "degraded" and state.why.startswith(told),
+            lambda: (
+                (state := watched.state()).word == "degraded" and state.why.startswith(sentence)
+            ),
             "the state names the transaction",
-            TOLD_WITHIN_S - (time.monotonic() - begun),
+            REPORTED_WITHIN_S - (time.monotonic() - begun),
         )
         assert watched.progress.lag == 1_010
         assert cluster.log.ends([place]) == {place: 500}

@@ -461,12 +461,12 @@ class Watch:
             looks: dict[str, Callable[[], bool]] = {
                 "log": lambda s=server: any(self.new_lines(s)[0].values()),  # type: ignore[misc]
                 "metric": lambda s=server: self._stack.outage_s(s) > 0,  # type: ignore[misc]
-                "job": lambda s=server, j=job: self.tells(s, self._stack.job(j)),  # type: ignore[misc]
-                "jobs": lambda s=server, j=job: self.tells(s, self._stack.jobs(j)),  # type: ignore[misc]
-                "readyz": lambda s=server: self._readyz_tells(s),  # type: ignore[misc]
+                "job": lambda s=server, j=job: self.says(s, self._stack.job(j)),  # type: ignore[misc]
+                "jobs": lambda s=server, j=job: self.says(s, self._stack.jobs(j)),  # type: ignore[misc]
+                "readyz": lambda s=server: self._readyz_says(s),  # type: ignore[misc]
             }
-            for what, tells in looks.items():
-                if f"{server} {what}" not in self.seen and tells():
+            for what, says in looks.items():
+                if f"{server} {what}" not in self.seen and says():
                     self._saw(f"{server} {what}")
         if self._listing is None or not self._listing.is_alive():  # a command takes a second
             self._listing = threading.Thread(target=self._list)
@@ -480,10 +480,10 @@ class Watch:
         printed = self._stack.listed()
         for server, job in self._case.servers.items():
             lines = [line for line in printed if line.startswith(f"{job}:")]
-            if lines and self.tells(server, lines[0]):
+            if lines and self.says(server, lines[0]):
                 self._saw(f"{server} list")
 
-    def tells(self, server: str, state: str) -> bool:
+    def says(self, server: str, state: str) -> bool:
         """True if a state names the server, and since when."""
         found = SINCE.search(state)
         if NAMES[server] not in state or not found:
@@ -492,7 +492,7 @@ class Watch:
         assert abs(at.timestamp() - self.begun_s) < REPORTED_S * SLOW, state
         return True
 
-    def _readyz_tells(self, server: str) -> bool:
+    def _readyz_says(self, server: str) -> bool:
         check = self._stack.readiness()[server]
         since_s = check.get("since_s")
         return not check["ok"] and since_s and abs(since_s - self.begun_s) < REPORTED_S * SLOW
@@ -507,16 +507,16 @@ class Watch:
 
     def picture(self) -> str:
         """What was seen and what everything says now, for a failure."""
-        told = {
+        says = {
             server: (self._stack.job(job), self._stack.jobs(job))
             for server, job in self._case.servers.items()
         }
-        return f"{self.seen}\n{told}\n{self._stack.listed()}\n{self._stack.readiness()}"
+        return f"{self.seen}\n{says}\n{self._stack.listed()}\n{self._stack.readiness()}"
 
     def flickers(self) -> list[str]:
         """States that do not tell it."""
         states = {server: self._stack.job(job) for server, job in self._case.servers.items()}
-        return [state for server, state in states.items() if not self.tells(server, state)]
+        return [state for server, state in states.items() if not self.says(server, state)]
 
     def is_over(self) -> bool:
         """True if nothing tells it any more."""
@@ -543,13 +543,13 @@ def check(stack: Stack, name: str, lasts_s: float, rate: int) -> None:
         feeder.rest()
     watch = Watch(stack, case)
     case.begin(stack)
-    flickers, told = list[str](), False
+    flickers, reported = list[str](), False
     try:
-        while time.time() < watch.begun_s + lasts_s or not told:
-            if told:
+        while time.time() < watch.begun_s + lasts_s or not reported:
+            if reported:
                 flickers += watch.flickers()
-            told = told or watch.look()
-            assert told or time.time() < watch.begun_s + REPORTED_S * SLOW, watch.picture()
+            reported = reported or watch.look()
+            assert reported or time.time() < watch.begun_s + REPORTED_S * SLOW, watch.picture()
             time.sleep(LOOK_S)
         logger.info("%s: reported after s: %s; flickers: %s", name, watch.seen, flickers)
         done = case.before(stack) if case.streams else None

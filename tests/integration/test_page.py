@@ -30,8 +30,8 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.core.spread import JobDemand, View, WorkerPlacement, elsewhere
-from common.kafka.dead_letters import letter_of
+from common.core.spread import JobDemand, PlacementView, WorkerPlacement, elsewhere
+from common.kafka.dead_letters import encode_dead_letter
 from common.learning.checkpoint import unpack
 from common.spot.provisioning.records import LaunchRequested, Planned, Started
 from load.harness.browser import browser, chromium
@@ -206,12 +206,12 @@ def test_list_is_shown_without_the_program_that_draws_charts(site: Site) -> None
 
 
 @SEEN
-def test_job_that_awaits_its_turn_is_shown_as_calm(opened: Browser) -> None:
+def test_job_that_awaits_its_turn_is_shown_as_idle(opened: Browser) -> None:
     now_s = time.time()
     waits = World(make_record("letters", now_s, rented=False), lags=[(now_s, (500, 0, 0))])
     service = PageService({"letters": waits})
     worker = WorkerPlacement("w1", job="fraud")
-    view = View((JobDemand("letters", backlog=500),), (worker,))
+    view = PlacementView((JobDemand("letters", backlog=500),), (worker,))
     service.await_turn("letters", elsewhere(view, view.jobs[0]))
     with served(service) as address:
         page = Site(service, address, opened).open("/jobs/letters")
@@ -220,9 +220,9 @@ def test_job_that_awaits_its_turn_is_shown_as_calm(opened: Browser) -> None:
         expect(banner).to_contain_text("it is another job's turn: the worker is at `fraud`")
         expect(banner).not_to_have_class(re.compile("grave"))
         expect(badge).to_have_text("waiting for workers")
-        expect(badge).to_have_attribute("data-calm", "")
+        expect(badge).to_have_attribute("data-idle", "")
         page.goto(f"{address}/#/")
-        expect(page.locator(".jobs tbody .badge")).to_have_attribute("data-calm", "")
+        expect(page.locator(".jobs tbody .badge")).to_have_attribute("data-idle", "")
 
 
 def test_the_list_shows_how_every_job_is(site: Site) -> None:
@@ -230,19 +230,19 @@ def test_the_list_shows_how_every_job_is(site: Site) -> None:
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="fraud"))
     expect(row.locator('[data-name="Version"]')).to_have_text(re.compile("[0-9]"))
 
-    told = site.get("/v1/jobs/fraud")["progress"]
+    answer = site.get("/v1/jobs/fraud")["progress"]
     cost = site.get("/v1/jobs/fraud/provisioning")["cost"]
 
     cells = {cell.get_attribute("data-name"): cell.inner_text() for cell in row.locator("td").all()}
     assert cells["State"] == "running"
-    assert cells["Version"] == f"{told['version']:,}"
-    assert cells["Accuracy"] == f"{told['metrics']['accuracy']:.1%}".replace("%", " %")
-    assert cells["Workers"] == str(told["workers"])
+    assert cells["Version"] == f"{answer['version']:,}"
+    assert cells["Accuracy"] == f"{answer['metrics']['accuracy']:.1%}".replace("%", " %")
+    assert cells["Workers"] == str(answer["workers"])
     assert float(cells["Cost"].removeprefix("$")) == pytest.approx(cost["spent_usd"], abs=0.1)
     paused = page.get_by_role("row").filter(has=page.get_by_role("link", name="clicks"))
     expect(paused.locator('[data-name="State"]')).to_have_text("paused")
-    told = site.get("/v1/jobs/clicks")["progress"]
-    expect(paused.locator('[data-name="Version"]')).to_have_text(f"{told['version']:,}")
+    answer = site.get("/v1/jobs/clicks")["progress"]
+    expect(paused.locator('[data-name="Version"]')).to_have_text(f"{answer['version']:,}")
     expect(paused.locator('[data-name="Why"]')).to_have_attribute("title", HOSTILE)
 
 
@@ -271,18 +271,18 @@ def test_a_job_that_is_held_shows_why_and_the_commands_that_go_on(site: Site) ->
 @SEEN
 def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
     page = site.open("/jobs/fraud")
-    told = site.get("/v1/jobs/fraud/provisioning")
-    plan = told["plan"]
+    answer = site.get("/v1/jobs/fraud/provisioning")
+    plan = answer["plan"]
 
     expect(page.locator('.tile[data-name="Cost so far"] .note')).to_contain_text("of on-demand")
-    assert tile(page, "Cost so far") == f"${told['cost']['spent_usd']:.2f}"
-    assert tile(page, "Predicted cost") == f"${told['cost']['predicted_usd']:.2f}"
+    assert tile(page, "Cost so far") == f"${answer['cost']['spent_usd']:.2f}"
+    assert tile(page, "Predicted cost") == f"${answer['cost']['predicted_usd']:.2f}"
     assert tile(page, "Version") == f"{site.get('/v1/jobs/fraud')['progress']['version']:,}"
     section = page.locator("section", has=page.get_by_role("heading", name="The plan in force"))
     expect(section).to_contain_text(f"{plan['spot']} on spot, {plan['on_demand']} on demand")
     expect(section).to_contain_text(plan["reason"])
     expect(section).to_contain_text(plan["why"])
-    expect(page.locator(".plans li")).to_have_count(len(told["plans"]))
+    expect(page.locator(".plans li")).to_have_count(len(answer["plans"]))
     estimate = page.get_by_role("row").filter(has_text="Availability, spot-a")
     expect(estimate).to_contain_text("92.7 %")
     expect(estimate).to_contain_text("92.1 % to 93.3 %")
@@ -291,37 +291,37 @@ def test_a_job_shows_the_numbers_that_the_api_gives(site: Site) -> None:
 @SEEN
 def test_curves_reach_as_far_as_the_job_and_show_the_line_at_one(site: Site) -> None:
     page = site.open("/jobs/fraud")
-    told = site.get("/v1/jobs/fraud/curves")
+    answer = site.get("/v1/jobs/fraud/curves")
 
     loss = drawn(page, ".chart.loss")
     stability = drawn(page, ".chart.stability")
 
-    assert loss[0]["x"][0] == told["update_at_s"][0] * 1000
-    assert loss[0]["y"][:9] == told["loss"][:9]
-    assert stability[0]["y"][:9] == told["stability"][:9]
+    assert loss[0]["x"][0] == answer["update_at_s"][0] * 1000
+    assert loss[0]["y"][:9] == answer["loss"][:9]
+    assert stability[0]["y"][:9] == answer["stability"][:9]
     shapes = page.locator(".chart.stability").evaluate("chart => chart.layout.shapes")
     assert any(shape["type"] == "line" and shape["y0"] == shape["y1"] == 1 for shape in shapes)
     assert {trace["name"] for trace in drawn(page, ".chart.cost")} == {
         *("spent", "on-demand only", "predicted")
     }
     assert {trace["name"] for trace in drawn(page, ".chart.lag")} == {
-        each["stream"] for each in told["lag"]
+        each["stream"] for each in answer["lag"]
     }
 
 
 @SEEN
-def test_what_an_evaluator_told_is_drawn_beside_what_was_predicted(site: Site) -> None:
+def test_what_an_evaluator_wrote_is_drawn_beside_what_was_predicted(site: Site) -> None:
     page = site.open("/jobs/fraud")
-    told = site.get("/v1/jobs/fraud/curves")["evaluation"]
+    answer = site.get("/v1/jobs/fraud/curves")["evaluation"]
 
     (test,) = (each for each in drawn(page, ".chart.metric") if each["name"] == "test set")
 
-    assert len(told["version"]) > 30
-    assert test["y"] == told["test"]["accuracy"]
+    assert len(answer["version"]) > 30
+    assert test["y"] == answer["test"]["accuracy"]
     shapes = page.locator(".chart.metric").evaluate("chart => chart.layout.shapes")
-    assert [shape["x0"] for shape in shapes] == [told["drifts"][0]["at_s"] * 1000]
+    assert [shape["x0"] for shape in shapes] == [answer["drifts"][0]["at_s"] * 1000]
     legend = page.locator("figcaption li").filter(has_text="on the test set")
-    expect(legend.locator("b")).to_have_text(f"{told['test']['accuracy'][-1]:.3g}")
+    expect(legend.locator("b")).to_have_text(f"{answer['test']['accuracy'][-1]:.3g}")
     happened = page.locator(".log").filter(has_text="payments-us drifts")
     expect(happened).to_contain_text("errors rose from 0.041 to 0.118, at version 3,200")
 
@@ -456,14 +456,14 @@ def test_times_are_those_of_the_viewers_zone(site: Site) -> None:
 
 
 @SEEN
-def test_a_wrong_key_is_told_what_to_do(site: Site) -> None:
+def test_wrong_key_gets_a_remedy(site: Site) -> None:
     page = site.open("/jobs/fraud", key="doll_wrong")
 
     expect(page.locator("body")).to_contain_text("The API key is missing or wrong.")
     expect(page.locator("body")).to_contain_text("doll key create")
 
 
-def test_a_key_that_is_revoked_meanwhile_is_told_what_to_do(site: Site) -> None:
+def test_key_that_is_revoked_meanwhile_gets_a_remedy(site: Site) -> None:
     page = site.open("/jobs/fraud", key=site.service.keys.create("guest", "viewer")[0])
     assert tile(page, "Version")
 
@@ -503,12 +503,12 @@ def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> Non
 
     page.context.set_offline(offline=True)
     expect(page.locator("#pulse")).to_have_text("Disconnected: trying again")
-    expect(page.locator(".trouble")).to_contain_text("does not answer")
+    expect(page.locator(".problem")).to_contain_text("does not answer")
     assert tile(page, "Version")  # what was known stays
 
     page.context.set_offline(offline=False)
     expect(page.locator("#pulse")).to_have_text("Live")
-    expect(page.locator(".trouble")).to_be_hidden()
+    expect(page.locator(".problem")).to_be_hidden()
 
 
 @SEEN
@@ -621,14 +621,14 @@ def test_a_phone_sorts_the_list(site: Site) -> None:
 @SEEN
 def test_large_numbers_fit_into_a_tile(site: Site) -> None:
     page = site.open()
-    told = page.evaluate(
+    answer = page.evaluate(
         MODULE
         + """
   const { short } = await load("format.js");
   return [3e16, 9.99e11, -2e300, 0.5].map(short);
 }"""
     )
-    assert told == ["3.0e+16", "999G", "-2.0e+300", "0.5"]
+    assert answer == ["3.0e+16", "999G", "-2.0e+300", "0.5"]
 
 
 @SEEN
@@ -773,8 +773,8 @@ def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Stop it").click()
     expect(page.locator(".badge")).to_have_text("stopped")
-    told = site.get("/v1/jobs/letters")
-    assert (told["wanted"], told["spec"]["group_size"], told["spec"]["batch_size"]) == (
+    answer = site.get("/v1/jobs/letters")
+    assert (answer["wanted"], answer["spec"]["group_size"], answer["spec"]["batch_size"]) == (
         *("stopped", 6),
         64,
     )
@@ -786,15 +786,15 @@ def test_an_operator_submits_changes_and_stops_a_job(site: Site) -> None:
 
 
 @SEEN
-def test_dead_letters_are_told_by_reason(site: Site) -> None:
+def test_dead_letters_are_reported_by_reason(site: Site) -> None:
     for offset, reason in ((17, HOSTILE), (18, "too short"), (19, "too short")):
         skipped = Skipped("payments-eu", 0, offset, reason)
-        site.service.letter(letter_of("clicks", skipped, offset, b"?"))
+        site.service.dead_letter(encode_dead_letter("clicks", skipped, offset, b"?"))
     page = site.open("/jobs/clicks")
 
     page.get_by_text("Dead letters by reason").click()
 
-    rows = page.locator(".letters tbody tr")
+    rows = page.locator(".dead-letters tbody tr")
     expect(rows.nth(0)).to_contain_text("too short")
     expect(rows.nth(0)).to_contain_text("0@19, 0@18")
     expect(rows.nth(1)).to_contain_text(HOSTILE)

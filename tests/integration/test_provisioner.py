@@ -29,13 +29,13 @@ from common.spot.fleets.local.table import Table
 from common.spot.machines import Offer
 from common.spot.market.market_file import load_market
 from common.spot.plans import decode_plan
-from common.spot.provisioning import deciding
+from common.spot.provisioning import policy_runner
 from common.spot.provisioning.ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics
 from load.paper.live import bill_usd, plans_of
 from services.provisioner.__main__ import openers
-from services.provisioner.loop import JobProvisioner, Replica
+from services.provisioner.loop import JobProvisioner, ProvisionerProcess
 from tests.changes import once_changed
 from tests.counting_policy import Counting
 from tests.integration.cluster import Cluster, await_condition
@@ -181,7 +181,7 @@ def provisioner_of(
     settings = cluster.settings
     boards, metrics = open_boards(settings), ProcessMetrics("provisioner")
     market = load_market(Path(settings.market))
-    replica = Replica(
+    replica = ProvisionerProcess(
         *("p1", market, cluster.log, boards.board, opened or partial(openers, settings)),
         *(metrics, event_logger("p1")),
     )
@@ -209,7 +209,7 @@ def provisioner_of(
         raise faults[0]
 
 
-def seats_of(cluster: Cluster) -> dict[int | None, int]:
+def slots_of(cluster: Cluster) -> dict[int | None, int]:
     """The launch that has each slot, of machines that run; None: a spare's, if there is one."""
     return {machine.slot: machine.launch for machine in ledger_of(cluster).running}
 
@@ -224,10 +224,10 @@ def test_the_stream_of_a_machine_that_is_killed_is_read_on_by_a_spare(
     # m3            spare   slot 1 ███████████████
     # m4                      ordered in its place
     policy = Counting(({Offer("spot"): 3},))
-    monkeypatch.setattr(deciding, "policy_of", lambda *_, **__: policy)
+    monkeypatch.setattr(policy_runner, "policy_of", lambda *_, **__: policy)
     with provisioner_of(cluster):
-        await_condition(lambda: seats_of(cluster).keys() == {0, 1, None}, "two seats and a spare")
-        first = seats_of(cluster)
+        await_condition(lambda: slots_of(cluster).keys() == {0, 1, None}, "two seats and a spare")
+        first = slots_of(cluster)
         logs = Path(cluster.settings.fleet_directory) / cluster.job
 
         def reads(slot: int) -> bool:

@@ -34,7 +34,7 @@ from common.errors import UnavailableError, UserError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.kafka.dead_letters import read_letters
+from common.kafka.dead_letters import read_dead_letters
 from common.kafka.names import schemas_topic, updates_topic
 from common.kafka.read import read_decoded
 from common.ports.servers import NewTopic
@@ -220,14 +220,17 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         training.produce(*(b"\0\0\0\0\x63" + value[5:] for value in known[:32]))
         await_condition(lambda: "schema_registry_unavailable" in training.said("w2"), "it is told")
         await_condition(lambda: training.state().startswith("degraded: w2: records wait"), "so")
-        assert read_letters(training.log, "avro-rows").letters == []
+        assert read_dead_letters(training.log, "avro-rows").dead_letters == []
 
         # Back, and it says that there is no such schema.
         registry.start()
         await_condition(
-            lambda: len(read_letters(training.log, "avro-rows").letters) == 32, "dead letters"
+            lambda: len(read_dead_letters(training.log, "avro-rows").dead_letters) == 32,
+            "dead letters",
         )
-        [reason] = {each.reason for each in read_letters(training.log, "avro-rows").letters}
+        [reason] = {
+            each.reason for each in read_dead_letters(training.log, "avro-rows").dead_letters
+        }
         assert reason == "the registry has no schema of its id"
         training.produce(*known)
         training.await_samples(320)

@@ -27,7 +27,7 @@ from common.config.settings import Settings, read_settings
 from common.core.audit import audit
 from common.core.spans import Partition
 from common.embedded.process import free_port
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.store import JobStore
 from common.kafka.names import control_topic, plans_topic, updates_topic
 from common.kafka.read import read_decoded, records_of
@@ -195,8 +195,8 @@ class Guarded:
         self._writer = self.log.writer()
         for number in range(20):
             self._write("clinic-a-test", [number - 10, 1], int(number > 10))
-        self.services = dict[str, Service]()
-        self._jobs = self._letters = 0
+        self.services = dict[str, EmbeddedService]()
+        self._jobs = self._bad_records = 0
         with closing(KeyStore(self.log)) as keys:
             key, _ = keys.create("olga", "operator")
         headers = {"Authorization": f"Bearer {key}"}
@@ -211,15 +211,15 @@ class Guarded:
         await_condition(self._ready, "the admin service is ready")
         answer = self.submit("clinic")
         assert answer.status_code == 201, answer.text
-        with closing(JobStore(self.log)) as book:
-            self._record = book.get("clinic")
+        with closing(JobStore(self.log)) as job_store:
+            self._record = job_store.get("clinic")
 
     def close(self) -> None:
         """End the job, and so its machine, and all processes."""
-        with closing(JobStore(self.log)) as book:
-            jobs = book.read()
+        with closing(JobStore(self.log)) as job_store:
+            jobs = job_store.read()
             for name in jobs:
-                book.want(name, "stopped", "the test is over")
+                job_store.want(name, "stopped", "the test is over")
         finished = "provisioning_finished"
         await_condition(lambda: not jobs or finished in self.said("provisioner"), "no machine")
         stop_all([each for each in self.services.values() if each.exit_code is None])
@@ -250,7 +250,7 @@ class Guarded:
     def start(self, service: str, name: str) -> None:
         """Start a service with the rights of its row."""
         settings = self._settings(service)
-        self.services[name] = Service(service, name, settings, self._folder, forks=True)
+        self.services[name] = EmbeddedService(service, name, settings, self._folder, forks=True)
 
     def _is_in_force(self, wanted: AclBindingFilter) -> bool:
         return bool(self._admin.describe_acls(wanted).result())
@@ -300,17 +300,17 @@ class Guarded:
         for number in range(count):
             self._write("clinic-a", [number - count // 2, 1], int(number > count // 2), number % 2)
         for number in range(bad):
-            self._letters += 1
-            self._write("clinic-a", f"{MARKER}-{self._letters}.", 0, number % 2)
+            self._bad_records += 1
+            self._write("clinic-a", f"{MARKER}-{self._bad_records}.", 0, number % 2)
         for number in range(poison):
             self._write("clinic-a", [0, 0], 8675309, number % 2)
         assert self._writer.flush(30.0)
 
-    def last_letter_is_there(self) -> bool:
+    def last_dead_letter_is_there(self) -> bool:
         """True if the last record that does not decode is a dead letter."""
-        text = f"{MARKER}-{self._letters}.".encode()
-        letters = records_of(self.log, Partition("clinic-a.dlq", 0))
-        return any(text in (each.value or b"") for each in letters)
+        text = f"{MARKER}-{self._bad_records}.".encode()
+        records = records_of(self.log, Partition("clinic-a.dlq", 0))
+        return any(text in (each.value or b"") for each in records)
 
     def audit(self) -> Audit:
         """What both topics prove."""
@@ -444,12 +444,12 @@ def each_right() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize("right", list(each_right()))
 def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, right: Right) -> None:
     row, answers = right.row, list[str]()
-    makes_letters = right.operation == "create" and right.name.endswith(".dlq")
+    creates_dead_letters = right.operation == "create" and right.name.endswith(".dlq")
     log_end = len(guarded.said(row))
 
     def is_named() -> bool:
         """True if the right is named; asks the service for all that it does."""
-        if makes_letters:
+        if creates_dead_letters:
             guarded.log.delete_topics([right.name])
         guarded.produce(10, bad=row != "admin")  # whose topic the coordinator would make
         if row == "admin":
@@ -475,7 +475,7 @@ def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, ri
     ends = len(guarded.said(row))
     guarded.produce(200, bad=1)
     await_condition(guarded.settled, "all is trained", RETURN_S)
-    await_condition(guarded.last_letter_is_there, "the letter is written", RETURN_S)
+    await_condition(guarded.last_dead_letter_is_there, "the letter is written", RETURN_S)
     if row == "admin":
         await_condition(lambda: guarded.submit_next().status_code == 201, "it goes on", RETURN_S)
     elif row == "evaluator":
@@ -515,7 +515,7 @@ def test_command_without_a_right_names_it(
     await_condition(goes_on, "it is there again", RETURN_S)
 
 
-def test_ten_thousand_wrong_texts_have_one_reason_and_stand_nowhere_but_in_their_letters(
+def test_ten_thousand_wrong_texts_have_one_reason_and_stand_in_dead_letters_alone(
     guarded: Guarded,
 ) -> None:
     guarded.produce(10, bad=10_000)

@@ -139,11 +139,11 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert len(replies.pop(2, LONG_S)) == 1
     board.put_unable("c1-4711", "task x is not in DOLL_TASKS", LONG_S)
     assert board.unable().keys() == {"c1-4711"}
-    exchange, told = boards.exchange(), SimpleQueue[object]()
-    exchange.hold_lease("job", "one", LONG_S, told.put, soon=True)
-    assert told.get(timeout=LONG_S) is True
-    exchange.alive("job", told.put, soon=True)
-    assert told.get(timeout=LONG_S) == {}
+    exchange, answers = boards.exchange(), SimpleQueue[object]()
+    exchange.hold_lease("job", "one", LONG_S, answers.put, soon=True)
+    assert answers.get(timeout=LONG_S) is True
+    exchange.alive("job", answers.put, soon=True)
+    assert answers.get(timeout=LONG_S) == {}
     exchange.release_lease("job", "one")
     exchange.close()
     boards.close()
@@ -219,24 +219,24 @@ def test_the_rights_in_the_guide_end_at_our_keys(safe_redis: SafeRedis) -> None:
         ({"_CA": ""}, "CERTIFICATE_VERIFY_FAILED.*DOLL_REDIS_CA must name the file"),
     ],
 )
-def test_who_is_not_let_into_redis_hears_what_to_do(
+def test_caller_that_redis_refuses_gets_a_remedy(
     safe_redis: SafeRedis, changes: dict[str, str], message: str
 ) -> None:
     board = board_with(safe_redis, **changes)
     for call in (board.is_leased, lambda: board.beat(WORKER, "alive", LONG_S)):
-        with pytest.raises(OutsideError, match=message) as told:
+        with pytest.raises(OutsideError, match=message) as raised:
             call()
-        assert not told.value.retriable
-        assert PASSWORD not in all_text(told.value)
-        assert WRONG not in all_text(told.value)
+        assert not raised.value.retriable
+        assert PASSWORD not in all_text(raised.value)
+        assert WRONG not in all_text(raised.value)
 
 
 @pytest.mark.redis
 def test_without_a_certificate_that_redis_wants_nobody_is_let_in(safe_redis: SafeRedis) -> None:
     # It may say so, or only hang up: which of both arrives is a matter of luck.
-    with pytest.raises(OutsideError) as told:
+    with pytest.raises(OutsideError) as raised:
         board_with(safe_redis, _CERT="", _KEY="").is_leased()
-    assert PASSWORD not in all_text(told.value)
+    assert PASSWORD not in all_text(raised.value)
 
 
 @pytest.mark.redis
@@ -245,9 +245,9 @@ def test_a_right_that_is_missing_is_named(safe_redis: SafeRedis) -> None:
     board = board_with(safe_redis, user="narrow@")
     with pytest.raises(
         OutsideError, match=r"does not let us do EXISTS.*howto/security\.md"
-    ) as told:
+    ) as raised:
         board.is_leased()
-    assert not told.value.retriable
+    assert not raised.value.retriable
 
 
 @pytest.mark.redis
@@ -437,7 +437,7 @@ def test_a_topic_without_rights_is_refused_by_name(safe_kafka: SafeKafka) -> Non
         ({"SSL_CA_LOCATION": ""}, "certificate verify failed.*DOLL_KAFKA_SSL_CA_LOCATION"),
     ],
 )
-def test_who_is_not_let_into_kafka_hears_what_to_do(
+def test_caller_that_kafka_refuses_gets_a_remedy(
     safe_kafka: SafeKafka, changes: dict[str, str], message: str
 ) -> None:
     if "SASL_PASSWORD" in changes:
@@ -447,7 +447,7 @@ def test_who_is_not_let_into_kafka_hears_what_to_do(
         log.partitions("clinic-a")
     with pytest.raises(OutsideError, match=message) as created:
         log.create_topics([NewTopic("doll.jobs")])
-    for told in (asked.value, created.value):
-        assert not told.retriable
-        assert PASSWORD not in all_text(told)
-        assert WRONG not in all_text(told)
+    for error in (asked.value, created.value):
+        assert not error.retriable
+        assert PASSWORD not in all_text(error)
+        assert WRONG not in all_text(error)

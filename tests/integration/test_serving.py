@@ -16,7 +16,7 @@ import uvicorn
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot
 from common.embedded.process import free_port
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
@@ -72,11 +72,11 @@ def test_no_request_fails_and_no_answer_is_taken_back_while_leaders_are_killed(
         timeout=PATIENCE_S,
     )
     assert ended.returncode in (0, 1), ended.stderr  # how fast is for a quiet machine to say
-    told = json.loads(found.read_text())
-    assert told["failed_requests"] == 0
-    assert told["answers_taken_back"] == 0
-    assert told["answers"] == {"leader killed": 180, "board wiped": 180}
-    assert min(told["versions_served"].values()) > 1
+    report = json.loads(found.read_text())
+    assert report["failed_requests"] == 0
+    assert report["answers_taken_back"] == 0
+    assert report["answers"] == {"leader killed": 180, "board wiped": 180}
+    assert min(report["versions_served"].values()) > 1
 
 
 @pytest.mark.nightly
@@ -121,8 +121,8 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
     )
     log = open_log(settings)
     log.create_topics([NewTopic(asked, PARTITIONS), NewTopic(answered)])
-    with closing(JobStore(log)) as book:
-        book.submit(spec)
+    with closing(JobStore(log)) as job_store:
+        job_store.submit(spec)
     trainer = trainer_of(spec, ())()
     kept = SnapshotFile(Snapshot(0, ModelId(0, 1), 2, 0, {}), trainer.snapshot())
     with closing(open_board(settings, name)) as board:
@@ -140,7 +140,7 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
 
     own = settings.model_copy(update={"api_port": 0, "threads": 1})
     options = (name, "--from", asked, "--to", answered)
-    servers = [Service("serve", f"s{n}", own, tmp_path, options) for n in range(2)]
+    servers = [EmbeddedService("serve", f"s{n}", own, tmp_path, options) for n in range(2)]
     try:
         write()
         await_condition(lambda: len(answers()) > EACH // 2, "some are answered")
@@ -150,7 +150,7 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
         await_condition(lambda: len(answers()) >= len(wanted), "all are answered")
         assert sorted(answers()) == sorted(wanted)
     finally:
-        with closing(JobStore(log)) as book:
-            book.want(name, "stopped", "the test is over")
+        with closing(JobStore(log)) as job_store:
+            job_store.want(name, "stopped", "the test is over")
         stop_all([each for each in servers if each.exit_code is None])
         writer.close()

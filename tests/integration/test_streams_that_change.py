@@ -77,7 +77,7 @@ def growing(request: pytest.FixtureRequest, real: Settings, tmp_path: Path) -> I
     made.cluster.close()
 
 
-def test_partitions_that_are_added_are_trained_and_told(growing: Growing) -> None:
+def test_partitions_that_are_added_are_trained_and_reported(growing: Growing) -> None:
     # c1, w1   ████████████████████████████ killed
     # a        2 partitions    4
     # b        2 partitions                            4

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from common.config.settings import Settings
-from common.embedded.services import Service, stop_all
+from common.embedded.services import EmbeddedService, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.runtime.connect import connect
 from services.cli import exits
@@ -37,8 +37,8 @@ LOSS = {"prices": 0.65, "connections": 0.55, "clicks": 0.65}
 def settings(tmp_path: Path) -> Iterator[Settings]:
     with EmbeddedStack(Settings(threads=1), blobs=tmp_path / "blobs") as stack:
         services = [
-            Service("coordinator", "coordinator-1", stack.settings, tmp_path, forks=True),
-            Service("worker", "worker-1", stack.settings, tmp_path, forks=True),
+            EmbeddedService("coordinator", "coordinator-1", stack.settings, tmp_path, forks=True),
+            EmbeddedService("worker", "worker-1", stack.settings, tmp_path, forks=True),
         ]
         try:
             with served(stack.settings, tmp_path) as settings:
@@ -53,9 +53,9 @@ def test_tables_with_symbols_are_trained_from_topics_by_job_files_alone(
     ways = Ways(connect)
 
     def doll(*arguments: str) -> str:
-        told = CliRunner().invoke(app, arguments, obj=ways, env=settings.environ())
-        assert told.exit_code == exits.OK, told.output
-        return told.stdout
+        result = CliRunner().invoke(app, arguments, obj=ways, env=settings.environ())
+        assert result.exit_code == exits.OK, result.output
+        return result.stdout
 
     for example, options in OPTIONS.items():
         source = tmp_path / f"{example}.csv"

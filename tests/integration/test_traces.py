@@ -71,9 +71,9 @@ def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
     finally:
         cluster.close()
 
-    told = tuple(collector.spans)
+    collected = tuple(collector.spans)
     for trace, batch in expected.items():
-        spans = [span for span in told if span.trace_id == trace.trace_id]
+        spans = [span for span in collected if span.trace_id == trace.trace_id]
         (root,) = [span for span in spans if span.parent_id == 0]
         assert (root.name, root.span_id) == ("batch", trace.root_id)
         assert {span.parent_id for span in spans if span is not root} == {trace.root_id}
@@ -83,8 +83,8 @@ def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
         assert {span.service for span in spans} == {"doll-coordinator", "doll-worker"}
         assert {span.name for span in spans if span.service == "doll-worker"} == OF_A_WORKER
         in_order(spans)
-    assert {span.trace_id for span in told} == ids
-    versions = {int(str(s.attributes["doll.version"])) for s in told if not s.parent_id}
+    assert {span.trace_id for span in collected} == ids
+    versions = {int(str(s.attributes["doll.version"])) for s in collected if not s.parent_id}
     assert versions <= {update.version for update in audit.updates}
 
 

@@ -126,7 +126,7 @@ def test_every_record_is_used_once_though_a_rule_holds_for_a_while(make: Make) -
     assert audit.updates[-1].progress == counted
 
 
-def test_every_record_is_used_once_though_workers_are_told_only_what_changes(make: Make) -> None:
+def test_every_record_is_used_once_though_workers_get_only_what_changes(make: Make) -> None:
     cluster = make("changes", 20_000, "compression: {significance: 1.5}")
     train_through_deaths(cluster)
 
@@ -203,9 +203,9 @@ def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(
     cluster.produce(200, garbage_every=20)
     await_condition(cluster.drained, "everything is settled")
 
-    letters = dead_letters(cluster, expected=10)
-    assert len(letters) == 10
-    for value, headers in letters:
+    found = dead_letters(cluster, expected=10)
+    assert len(found) == 10
+    for value, headers in found:
         assert value == b"no record"
         assert headers["reason"]
         assert headers["topic"].decode() in cluster.streams
@@ -215,7 +215,7 @@ def test_records_that_do_not_decode_are_dead_letters_that_say_where_they_were(
 
 
 def test_a_poison_batch_is_quarantined_and_stops_nothing(make: Make) -> None:
-    cluster = make(name="poison", records=400, options="strikes: 1", poison=137)
+    cluster = make(name="poison", records=400, options="max_failures: 1", poison=137)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
     cluster.start("worker", "w2")
@@ -311,13 +311,13 @@ def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: M
     cluster.produce(200)
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
-    with closing(JobStore(cluster.log)) as book:
-        book.delete("deleted")  # before anybody has heard that it is stopped
+    with closing(JobStore(cluster.log)) as job_store:
+        job_store.delete("deleted")  # before anybody has heard that it is stopped
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
         await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
         cluster.stop("c1")
         assert "coordinator_failed" not in cluster.said("c1")
-        assert "deleted" not in book.read()
+        assert "deleted" not in job_store.read()
 
 
 def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> None:

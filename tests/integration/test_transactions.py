@@ -161,10 +161,10 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer.begin_transaction()
     producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
     producer.commit_transaction(PATIENCE_S)
-    with closing(JobStore(cluster.log)) as book:
-        assert book.get(cluster.job) == record
-        assert book.want(cluster.job, "paused", "while a mirror writes").wanted == "paused"
-        assert book.want(cluster.job, "running", "go on").wanted == "running"
+    with closing(JobStore(cluster.log)) as job_store:
+        assert job_store.get(cluster.job) == record
+        assert job_store.want(cluster.job, "paused", "while a mirror writes").wanted == "paused"
+        assert job_store.want(cluster.job, "running", "go on").wanted == "running"
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
     cluster.produce(100)
@@ -184,9 +184,9 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer.begin_transaction()
     producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
     assert producer.flush(PATIENCE_S) == 0
-    with closing(JobStore(cluster.log)) as book:
-        assert book.get(cluster.job).wanted == "running"
+    with closing(JobStore(cluster.log)) as job_store:
+        assert job_store.get(cluster.job).wanted == "running"
     producer.abort_transaction(PATIENCE_S)
-    with closing(JobStore(cluster.log)) as book:
-        assert book.get(cluster.job).wanted == "running"
+    with closing(JobStore(cluster.log)) as job_store:
+        assert job_store.get(cluster.job).wanted == "running"
     assert cluster.ended() == []

@@ -21,7 +21,7 @@ from common.api.keys import Keys, KeyStore
 from common.config.settings import Settings
 from common.core.spans import Partition
 from common.embedded.process import free_port
-from common.embedded.services import Service
+from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, NotFoundError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
@@ -67,10 +67,10 @@ class World(NamedTuple):
 
     bootstrap: str
     log: Log
-    book: JobStore
+    job_store: JobStore
     operators: list[httpx2.Client]  # of an admin service each
-    admins: list[Service]
-    coordinator: Service
+    admins: list[EmbeddedService]
+    coordinator: EmbeddedService
 
 
 @pytest.fixture
@@ -87,20 +87,20 @@ def world(
     )
     with ExitStack() as stack:
         log = stack.enter_context(closing(open_log(settings)))
-        book = stack.enter_context(closing(JobStore(log)))
+        job_store = stack.enter_context(closing(JobStore(log)))
         made = dict[str, str]()
         with closing(KeyStore(log)) as keys:
             for name in OPERATORS:
                 made[name], _ = keys.create(name, "operator")
                 stack.callback(KeyStore(log).revoke, name)
         log.create_topics([NewTopic(f"{NAME}-a")])
-        book.submit(parse_job(SPEC, (TASK,)))
-        stack.callback(book.want, NAME, "stopped", "the test is over")
-        operators, admins = list[httpx2.Client](), list[Service]()
+        job_store.submit(parse_job(SPEC, (TASK,)))
+        stack.callback(job_store.want, NAME, "stopped", "the test is over")
+        operators, admins = list[httpx2.Client](), list[EmbeddedService]()
         for name, key in made.items():
             port = free_port()
             own = settings.model_copy(update={"api_host": "127.0.0.1", "api_port": port})
-            admins.append(Service("admin", f"admin-of-{name}", own, tmp_path))
+            admins.append(EmbeddedService("admin", f"admin-of-{name}", own, tmp_path))
             stack.callback(admins[-1].kill)
             client = httpx2.Client(
                 base_url=f"http://127.0.0.1:{port}",
@@ -108,11 +108,11 @@ def world(
                 timeout=PATIENCE_S,
             )
             operators.append(stack.enter_context(client))
-        coordinator = Service("coordinator", "c1", settings, tmp_path)
+        coordinator = EmbeddedService("coordinator", "c1", settings, tmp_path)
         stack.callback(coordinator.kill)
         for client in operators:
             await_condition(lambda client=client: ready(client), "it is ready", PATIENCE_S)  # type: ignore[misc]
-        yield World(bootstrap, log, book, operators, admins, coordinator)
+        yield World(bootstrap, log, job_store, operators, admins, coordinator)
 
 
 def ready(client: httpx2.Client) -> bool:
@@ -130,8 +130,10 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
     with ThreadPoolExecutor(2) as pool:
         for number in range(rounds):
             if number % 3 == 0:  # and between, the coordinator writes when it pleases
-                await_condition(lambda: world.book.get(NAME).held, "the job is held", PATIENCE_S)
-            before = world.book.get(NAME)
+                await_condition(
+                    lambda: world.job_store.get(NAME).held, "the job is held", PATIENCE_S
+                )
+            before = world.job_store.get(NAME)
             bodies: list[dict[str, object]] = [
                 {"group_size": 3 + number % 50, "reason": f"a{number}"},
                 {"batch_size": 9 + number % 50, "reason": f"b{number}"},
@@ -149,11 +151,11 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
             )
             statuses = [answer.status_code for answer in answers]
             assert sorted(statuses) == ([200, 409] if same_revision else [200, 200])
-            check(world.book.get(NAME), before, bodies, statuses)
+            check(world.job_store.get(NAME), before, bodies, statuses)
 
     # Whoever resumes the job last, the coordinator holds it again: no hold was lost either.
     world.operators[0].patch(f"/v1/jobs/{NAME}", json={"wanted": "running"})
-    await_condition(lambda: world.book.get(NAME).held, "the job is held", PATIENCE_S)
+    await_condition(lambda: world.job_store.get(NAME).held, "the job is held", PATIENCE_S)
     assert held >= rounds // 3
     assert "hold_not_written" not in world.coordinator.log.read_text()
     check_audit(world)
@@ -182,7 +184,7 @@ def check(
 
 def check_audit(world: World) -> None:
     """See that the record and the logs of the services say who changed the job."""
-    record = world.book.get(NAME)
+    record = world.job_store.get(NAME)
     found = record.changes
     assert (found[0].action, found[0].role) == ("submitted", "cli")
     assert {(each.by, each.role) for each in found[1:]} == {
@@ -202,7 +204,7 @@ def check_audit(world: World) -> None:
 
 def check_crash(world: World) -> None:
     """See what becomes of a change whose service is killed as soon as the record is there."""
-    end, before = world.log.bounds(PLACE).end, world.book.get(NAME)
+    end, before = world.log.bounds(PLACE).end, world.job_store.get(NAME)
     with ThreadPoolExecutor(1) as pool:
         body = {"batch_size": 100, "reason": "before a crash"}
         answer = pool.submit(world.operators[0].patch, f"/v1/jobs/{NAME}", json=body)
@@ -211,7 +213,7 @@ def check_crash(world: World) -> None:
         acknowledged = answer.exception() is None and answer.result().status_code == 200
     body = {"group_size": 100, "reason": "after a crash"}
     assert world.operators[1].patch(f"/v1/jobs/{NAME}", json=body).status_code == 200
-    made = world.book.get(NAME)
+    made = world.job_store.get(NAME)
     settings = [change for change in made.changes if change.action == "changed"]
     reasons = [change.reason for change in settings[before.revision - made.revision :]]
     assert reasons in (["before a crash", "after a crash"], ["after a crash"])
@@ -220,7 +222,7 @@ def check_crash(world: World) -> None:
 
 def check_compacted(world: World) -> None:
     """See that a new reader reads the same once the broker has compacted the topic."""
-    world.book.want(NAME, "paused", "before compaction")
+    world.job_store.want(NAME, "paused", "before compaction")
     eager = {"log.cleaner.backoff.ms": "100"}
     ours = {"min.compaction.lag.ms": "3600000", "segment.ms": "604800000"}
     configure(world.bootstrap, "1", eager, ResourceType.BROKER)
@@ -229,9 +231,9 @@ def check_compacted(world: World) -> None:
 
     def compacted() -> bool:
         """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
-        expected = world.book.want(NAME, "paused", f"at {time.monotonic()}")
-        with closing(JobStore(world.log)) as book:
-            assert book.get(NAME) == expected
+        expected = world.job_store.want(NAME, "paused", f"at {time.monotonic()}")
+        with closing(JobStore(world.log)) as job_store:
+            assert job_store.get(NAME) == expected
         return sum(record.key == NAME.encode() for record in everything(world.log, PLACE)) < 10
 
     await_condition(compacted, "Kafka has compacted the topic", PATIENCE_S)

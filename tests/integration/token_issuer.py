@@ -38,8 +38,8 @@ def token_issuer(
         lacking(str(error))
     port = port or free_port()
     url = f"http://127.0.0.1:{port}/default"
-    told = {"requestParam": "grant_type", "match": "*", "claims": claims}
-    tokens = {"issuerId": "default", "tokenExpiry": life_s, "requestMappings": [told]}
+    mapping = {"requestParam": "grant_type", "match": "*", "claims": claims}
+    tokens = {"issuerId": "default", "tokenExpiry": life_s, "requestMappings": [mapping]}
     main = "no.nav.security.mock.oauth2.StandaloneMockOAuth2ServerKt"
     keys = {"tokenProvider": {"keyProvider": {"initialKeys": key, "algorithm": "RS256"}}}
     config = json.dumps({"tokenCallbacks": [tokens]} | (keys if key else {}))

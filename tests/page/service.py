@@ -25,7 +25,7 @@ from common.core.messages import AuditRecord, ModelId, Synchrony, UpdateApplied,
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.jobs.build import trainer_of
-from common.jobs.progress import Look
+from common.jobs.progress import JobObservation
 from common.jobs.store import JobStore, encode_job
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from common.kafka.dead_letters import Letter
+    from common.kafka.dead_letters import EncodedDeadLetter
     from common.spot.provisioning.records import PlanRecord
-    from services.admin.service import Service
+    from services.admin.service import AdminService
 
 _RECORDS = 200_000_000  # in every partition, so that no lag is longer than the stream
 _FOREVER_S = 1e9
@@ -106,11 +106,16 @@ class PageService:
         """Have a job's coordinator say at which jobs its workers are."""
         self._board(job).put_unable(TURN, why, _FOREVER_S)
 
-    def letter(self, letter: Letter) -> None:
+    def dead_letter(self, dead_letter: EncodedDeadLetter) -> None:
         """A record cannot be used."""
-        self._log.create_topics([NewTopic(letter.topic)])
+        self._log.create_topics([NewTopic(dead_letter.topic)])
         with closing(self._log.writer()) as writer:
-            writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
+            writer.append(
+                dead_letter.topic,
+                dead_letter.value,
+                key=dead_letter.key,
+                headers=dead_letter.headers,
+            )
             writer.flush(_PATIENCE_S)
 
     def leave_model(self, job: str) -> None:
@@ -178,7 +183,7 @@ class PageService:
 
     def _remember(self, name: str, world: World) -> None:
         """Have the service know the lag of times when it did not run: no topic tells of it."""
-        service: Service = self.app.state.service
+        service: AdminService = self.app.state.service
         present = deepcopy(self._redis.jobs)
         self._redis.kill()  # or its first look would come before those of the past
         service.start()
@@ -190,7 +195,9 @@ class PageService:
         with service.followers.of(name).view() as view:
             for at_s, lag in world.lags[:-1]:
                 leader_status = leader_status_of(world, lag, self._ends)
-                view.job.look(Look(at_s, world.statuses, leader_status, led=True, ends=self._ends))
+                view.job.look(
+                    JobObservation(at_s, world.statuses, leader_status, led=True, ends=self._ends)
+                )
         self._redis.restart()
         self._redis.jobs = present
 

@@ -234,7 +234,7 @@ class _Market:
         self._back_s = dict[int, float]()  # by slot: when a machine can be had again
         self._reviewed_s = 0.0
         self._prices = {"on-demand": ON_DEMAND_USD_PER_HOUR, "spot-a": 0.131, "spot-b": 0.161}
-        self._write(plans.Lead(-1, "p1", start_s))
+        self._write(plans.ProvisionerLead(-1, "p1", start_s))
         self._write(Priced(0, start_s, dict(self._prices)))
 
     @property

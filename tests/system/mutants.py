@@ -213,7 +213,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "losses.py",
-                "if not self.after_loss or (parted.recreated and not self.read_from):",
+                "if not self.after_loss or (divergence.recreated and not self.read_from):",
                 "if True:",
             ),
         ),
@@ -566,8 +566,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "rounds.py",
-                "if (walked := gradient.local_rate or 0.0) != round_.synchrony.local_rate:",
-                "if (walked := 0.0) and False:",
+                "if (local_rate := gradient.local_rate or 0.0) != round_.synchrony.local_rate:",
+                "if (local_rate := 0.0) and False:",
             ),
         ),
     ),
@@ -696,7 +696,7 @@ MUTANTS = (
     Mutant(
         "poison is quarantined in the end",
         100,
-        (Edit(CORE + "poison.py", "return self._strikes[offset] > self._limit", "return False"),),
+        (Edit(CORE + "poison.py", "return self._failures[offset] > self._limit", "return False"),),
     ),
     Mutant(
         "a suspect travels alone, and only then is struck",
@@ -710,8 +710,8 @@ MUTANTS = (
             ),
             Edit(
                 CORE + "poison.py",
-                "self._strikes.get(offset, 0) + alone",
-                "self._strikes.get(offset, 0) + 1",
+                "self._failures.get(offset, 0) + alone",
+                "self._failures.get(offset, 0) + 1",
             ),
         ),
     ),
@@ -911,7 +911,7 @@ GROUP_MUTANTS = (
     Mutant(
         "a batch that killed all members is suspected by who falls back",
         80,
-        (Edit(CORE + "leader.py", "self._suspects.restore(strikes)", "pass"),),
+        (Edit(CORE + "leader.py", "self._suspects.restore(failure_counts)", "pass"),),
     ),
     Mutant(
         "where claims were lost, only what a snapshot contains is believed",
@@ -919,7 +919,7 @@ GROUP_MUTANTS = (
         (
             Edit(
                 CORE + "coordinator.py",
-                "if self._limit is None and self._wish.after_loss > history.after_loss:",
+                "if self._limit is None and self._request.after_loss > history.after_loss:",
                 "if False:",
             ),
         ),

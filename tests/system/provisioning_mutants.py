@@ -38,7 +38,7 @@ PROVISIONING_MUTANTS = (
         100,
         (
             Edit(
-                HERE + "watching.py",
+                HERE + "fleet_watch.py",
                 "client_token(self.settings.job, instance.launch)",
                 "client_token(self.settings.job, instance.launch) + str(now_s)",
             ),
@@ -52,14 +52,14 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "a slot's machine ends before its successor is ordered",
         50,
-        (Edit(HERE + "reconciling.py", "wish.slot not in leaving", "wish.slot >= 0"),),
+        (Edit(HERE + "fleet_diff.py", "desired.slot not in leaving", "desired.slot >= 0"),),
     ),
     Mutant(
         "machines whose order has ended are given back",
         100,
         (
             Edit(
-                HERE + "watching.py",
+                HERE + "fleet_watch.py",
                 "            elif not instance.open or instance.machine",
                 "            elif instance.machine",
             ),
@@ -68,7 +68,7 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "a machine is lost only after a while",
         50,
-        (Edit(HERE + "watching.py", "missed.looks < LOOKS or", "missed.looks < 1 and"),),
+        (Edit(HERE + "fleet_watch.py", "missed.looks < LOOKS or", "missed.looks < 1 and"),),
     ),
     Mutant(
         "a job is settled when all of its machines have ended",
@@ -80,13 +80,13 @@ PROVISIONING_MUTANTS = (
         100,
         (
             Edit(
-                HERE + "watching.py",
+                HERE + "fleet_watch.py",
                 "            and instance.launch not in self._answered_s\n",
                 "            and instance.launch not in self._answered_s\n"
                 "            and instance.ordered_s >= self._began_s\n",
             ),
             Edit(
-                HERE + "watching.py",
+                HERE + "fleet_watch.py",
                 "    looked: bool = False\n",
                 "    looked: bool = False\n    _began_s: float = 0.0\n",
             ),
@@ -113,14 +113,14 @@ PROVISIONING_MUTANTS = (
         (
             Edit(
                 HERE + "ledger.py",
-                "        if any(other.slot == seated.slot and other.has_seat "
+                "        if any(other.slot == assigned.slot and other.has_slot "
                 "for other in self._open.values()):\n"
                 "            return False\n",
                 "",
             ),
             Edit(
-                HERE + "seating.py",
-                "{instance.slot for instance in there if instance.has_seat}",
+                HERE + "slots.py",
+                "{instance.slot for instance in there if instance.has_slot}",
                 "set[int | None]()",
             ),
         ),
@@ -130,25 +130,29 @@ PROVISIONING_MUTANTS = (
         60,
         (
             Edit(HERE + "ledger.py", " or instance.slot is not None:", ":"),
-            Edit(HERE + "seating.py", "if instance.slot is None and ready", "if ready"),
+            Edit(HERE + "slots.py", "if instance.slot is None and ready", "if ready"),
         ),
     ),
     Mutant(
         "a slot is seated on a machine that has started up",
         60,
-        (Edit(HERE + "seating.py", " + start_up_s.get(instance.pool, 0.0)", ""),),
+        (Edit(HERE + "slots.py", " + start_up_s.get(instance.pool, 0.0)", ""),),
     ),
     Mutant(
         "a start-up is timed only where somebody looked when the machine started",
         60,
-        (Edit(HERE + "starting.py", "self._since_s <= started_s <= by_s", "started_s <= by_s"),),
+        (
+            Edit(
+                HERE + "startup_times.py", "self._since_s <= started_s <= by_s", "started_s <= by_s"
+            ),
+        ),
     ),
     Mutant(
         "what is coming is not ordered again",
         60,
         (
             Edit(
-                HERE + "reconciling.py",
+                HERE + "fleet_diff.py",
                 "count - len(there.get(offer, ()))",
                 "count - sum(each.running for each in there.get(offer, ()))",
             ),
@@ -159,7 +163,7 @@ PROVISIONING_MUTANTS = (
         60,
         (
             Edit(
-                HERE + "reconciling.py",
+                HERE + "fleet_diff.py",
                 "for machine in machines[wanted.get(offer, 0) :]",
                 "for machine in machines[wanted.get(offer, len(machines)) :]",
             ),
@@ -169,15 +173,15 @@ PROVISIONING_MUTANTS = (
         "who was not heard of yet has not left",
         60,
         (
-            Edit(HERE + "watching.py", "elif instance.launch in self._silent:", "else:"),
+            Edit(HERE + "fleet_watch.py", "elif instance.launch in self._silent:", "else:"),
             Edit(
-                HERE + "watching.py",
+                HERE + "fleet_watch.py",
                 "self._silent[instance.launch] or _Missed",
                 "self._silent.get(instance.launch) or _Missed",
             ),
-            Edit(HERE + "watching.py", " or missed.looks < LOOKS:", ":"),
+            Edit(HERE + "fleet_watch.py", " or missed.looks < LOOKS:", ":"),
             Edit(
-                HERE + "watching.py",
+                HERE + "fleet_watch.py",
                 "self.settings.grace_s:\n                yield Left",
                 "0:\n                yield Left",
             ),
@@ -186,12 +190,12 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "a plan bids for a machine once",
         60,
-        (Edit(HERE + "reconciling.py", " - gone_bids.get(offer, 0)", ""),),
+        (Edit(HERE + "fleet_diff.py", " - gone_bids.get(offer, 0)", ""),),
     ),
     Mutant(
         "an order says what it bids",
         60,
-        (Edit(HERE + "watching.py", "*instance.asked[1:],", "*instance.asked[1:3],"),),
+        (Edit(HERE + "fleet_watch.py", "*instance.asked[1:],", "*instance.asked[1:3],"),),
     ),
     Mutant(
         "the hour in which a machine is evicted is refunded",

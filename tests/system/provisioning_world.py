@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
 from common.config.policy_names import POLICY_NAMES
+from common.core.events import LeaseAnswered, Tick
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.errors import UnavailableError
@@ -28,7 +29,7 @@ from common.spot.machines import Offer
 from common.spot.plans import decode_plan, encode_plan
 from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning import commands as do
-from common.spot.provisioning import deciding, events
+from common.spot.provisioning import events, policy_runner
 from common.spot.provisioning import records as plans
 from common.spot.provisioning.ledger import FleetLedger
 from common.spot.provisioning.provisioner import Provisioner
@@ -37,8 +38,8 @@ from common.spot.provisioning.records import (
     Left,
     Planned,
     ReplanAsked,
-    Seated,
     Settled,
+    SlotAssigned,
     Started,
 )
 from common.spot.provisioning.settings import ProvisionerSettings
@@ -90,7 +91,7 @@ class Faults:
         self.last_s = world.now_s
         self.hidden = set[int]()
 
-    def strike(self) -> None:
+    def apply(self) -> None:
         """Do something, whatever."""
         self._lasts(0.0)
         self._chance.choice(
@@ -161,7 +162,7 @@ class Faults:
         world = self._world
         pool, usd_per_hour = self._chance.choice(("spot", "other")), self._chance.uniform(0.1, 1.2)
         world.set_price(pool, usd_per_hour)
-        world.told_prices.append((world.now_s, world.prices.look()))
+        world.reported_prices.append((world.now_s, world.prices.look()))
 
     def _preempt(self) -> None:
         running = self._world.running()
@@ -197,12 +198,12 @@ class Faults:
     def _settings(self) -> None:
         world = self._world
         world.settings = replace(world.settings, updates=self._chance.choice((28, 50_000)))
-        world.tell_all(lambda: events.SettingsChanged(world.settings))
+        world.deliver_all(lambda: events.ProvisioningChanged(world.settings))
 
 
 BEGIN_S = 1_000_000.0
 STOP_S = BEGIN_S + 150.0  # the job is wanted stopped
-CALM_S = BEGIN_S + 110.0  # no fault begins later
+FAULTS_END_S = BEGIN_S + 110.0  # no fault begins later
 LATEST_S = BEGIN_S + 400.0  # by then everything is given back, or it never will be
 
 K, B = 4, 16
@@ -265,7 +266,7 @@ class World:
         )
         self.prices = MemoryPrices({pool.name: pool.usd_per_hour for pool in pools})
         self.set_price("spot", 0.3)
-        self.told_prices = [(BEGIN_S, self.prices.look())]
+        self.reported_prices = [(BEGIN_S, self.prices.look())]
         self.settings = ProvisionerSettings(
             job="digits",
             workers=5,
@@ -309,8 +310,8 @@ class World:
             return self._run()
         policy = self.counting
         for _ in range(4):
-            self.after(self.chance.uniform(5, CALM_S - BEGIN_S), self._fall_silent)
-        with patch.object(deciding, "policy_of", lambda *_, **__: policy):
+            self.after(self.chance.uniform(5, FAULTS_END_S - BEGIN_S), self._fall_silent)
+        with patch.object(policy_runner, "policy_of", lambda *_, **__: policy):
             return self._run()
 
     def _run(self) -> World:
@@ -320,7 +321,7 @@ class World:
         self.after(STOP_S - BEGIN_S, self._stop)
         if self.faulty:
             for _ in range(self.chance.randrange(4, 14)):
-                self.after(self.chance.uniform(0, CALM_S - BEGIN_S), self.faults.strike)
+                self.after(self.chance.uniform(0, FAULTS_END_S - BEGIN_S), self.faults.apply)
         while self._queue and not self.violations:
             at_s, _, action = heapq.heappop(self._queue)
             if at_s > LATEST_S:
@@ -359,7 +360,7 @@ class World:
             return
         if self.now_s >= process.frozen_until_s and not process.busy:
             self._read(process)
-            process.inbox.append(events.Tick())
+            process.inbox.append(Tick())
             self.handle(process)
         self.after(self.chance.uniform(0.2, 0.4), lambda: self._beat(process))
 
@@ -376,9 +377,9 @@ class World:
             process.inbox.append(events.ClaimsRead(claims))
         if audit := tuple(enumerate(self.updates))[process.updates_read :]:
             process.updates_read += len(audit)
-            process.inbox.append(events.UpdatesRead(audit))
+            process.inbox.append(events.UpdateRecordsRead(audit))
 
-    def _tell(self, process: Process, event: ProvisionerEvent, seconds: float) -> None:
+    def _deliver(self, process: Process, event: ProvisionerEvent, seconds: float) -> None:
         def arrive() -> None:
             if not process.dead:
                 process.inbox.append(event)
@@ -411,9 +412,9 @@ class World:
     def _carry_out(self, process: Process, command: ProvisionerCommand) -> None:
         soon_s = self.chance.choice((0.01, 0.1, 0.5))
         match command:
-            case do.AskLease():
-                self._tell(process, events.LeaseAnswered(self._ask_lease(process.name)), soon_s)
-            case do.ReleaseLease():
+            case do.AskProvisioningLease():
+                self._deliver(process, LeaseAnswered(self._ask_lease(process.name)), soon_s)
+            case do.ReleaseProvisioningLease():
                 if self.lease is not None and self.lease[0] == process.name:
                     self.lease = None
             case do.AppendPlan(record):
@@ -425,12 +426,12 @@ class World:
                 self._launch(process, orders, soon_s)
             case do.Release(machines):
                 self._call(process, lambda: self.fleet.release(machines))
-            case do.LookAtMachines():
+            case do.PollMachines():
                 self._look(process, soon_s)
-            case do.LookAtPast():
-                self._tell(process, events.PastSeen(self.prices.past()), soon_s)
-            case do.LookAtPrices():
-                self._tell(process, events.PricesSeen(self.prices.look()), soon_s)
+            case do.PollPastPrices():
+                self._deliver(process, events.PastSeen(self.prices.past()), soon_s)
+            case do.PollPrices():
+                self._deliver(process, events.PricesSeen(self.prices.look()), soon_s)
             case _:
                 pass
 
@@ -438,7 +439,7 @@ class World:
         try:
             call()
         except UnavailableError as error:
-            self._tell(process, events.FleetAway(str(error)), 0.1)
+            self._deliver(process, events.FleetAway(str(error)), 0.1)
             return False
         return True
 
@@ -451,17 +452,17 @@ class World:
             process,
             lambda: answer.append(events.LaunchAnswered(launches, self.fleet.launch(orders))),
         ):
-            self._tell(process, answer[0], soon_s)
+            self._deliver(process, answer[0], soon_s)
 
     def _look(self, process: Process, soon_s: float) -> None:
         if self.settings.on_preemption == "reassign" or self.counting is not None:
-            self._tell(process, events.WorkersSeen(self._members(), self.now_s), soon_s)
+            self._deliver(process, events.HeartbeatsSeen(self._members(), self.now_s), soon_s)
         seen: list[tuple[Machine, ...]] = []
         if self._call(process, lambda: seen.append(self.fleet.machines())):
             look = events.MachinesSeen(seen[0], self.now_s)
-            self._tell(process, look, soon_s)
+            self._deliver(process, look, soon_s)
             if self.chance.random() < 0.1:  # twice, or long after
-                self._tell(process, look, self.chance.uniform(0, 6))
+                self._deliver(process, look, self.chance.uniform(0, 6))
 
     def _members(self) -> frozenset[str]:
         """Whose heartbeats there are: workers begin some time after they are seated, or started."""
@@ -480,7 +481,7 @@ class World:
 
     def _fall_silent(self) -> None:
         """A worker ends, on notice or by a fault, while its machine runs on."""
-        held = [launch for launch in self.running() if self.truth.machines[launch].has_seat]
+        held = [launch for launch in self.running() if self.truth.machines[launch].has_slot]
         if held:
             self.silent.add(self.chance.choice(held))
 
@@ -513,7 +514,7 @@ class World:
             self.after(1.0, self._work)
 
     def _stop(self) -> None:
-        self.violations += check_calm(self)
+        self.violations += check_settled(self)
         self.want("stopped")
 
     def set_price(self, pool: str, usd_per_hour: float) -> None:
@@ -527,15 +528,15 @@ class World:
     def want(self, wanted: Literal["running", "paused", "stopped"]) -> None:
         """A person changes their mind."""
         self.wanted = wanted
-        self.tell_all(lambda: events.WantedChanged(self.wanted, "as asked"))
+        self.deliver_all(lambda: events.ProvisioningWanted(self.wanted, "as asked"))
 
-    def tell_all(self, event: Callable[[], ProvisionerEvent]) -> None:
+    def deliver_all(self, event: Callable[[], ProvisionerEvent]) -> None:
         """Everybody hears of it sooner or later, and then of how it is by then."""
         for process in self.replicas:
-            self.after(self.chance.uniform(0, 3), partial(self._tell_now, process, event))
+            self.after(self.chance.uniform(0, 3), partial(self._deliver_now, process, event))
 
-    def _tell_now(self, process: Process, event: Callable[[], ProvisionerEvent]) -> None:
-        self._tell(process, event(), 0.0)
+    def _deliver_now(self, process: Process, event: Callable[[], ProvisionerEvent]) -> None:
+        self._deliver(process, event(), 0.0)
 
 
 def main(first: int, end: int) -> int:
@@ -580,7 +581,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
     """What each record that counts must be like."""
-    if isinstance(record, plans.Lead):
+    if isinstance(record, plans.ProvisionerLead):
         world.leader = writer
     elif writer != world.leader and not isinstance(record, ReplanAsked):
         yield Violation("one decides at a time", f"{writer} while {world.leader} does: {record}")
@@ -608,7 +609,7 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
     beats = set(world.running()) - world.silent
     if isinstance(record, Left) and record.launch in beats:
         yield Violation("who sends heartbeats has not left", str(record))
-    if isinstance(record, Seated):
+    if isinstance(record, SlotAssigned):
         start_up_s = {pool.name: pool.start_up_s for pool in world.settings.pools}
         machine = machines[record.launch]
         if record.at_s < (machine.started_s or 0.0) + start_up_s[machine.pool]:
@@ -620,14 +621,14 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
             and launch not in world.faults.hidden | world.silent
         ]
         world.begun_s[record.launch] = world.now_s + 2.0
-        others = [each.launch for each in world.counted[:-1] if isinstance(each, Seated)]
+        others = [each.launch for each in world.counted[:-1] if isinstance(each, SlotAssigned)]
         if record.launch in others:
             yield Violation("a machine has one slot", str(record))
         if holders not in ([record.launch], []):
             yield Violation("a slot has one holder", f"{record}: {holders}")
 
 
-def check_calm(world: World) -> Iterator[Violation]:
+def check_settled(world: World) -> Iterator[Violation]:
     """After a time without faults, what is wanted on demand runs, and questions are answered."""
     plan = world.truth.plan
     since_s = max(world.faults.last_s, plan.at_s if plan else 0.0)
@@ -639,7 +640,7 @@ def check_calm(world: World) -> Iterator[Violation]:
     wanted = {slot for slot, place in enumerate(plan.places) if place == ON_DEMAND}
     running = {machine.slot for machine in world.fleet.rented if machine.state == "running"}
     if plan.counted:
-        yield from _calm_counted(world, plan)
+        yield from _settled_counted(world, plan)
     elif not wanted <= running:
         yield Violation("what is wanted runs", f"{wanted} wanted, {running} run")
     if world.truth.replans:
@@ -661,7 +662,7 @@ def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
         yield Violation("a plan bids for a machine once", f"{len(since)} and {before} of {asked}")
 
 
-def _calm_counted(world: World, plan: Planned) -> Iterator[Violation]:
+def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
     there = world.truth.running
     counts = Counter(each.asked for each in there if not each.left)
     alone = plan.counts.get(ALONE, 0)
@@ -670,13 +671,13 @@ def _calm_counted(world: World, plan: Planned) -> Iterator[Violation]:
     if too_many := {asked: n for asked, n in counts.items() if n > plan.counts.get(asked, 0)}:
         yield Violation("what is too much is given back", str(too_many))
     spares = [each for each in there if each.slot is None]
-    seated = {each.slot for each in there if each.has_seat}
-    calm_s = max((each.started_s or 0.0 for each in spares), default=0.0) + PATIENCE_S
+    assigned = {each.slot for each in there if each.has_slot}
+    settled_s = max((each.started_s or 0.0 for each in spares), default=0.0) + PATIENCE_S
     holds = world.settings.on_preemption == "hold"
-    if holds and spares and len(seated) < world.settings.workers and world.now_s > calm_s:
-        yield Violation("nobody waits beside a spare", f"{seated} seated beside {spares}")
-    if seated and not holds:
-        yield Violation("streams that move have no seats", str(seated))
+    if holds and spares and len(assigned) < world.settings.workers and world.now_s > settled_s:
+        yield Violation("nobody waits beside a spare", f"{assigned} seated beside {spares}")
+    if assigned and not holds:
+        yield Violation("streams that move have no seats", str(assigned))
 
 
 def check_end(world: World) -> Iterator[Violation]:
@@ -686,7 +687,7 @@ def check_end(world: World) -> Iterator[Violation]:
         yield Violation("everything comes to an end", f"{left} open {world.truth.open}")
         return
     yield from _machines(world)
-    yield from _seats(world)
+    yield from _check_slots(world)
     yield from _start_ups(world)
     yield from _cost(world)
     terms = [record.term for record in world.counted if isinstance(record, Settled)]
@@ -704,13 +705,13 @@ def _machines(world: World) -> Iterator[Violation]:
         yield Violation("everything is given back", f"{world.truth.open} {world.running()}")
     for machine in machines:
         rented = world.truth.machines[machine.launch]
-        told = (rented.machine, rented.started_s, rented.ended_s, rented.cause)
+        reported = (rented.machine, rented.started_s, rented.ended_s, rented.cause)
         true = (machine.id, machine.started_s, machine.ended_s, machine.cause)
-        if told != true and machine.launch not in world.faults.hidden:
+        if reported != true and machine.launch not in world.faults.hidden:
             yield Violation("machines are told of as they were", f"{rented} {machine}")
 
 
-def _seats(world: World) -> Iterator[Violation]:
+def _check_slots(world: World) -> Iterator[Violation]:
     """A slot has one own machine at a time, unless the provider did not name one.
 
     A machine that is not named for long is taken for lost, and its successor runs beside it until
@@ -718,16 +719,16 @@ def _seats(world: World) -> Iterator[Violation]:
     Under `reassign` a slot that moves to another pool has one machine in each for a while.
     """
     moves = world.settings.on_preemption == "reassign"
-    seats: dict[tuple[int | None, str], list[tuple[float, float, int]]] = {}
+    occupied: dict[tuple[int | None, str], list[tuple[float, float, int]]] = {}
     for machine in world.fleet.rented:
         if machine.slot is not None and machine.ended_s is not None:
-            seat: tuple[int | None, str] = (machine.slot, machine.pool if moves else "")
+            slot: tuple[int | None, str] = (machine.slot, machine.pool if moves else "")
             held = (machine.started_s, machine.ended_s, machine.launch)
-            seats.setdefault(seat, []).append(held)
-    for seat, held_by in seats.items():
+            occupied.setdefault(slot, []).append(held)
+    for slot, held_by in occupied.items():
         for (_, ended_s, first), (started_s, _, second) in pairwise(sorted(held_by)):
             if started_s < ended_s and not {first, second} & world.faults.hidden:
-                yield Violation("one own machine in a slot", f"{seat}: {first}, {second}")
+                yield Violation("one own machine in a slot", f"{slot}: {first}, {second}")
 
 
 def _start_ups(world: World) -> Iterator[Violation]:
@@ -762,12 +763,12 @@ def _cost(world: World) -> Iterator[Violation]:
         ledger.feed(offset, decode_plan(data))
     moved_usd_per_s = sum(
         max(abs(after[offer] - before[offer]) for offer in after) / HOUR_S
-        for (_, before), (_, after) in pairwise(world.told_prices)
+        for (_, before), (_, after) in pairwise(world.reported_prices)
     )
     slack = moved_usd_per_s * PRICES_SEEN_S * world.settings.workers * 2 + 1e-9
-    told = ledger.spent_usd(world.now_s)
-    if abs(told - bill) > slack:
-        yield Violation("the ledger's cost is the provider's bill", f"{told} against {bill}")
+    reported = ledger.spent_usd(world.now_s)
+    if abs(reported - bill) > slack:
+        yield Violation("the ledger's cost is the provider's bill", f"{reported} against {bill}")
 
 
 def _hours_usd(world: World, offer: Offer, machine: Machine, hour_s: float) -> float:
@@ -777,7 +778,7 @@ def _hours_usd(world: World, offer: Offer, machine: Machine, hour_s: float) -> f
         if machine.cause != "preempted" or begun_s + hour_s <= ended_s:
             (usd_per_hour,) = (
                 prices[offer]
-                for (at_s, prices), (end_s, _) in pairwise([*world.told_prices, (math.inf, {})])
+                for (at_s, prices), (end_s, _) in pairwise([*world.reported_prices, (math.inf, {})])
                 if at_s <= begun_s < end_s
             )
             total += usd_per_hour * hour_s / HOUR_S
@@ -787,8 +788,8 @@ def _hours_usd(world: World, offer: Offer, machine: Machine, hour_s: float) -> f
 
 def _bill_usd(world: World, offer: Offer, since_s: float, until_s: float) -> float:
     total = 0.0
-    ends = [at_s for at_s, _ in world.told_prices[1:]] + [float("inf")]
-    for (at_s, prices), end_s in zip(world.told_prices, ends, strict=True):
+    ends = [at_s for at_s, _ in world.reported_prices[1:]] + [float("inf")]
+    for (at_s, prices), end_s in zip(world.reported_prices, ends, strict=True):
         seconds = min(until_s, end_s) - max(since_s, at_s)
         total += max(seconds, 0.0) * prices[offer] / HOUR_S
     return total

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from common.core.spread import JobDemand, View, WorkerPlacement, next_step, plan
+from common.core.spread import JobDemand, PlacementView, WorkerPlacement, next_step, plan
 
 STEP_S = 0.5
 JOIN_S = 3.0  # leaving a group, joining another, the first status
@@ -95,7 +95,7 @@ class World:
             f"w{n}": _Worker(self.random.random() * LOOK_S, 0.0) for n in range(it.workers)
         }
         self.born = it.workers
-        self.views = deque[View](maxlen=int(it.stale_s / STEP_S) + 2)
+        self.views = deque[PlacementView](maxlen=int(it.stale_s / STEP_S) + 2)
 
     def run(self) -> Result:
         """Play it."""
@@ -144,8 +144,8 @@ class World:
             job.unserved_s = job.unserved_s + STEP_S if starves else 0.0
             self.starved_s = max(self.starved_s, job.unserved_s)
 
-    def _view(self) -> View:
-        return View(
+    def _view(self) -> PlacementView:
+        return PlacementView(
             tuple(
                 JobDemand(
                     job=name,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.spot.provisioning.records import Ended, Lead, Planned, Settled
+from common.spot.provisioning.records import Ended, Planned, ProvisionerLead, Settled
 from tests.changes import has_changed
 from tests.system.mutants import cases
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
@@ -52,7 +52,7 @@ def test_no_schedule_of_faults_launches_twice_loses_a_machine_or_leaves_one_behi
 
 def check_eventful(met: Counter[str], worlds: int) -> None:
     """They have been through something."""
-    assert met["Lead"] > 2 * worlds
+    assert met["ProvisionerLead"] > 2 * worlds
     assert min(met[cause] for cause in ("preempted", "released", "failed", "refused")) > worlds // 6
     assert met["lost"]
     assert met["void"] > worlds // 12
@@ -66,11 +66,13 @@ def test_without_faults_one_provisioner_takes_charge_once() -> None:
 
         assert not world.violations, f"seed {seed}"
         kinds = Counter(type(record) for record in world.counted)
-        assert kinds[Lead] == kinds[Settled]  # a standby may hear late that the job is over
+        assert (
+            kinds[ProvisionerLead] == kinds[Settled]
+        )  # a standby may hear late that the job is over
         assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
 
 
-def test_a_seed_tells_the_same_story_every_time() -> None:
+def test_seed_gives_the_same_story_every_time() -> None:
     for seed in (3, 14):
         assert World(seed).run().log == World(seed).run().log
 

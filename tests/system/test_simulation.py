@@ -81,8 +81,8 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(SEEDS)
     assert sum(outcome.takeovers for outcome in outcomes) > len(SEEDS)
     assert sum(outcome.stale for outcome in outcomes) > len(SEEDS)
-    assert sum(outcome.lone for outcome in outcomes) > 2 * len(SEEDS)
-    assert sum(outcome.walked for outcome in outcomes) > len(SEEDS)
+    assert sum(outcome.single_worker for outcome in outcomes) > 2 * len(SEEDS)
+    assert sum(outcome.local_steps for outcome in outcomes) > len(SEEDS)
     assert sum(outcome.switched for outcome in outcomes) > len(SEEDS) // 4
     assert sum(outcome.changed for outcome in outcomes) > len(SEEDS) // 4
     assert sum(outcome.tuned for outcome in outcomes) > len(SEEDS) // 5
@@ -116,7 +116,7 @@ def test_every_kind_of_fault_befalls_some_world() -> None:
     assert min(met.values()) > len(SEEDS) // 5
 
 
-def test_a_seed_tells_the_same_story_every_time() -> None:
+def test_seed_gives_the_same_story_every_time() -> None:
     def story(seed: int) -> tuple[Outcome, list[str]]:
         lines = list[str]()
         cluster = Cluster(from_seed(seed), lambda now, text: lines.append(f"{now} {text}"))
@@ -129,7 +129,7 @@ def test_a_seed_tells_the_same_story_every_time() -> None:
         assert len(set(outcome.applied)) == len(outcome.applied) >= outcome.updates > 0
 
 
-def test_worker_that_heard_a_forged_trigger_which_redis_lost_works_again() -> None:
+def test_worker_that_received_a_forged_trigger_which_redis_lost_works_again() -> None:
     # A forged id in the leader's stream, then a failover to a copy without it: the leader sees
     # nothing of it, and the worker waits for a higher id.
     assert run_seed(700753).failure == ""
@@ -137,7 +137,7 @@ def test_worker_that_heard_a_forged_trigger_which_redis_lost_works_again() -> No
 
 def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> None:
     for seed in FEW_SEEDS:
-        calm = replace(
+        quiet = replace(
             from_seed(seed),
             faults=(),
             lossy=0.0,
@@ -147,7 +147,7 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
             kafka_s=0.01,
             board_s=0.002,
         )
-        outcome = Cluster(calm).run()
+        outcome = Cluster(quiet).run()
         assert (outcome.failure, outcome.takeovers, outcome.quarantined) == ("", 1, 0)
 
 
@@ -157,11 +157,11 @@ def test_workers_of_another_build_are_given_no_order_whatever_fails() -> None:
 
 
 def test_coordinators_that_seem_to_have_ended_and_live_break_nothing() -> None:
-    told = list[str]()
+    reported = list[str]()
     for seed in FEW_SEEDS:
         world = replace(from_seed(seed), misheard=0.02)
-        assert not Cluster(world, lambda _, text: told.append(text)).run().failure
-    taken = [text for text in told if "takes the lease of" in text]
+        assert not Cluster(world, lambda _, text: reported.append(text)).run().failure
+    taken = [text for text in reported if "takes the lease of" in text]
     lived = sum(text.endswith("!") for text in taken)
     assert 0 < lived < len(taken)  # others had ended
 

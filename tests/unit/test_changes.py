@@ -9,7 +9,7 @@ from tests.changes import changed_files, has_changed, marks_of, once_changed
 
 
 @pytest.mark.parametrize("since", ["", "no-such-commit"])
-def test_where_it_cannot_be_told_everything_has_changed(
+def test_where_it_cannot_be_known_everything_has_changed(
     monkeypatch: pytest.MonkeyPatch, since: str
 ) -> None:
     monkeypatch.setenv("TEST_SINCE", since)

@@ -111,8 +111,8 @@ class InstanceMetadata:
                 raise TimeoutError("timed out")
         except (OSError, HTTPException) as error:
             if isinstance(error, OSError) or late.is_set():
-                told = "timed out" if late.is_set() else error
-                reason = f"no answer from the metadata service at {self._authority}: {told}"
+                failure = "timed out" if late.is_set() else error
+                reason = f"no answer from the metadata service at {self._authority}: {failure}"
                 raise UnavailableError(reason) from error
             reason = f"{self._authority} is no metadata service: {type(error).__name__}"
             raise OutsideError(reason) from error

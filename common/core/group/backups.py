@@ -61,7 +61,7 @@ class Backups:
         else:
             self._checkpoint = checkpoint
 
-    def hear(self, said: Stored) -> Iterator[do.PublishSnapshot]:
+    def receive(self, said: Stored) -> Iterator[do.PublishSnapshot]:
         """A member has stored something; or lacks what it was asked for, where that is empty."""
         if said.made != self.made or not self._left:
             return

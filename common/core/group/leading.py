@@ -261,7 +261,7 @@ class GroupAggregation:
         self.news = True
         return ()
 
-    def hear(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:
+    def receive(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:
         """Take in what a member says; a checkpoint may be whole by it."""
         self._stand_still(now)
         if why := self._why_unbelieved(reply, now):
@@ -271,7 +271,7 @@ class GroupAggregation:
         match reply:
             case StateReport():
                 self._accuse(member, reply.unreachable, now)
-                self._reports.hear(reply)
+                self._reports.receive(reply)
                 if member in self._copying:
                     self._copying[member] = (self._copying[member][0], float("-inf"))
             case Reduced() if attempt is not None and reply.attempt == attempt.reduce.attempt:
@@ -284,7 +284,7 @@ class GroupAggregation:
             case Stored():
                 if reply.made == self._made and reply.slices == ():
                     self._reports.forget([reply.worker])
-                return tuple(self._backups.hear(reply))
+                return tuple(self._backups.receive(reply))
             case _:
                 return (do.Drop(reply, "of an attempt that is over"),)
         return ()
@@ -399,8 +399,8 @@ class GroupAggregation:
         needed = self._sole_holders() | (whole if len(whole) == 1 else frozenset())
         for member in sorted(self._reports.members(self._there)):
             patience = SOLE if member in needed and self._made != GENESIS else 1
-            heard_s = max(self._since.unclear, self._reports.heard_s(member))
-            if now >= heard_s + patience * LIFETIME_S:
+            last_seen_s = max(self._since.unclear, self._reports.last_seen_s(member))
+            if now >= last_seen_s + patience * LIFETIME_S:
                 self._reports.forget([member.worker])
                 self._copying.pop(member, None)
                 self._refuse(member.worker, SILENT, now)
@@ -660,7 +660,7 @@ class GroupAggregation:
         return False
 
     @property
-    def trouble(self) -> str:
+    def error(self) -> str:
         """Why the job must be held; mostly empty."""
         return {"diverged": DIVERGED, "different": DIFFERENT}.get(self._tries.verdict, "")
 
@@ -742,7 +742,7 @@ class GroupAggregation:
             self._settings = settings
 
     def keep(self, made: ModelId) -> None:
-        """It hears that of members alone: see `hear`."""
+        """It hears that of members alone: see `receive`."""
 
     def _ask_to_store(self, member: Member, now: float) -> None:
         """Have a version stored: a checkpoint's, or one to copy from."""

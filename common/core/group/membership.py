@@ -77,10 +77,10 @@ def why_odd(numbers: int, of_most: int) -> str:
 
 def why_apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
     """Why a worker is left out that some members do not reach, or that does not reach them."""
-    told = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
-    reason = f"{told[worker]} and {', '.join(told[o] for o in others)} do not reach each other"
-    loopback = [each for each in told if addresses.get(each, "").startswith(_LOOPBACK)]
-    if len(loopback) == len(told):  # by tunnels each may have Redis at one, wherever it runs
+    named = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
+    reason = f"{named[worker]} and {', '.join(named[o] for o in others)} do not reach each other"
+    loopback = [each for each in named if addresses.get(each, "").startswith(_LOOPBACK)]
+    if len(loopback) == len(named):  # by tunnels each may have Redis at one, wherever it runs
         return (
             f"{reason}: loopback addresses serve one machine alone; on several, set DOLL_ADVERTISE"
             " on each"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from common.core.group.stages import Machine
+    from common.core.group.stages import MemberMachine
     from common.core.messages import BrokenReason, GroupOrders, GroupReply, UpdateTrigger
 
 Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate
@@ -109,7 +109,7 @@ ReplicaCommand: TypeAlias = (
 )
 
 
-class Replica:
+class WeightReplica:
     """What one process holds, and what it does by each trigger; its shell has the numbers.
 
     Args:
@@ -124,7 +124,7 @@ class Replica:
         member: Member,
         address: str = "",
         numbers: int = 0,
-        machine: Machine | None = None,
+        machine: MemberMachine | None = None,
     ) -> None:
         self._member = member
         self._address = address
@@ -133,7 +133,7 @@ class Replica:
         self.made: ModelId | None = None  # the version that it holds
         self.origin = 0  # of version 0: the life of the member that made it
         self.slices: Slices = UNSET  # whose optimizer state it holds at that version
-        self._heard = TriggerId(-1, 0)
+        self._last_trigger = TriggerId(-1, 0)
         self._model = GENESIS  # of the newest trigger
         self._orders: GroupOrders | None = None  # likewise
         self._base: ModelId | None = None  # what the result in hand is a step from
@@ -150,9 +150,9 @@ class Replica:
         self._gradients = dict[Gradient, tuple[GradientReady, tuple[Batch, ...]]]()
 
     @property
-    def heard(self) -> TriggerId:
+    def last_trigger(self) -> TriggerId:
         """The newest trigger taken in."""
-        return self._heard
+        return self._last_trigger
 
     @property
     def held(self) -> tuple[ModelId | None, int]:
@@ -186,19 +186,19 @@ class Replica:
             and (self.made != GENESIS or self.origin == orders.origin)
         )
 
-    def listen(self, heard: TriggerId) -> None:
+    def listen(self, last_trigger: TriggerId) -> None:
         """Go on after what was heard of the leader's triggers: see `Assignments.listen`."""
-        self._heard = min(self._heard, heard)
+        self._last_trigger = min(self._last_trigger, last_trigger)
 
-    def hear(self, trigger: UpdateTrigger) -> tuple[ReplicaCommand, ...]:
+    def receive(self, trigger: UpdateTrigger) -> tuple[ReplicaCommand, ...]:
         """Take in the next trigger; one that is older than the newest does nothing."""
-        if trigger.group is UNSET or trigger.id <= self._heard:
+        if trigger.group is UNSET or trigger.id <= self._last_trigger:
             return ()
-        return tuple(self._hear(trigger, trigger.group))
+        return tuple(self._receive(trigger, trigger.group))
 
-    def _hear(self, trigger: UpdateTrigger, orders: GroupOrders) -> Iterator[ReplicaCommand]:
-        first = trigger.id.epoch != self._heard.epoch
-        self._heard, self._model, self._orders = trigger.id, trigger.model, orders
+    def _receive(self, trigger: UpdateTrigger, orders: GroupOrders) -> Iterator[ReplicaCommand]:
+        first = trigger.id.epoch != self._last_trigger.epoch
+        self._last_trigger, self._model, self._orders = trigger.id, trigger.model, orders
         place = (trigger.id.epoch, orders.membership.number)
         if self._last is not None and self._last.epoch > place[0]:
             self._last = None  # of a leader whose record was lost
@@ -213,15 +213,17 @@ class Replica:
         before, self._is_double = self._is_double, ours != [self._member] * len(ours)
         if orders.reduce is not None and self._member in orders.membership.members:
             yield from self._enter(orders.membership, orders.reduce)
-        yield from self._hear_copies(trigger.id, orders)
-        yield from self._hear_stores(orders)
+        yield from self._handle_copy_orders(trigger.id, orders)
+        yield from self._handle_store_orders(orders)
         hot, offered = orders.hot == self._member, orders.offer == self._member
         if (hot or offered) and self.whole:
             yield ShareWeights(orders.made, trigger.id.epoch, hot, offered)
         if orders.report or first or (self._is_double and not before):
             yield self._report()
 
-    def _hear_copies(self, ordered: TriggerId, orders: GroupOrders) -> Iterator[ReplicaCommand]:
+    def _handle_copy_orders(
+        self, ordered: TriggerId, orders: GroupOrders
+    ) -> Iterator[ReplicaCommand]:
         for copy in orders.copies:
             # Of version 0 each has all slices, or none: see `_hold`.
             slices = UNSET if orders.made == GENESIS else copy.slices
@@ -234,7 +236,7 @@ class Replica:
             elif copy.source == self._member and self.whole and self._holds(slices):
                 yield OfferState(copy.member, ordered, slices)
 
-    def _hear_stores(self, orders: GroupOrders) -> Iterator[StoreState | Say]:
+    def _handle_store_orders(self, orders: GroupOrders) -> Iterator[StoreState | Say]:
         mine = tuple(n for n, each in enumerate(orders.stores) if each == self._member)
         if not mine:
             return
@@ -267,9 +269,9 @@ class Replica:
         (worker, life), machine = self._member, self._machine
         return Say(
             StateReport(
-                *(worker, self._model, life, self._heard, self.made, self.origin),
+                *(worker, self._model, life, self._last_trigger, self.made, self.origin),
                 *(unreachable, self._address, self._numbers, self.slices),
-                *((UNSET, UNSET, UNSET) if machine is None else machine.told),
+                *((UNSET, UNSET, UNSET) if machine is None else machine.reported),
             )
         )
 

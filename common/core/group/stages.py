@@ -30,7 +30,7 @@ ENDS = {1: 1.0, 2: 15.0}
 HYSTERESIS = 0.2  # so much further the ratio must go until a stage is left
 
 
-class Machine(NamedTuple):
+class MemberMachine(NamedTuple):
     """A member by the machine that it runs on."""
 
     member: Member
@@ -39,12 +39,12 @@ class Machine(NamedTuple):
     room: int | None = None  # slices whose optimizer state it has memory for; None: any number
 
     @property
-    def told(self) -> tuple[Tier, float, int | UnsetType]:
+    def reported(self) -> tuple[Tier, float, int | UnsetType]:
         """What a member says of it."""
         return self.tier, self.began_s, UNSET if self.room is None else self.room
 
 
-def stage_of(machines: Iterable[Machine], before: Stage | None) -> Stage:
+def stage_of(machines: Iterable[MemberMachine], before: Stage | None) -> Stage:
     """The stage, by the ratio of spot to reliable machines.
 
     Args:
@@ -64,7 +64,7 @@ def stage_of(machines: Iterable[Machine], before: Stage | None) -> Stage:
 
 
 def servers_of(
-    machines: Iterable[Machine], stage: Stage, settings: SliceSettings
+    machines: Iterable[MemberMachine], stage: Stage, settings: SliceSettings
 ) -> tuple[Member, ...]:
     """Members that should own slices, in their order; more than said, where these lack the room."""
     wanted = "reliable" if stage == 1 else "spot"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from common.core.group.stages import Machine
+from common.core.group.stages import MemberMachine
 from common.core.messages import GENESIS, Member, ModelId, Slices, TriggerId, WorkerId
 
 if TYPE_CHECKING:
@@ -32,18 +32,18 @@ MOST_NUMBERS = 2**40  # of a model: four TiB of float32, more than any machine h
 MOST_ACCUSED = 10_000  # members that one report may name
 
 
-class Process(NamedTuple):
+class MemberProcess(NamedTuple):
     """Process of a worker's name."""
 
     life: int
-    heard_s: float  # when it said something last
+    last_seen_s: float  # when it said something last
 
 
 class Holding(NamedTuple):
     """What a member said."""
 
     life: int
-    heard: TriggerId
+    last_trigger: TriggerId
     made: ModelId | None
     origin: int
     slices: Slices
@@ -56,13 +56,13 @@ class StateReports:
         self._of = dict[WorkerId, Holding]()
         self._since: TriggerId | None = None  # that must have been heard; None: the next trigger
         self._newest: TriggerId | None = None  # of this leader's triggers
-        self._believed = dict[WorkerId, Process]()
-        self._rivals = dict[WorkerId, Process]()  # other processes of their names
+        self._believed = dict[WorkerId, MemberProcess]()
+        self._rivals = dict[WorkerId, MemberProcess]()  # other processes of their names
         # Since when the believed process is silent although a rival said something.
         self._silent_since = dict[WorkerId, float]()
         self._reborn = set[WorkerId]()
         self._addresses = dict[Member, str]()  # of believed processes
-        self._machines = dict[Member, Machine]()  # likewise
+        self._machines = dict[Member, MemberMachine]()  # likewise
         self._numbers = dict[Member, int]()  # likewise, of their weights
         # Of the weights, as most members say; of two answers that are as frequent, the smaller one.
         self.numbers = 0
@@ -72,7 +72,9 @@ class StateReports:
         self._newest = trigger
         if self._since is None:
             self._since = trigger
-            self._of = {w: holding._replace(heard=trigger) for w, holding in self._of.items()}
+            self._of = {
+                w: holding._replace(last_trigger=trigger) for w, holding in self._of.items()
+            }
 
     @property
     def known(self) -> frozenset[WorkerId]:
@@ -87,8 +89,8 @@ class StateReports:
             made: The newest version that the leader has told members to apply.
             count: Number of slices of the job; 0: members hold everything.
         """
-        heard, held, newest = report.heard, report.made, self._newest
-        if newest is None or heard.epoch != report.model.epoch or heard > newest:
+        last_trigger, held, newest = report.last_trigger, report.made, self._newest
+        if newest is None or last_trigger.epoch != report.model.epoch or last_trigger > newest:
             return "heard: it names a trigger that the leader has not posted"
         if held is not None and held.epoch == newest.epoch and held.version > made.version:
             return f"made: it holds version {held.version}, the newest one is {made.version}"
@@ -105,12 +107,12 @@ class StateReports:
         worker, life = member
         believed = self._believed.get(worker)
         if believed is not None and believed.life != life:
-            self._rivals[worker] = Process(life, now)
+            self._rivals[worker] = MemberProcess(life, now)
             if now < self._silent_since.setdefault(worker, now) + LIFETIME_S:
                 return False
             self.gone([worker])
             self._reborn.add(worker)
-        self._believed[worker] = Process(life, now)
+        self._believed[worker] = MemberProcess(life, now)
         self._silent_since.pop(worker, None)
         return True
 
@@ -122,7 +124,7 @@ class StateReports:
     def rivals(self, now: float) -> list[WorkerId]:
         """Return the names under which two processes answer."""
         lately = now - 2 * LIFETIME_S
-        self._rivals = {w: each for w, each in self._rivals.items() if each.heard_s > lately}
+        self._rivals = {w: each for w, each in self._rivals.items() if each.last_seen_s > lately}
         return sorted(self._rivals)
 
     def take_reborn(self) -> frozenset[WorkerId]:
@@ -130,9 +132,9 @@ class StateReports:
         reborn, self._reborn = frozenset(self._reborn), set()
         return reborn
 
-    def heard_s(self, member: Member) -> float:
+    def last_seen_s(self, member: Member) -> float:
         """Return when a believed process said something last."""
-        return self._believed.get(member.worker, Process(0, float("-inf"))).heard_s
+        return self._believed.get(member.worker, MemberProcess(0, float("-inf"))).last_seen_s
 
     def stood_still(self, pause_s: float) -> None:
         """Count the time for nobody's silence in which the leader itself heard nothing."""
@@ -159,20 +161,22 @@ class StateReports:
         """True if its weights are not as many as those of most members."""
         return self._numbers.get(member, 0) not in {0, self.numbers}
 
-    def hear(self, report: StateReport) -> None:
+    def receive(self, report: StateReport) -> None:
         """Take in what a believed process says."""
         known = self._of.get(report.worker)
-        if self._since is None or report.heard < self._since:
+        if self._since is None or report.last_trigger < self._since:
             return
-        if known is not None and report.heard < known.heard:
+        if known is not None and report.last_trigger < known.last_trigger:
             return
         member = Member(report.worker, report.life)
         self._of[report.worker] = Holding(
-            report.life, report.heard, report.made, report.origin, report.slices
+            report.life, report.last_trigger, report.made, report.origin, report.slices
         )
         self._addresses[member] = report.address
         room = None if report.room is UNSET else report.room
-        self._machines[member] = Machine(member, report.tier or "spot", report.began_s or 0.0, room)
+        self._machines[member] = MemberMachine(
+            member, report.tier or "spot", report.began_s or 0.0, room
+        )
         if self._numbers.get(member) != report.numbers:
             self._numbers[member] = report.numbers
             self._count_numbers()
@@ -192,9 +196,9 @@ class StateReports:
         known = ((each.worker, self._addresses.get(each, "")) for each in members)
         return {worker: address for worker, address in known if address}
 
-    def machines(self, members: Iterable[Member]) -> list[Machine]:
+    def machines(self, members: Iterable[Member]) -> list[MemberMachine]:
         """What these run on."""
-        return [self._machines.get(each, Machine(each, "spot", 0.0)) for each in members]
+        return [self._machines.get(each, MemberMachine(each, "spot", 0.0)) for each in members]
 
     def forget(self, workers: Iterable[WorkerId]) -> None:
         """These are gone, or silent: what they hold, they must say anew."""

@@ -133,7 +133,7 @@ class Connection:
         for wait_s in (*AGAIN_S, None):
             try:
                 with (
-                    self._told(path),
+                    self._as_ours(path),
                     self._http.stream(
                         method, path, content=body, params=parameters, headers=sent
                     ) as answer,
@@ -164,7 +164,7 @@ class Connection:
         """
         timeout = httpx2.Timeout(STREAM_S, connect=CONNECT_S)
         with (
-            self._told(path),
+            self._as_ours(path),
             self._http.stream("GET", path, headers=headers, timeout=timeout) as answer,
         ):
             if not answer.is_success:
@@ -192,12 +192,12 @@ class Connection:
         self._http.close()
 
     @contextmanager
-    def _told(self, path: str) -> Iterator[None]:
+    def _as_ours(self, path: str) -> Iterator[None]:
         try:
             yield
         except httpx2.RequestError as error:
-            told = str(error) or type(error).__name__
-            raise UnavailableError(f"{self.url} cannot be reached: {told}") from error
+            reason = str(error) or type(error).__name__
+            raise UnavailableError(f"{self.url} cannot be reached: {reason}") from error
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise UserError(f"{self.url}{path}: is no URL: {error}") from error
 
@@ -232,8 +232,8 @@ def path_of(job: str, part: str = "") -> str:
 
 def _retry_after_s(answer: httpx2.Response) -> float:
     """What a service asks to wait."""
-    told = answer.headers.get("Retry-After", "")
-    return min(float(told), LONGEST_S) if told.isdecimal() else 0.0
+    header = answer.headers.get("Retry-After", "")
+    return min(float(header), LONGEST_S) if header.isdecimal() else 0.0
 
 
 def _own(field: str) -> str:

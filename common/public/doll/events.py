@@ -28,7 +28,7 @@ def events(connection: Connection, job: str) -> Iterator[Event]:
         UserError: If there is no such job (any more), or the key does not count (any more).
         OutsideError: If the service is away for a minute, or has a fault.
     """
-    last_id, heard_s, wait_s = "", time.monotonic(), AGAIN_S
+    last_id, last_event_s, wait_s = "", time.monotonic(), AGAIN_S
     while True:
         headers = {"Last-Event-ID": last_id} if last_id else {}
         try:
@@ -36,9 +36,9 @@ def events(connection: Connection, job: str) -> Iterator[Event]:
                 for event_id, event in _parsed(answer.iter_lines()):
                     last_id = event_id
                     yield event
-                    heard_s, wait_s = time.monotonic(), AGAIN_S
+                    last_event_s, wait_s = time.monotonic(), AGAIN_S
         except UnavailableError:
-            if time.monotonic() - heard_s > PATIENCE_S:
+            if time.monotonic() - last_event_s > PATIENCE_S:
                 raise
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_S)

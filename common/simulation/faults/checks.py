@@ -192,7 +192,7 @@ def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
     if unwritten:
         raise Violation("no dead letter", f"of quarantined batches {unwritten}")
     scenario = world.scenario
-    if scenario.strikes < SURE or any(fault.kind in HARMFUL for fault in scenario.faults):
+    if scenario.max_failures < SURE or any(fault.kind in HARMFUL for fault in scenario.faults):
         return
     for batch in quarantined:
         if not any(poison.lies_in(batch.address) for poison in scenario.poisons):

@@ -48,7 +48,7 @@ from common.simulation.faults.world import DIGEST, Outages, World
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord, Wanted
     from common.simulation.faults.scenario import Fault, Scenario
-    from common.simulation.faults.topic import Topic
+    from common.simulation.faults.topic import SimulatedTopic
 
 CHECK_S = 1.0
 REPLICAS = 2
@@ -79,8 +79,8 @@ class Outcome:
     requeued: int  # how often an operator took a batch back
     refused: int  # claims that changed nothing: work in vain
     stale: int  # updates with a gradient of older weights than those before it
-    lone: int  # of one worker's batches
-    walked: int  # with gradients of which some were taken on a walk
+    single_worker: int  # of one worker's batches
+    local_steps: int  # with gradients of which some were taken on a walk
     switched: int  # by a rule, of another synchrony than the one before
     changed: int  # likewise, by a change of the job
     tuned: int  # of a K that the tuner found
@@ -93,7 +93,14 @@ class Outcome:
     def values(self) -> tuple[object, ...]:
         """Return what a change that only moves or renames code leaves as it is."""
         counts = (self.updates, self.takeovers, self.quarantined, self.requeued, self.refused)
-        kinds = (self.stale, self.lone, self.walked, self.switched, self.changed, self.tuned)
+        kinds = (
+            self.stale,
+            self.single_worker,
+            self.local_steps,
+            self.switched,
+            self.changed,
+            self.tuned,
+        )
         microseconds = round(self.seconds * 1e6)
         return (self.seed, bool(self.failure), *counts, *kinds, microseconds, self.applied)
 
@@ -102,25 +109,25 @@ class Cluster:
     """A scenario under way."""
 
     def __init__(
-        self, scenario: Scenario, tell: Callable[[float, str], None] | None = None
+        self, scenario: Scenario, narrate: Callable[[float, str], None] | None = None
     ) -> None:
         self.scenario = scenario
-        self.world = World(scenario, tell)
-        self._telling = tell is not None
+        self.world = World(scenario, narrate)
+        self._narrated = narrate is not None
         self._names = 0
         self._workers = list[SimulatedWorker]()
         self._coordinators = list[SimulatedCoordinator]()
         self._operators = Operators(self.world)
         self._takeovers = 0
         self._most_workers = 0
-        self._wish = events.WantedChanged("running")
+        self._request = events.WantedChanged("running")
         self._held = False
         for _ in range(scenario.workers):
             self._join()
         for _ in range(REPLICAS):
             self._coordinate()
         for fault in scenario.faults:
-            self.world.later(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            self.world.later(fault.at, lambda fault=fault: self._apply(fault))  # type: ignore[misc]
 
     def run(self) -> Outcome:
         """Run to the end; a violation is the outcome, not an exception."""
@@ -130,7 +137,7 @@ class Cluster:
         except Violation as violation:
             kind, failure = violation.kind, str(violation)
         except Exception as error:
-            if self._telling:
+            if self._narrated:
                 raise
             kind, failure = "raised", repr(error)
         updates, quarantined = effective_updates(self.world)
@@ -152,8 +159,11 @@ class Cluster:
             requeued=self.world.figures.requeued,
             refused=refused_claims(self.world),
             stale=sum(update.staleness > 0 for update in updates),
-            lone=sum(update.synchrony is not UNSET and update.synchrony.lone for update in updates),
-            walked=sum(max(update.parts or (1,)) > 1 for update in updates),
+            single_worker=sum(
+                update.synchrony is not UNSET and update.synchrony.single_worker
+                for update in updates
+            ),
+            local_steps=sum(max(update.parts or (1,)) > 1 for update in updates),
             switched=sum(one[0] == two[0] for one, two in switches),
             changed=sum(one[0] != two[0] for one, two in switches),
             tuned=sum(tuned),
@@ -173,14 +183,14 @@ class Cluster:
             world.step()
             if world.figures.held_for:
                 self._resume_soon()
-            if not world.calm and world.now >= self.scenario.calm_at:
-                self._calm_down()
+            if not world.faults_over and world.now >= self.scenario.faults_end_at:
+                self._end_faults()
             if world.now < next_check:
                 continue
             next_check = world.now + CHECK_S
             check_audit(world)
             self._check_bounds()
-            if not world.calm:
+            if not world.faults_over:
                 continue
             if self._drained():
                 check_drained(world)
@@ -192,7 +202,7 @@ class Cluster:
             mark = (claimed, len(effective_updates(world)[0]))
             if mark != progress:
                 progress, progress_at = mark, world.now
-            endless = self.scenario.group and world.now > self.scenario.calm_at + ENDLESS_S
+            endless = self.scenario.group and world.now > self.scenario.faults_end_at + ENDLESS_S
             if endless or world.now - progress_at > STALL_S:
                 raise Violation("stuck", f"no progress since {progress_at:g} s: {leader_status}")
 
@@ -212,7 +222,9 @@ class Cluster:
             if self.scenario.linger or (partition.index, offset) not in self.scenario.bad
         )
         known = leader_status.known
-        if any(p in known and world.streams.parted(p, known[p]) for p in world.streams.partitions):
+        if any(
+            p in known and world.streams.divergence(p, known[p]) for p in world.streams.partitions
+        ):
             return False
         # Without linger every worker may be left with a batch that it cannot fill.
         part = 0 if self.scenario.linger else world.revisions[-1].batch_size - 1
@@ -249,12 +261,12 @@ class Cluster:
     def _coordinate(self) -> None:
         self._names += 1
         self._coordinators.append(SimulatedCoordinator(self.world, self._names))
-        self._want(self._wish.wanted)
+        self._want(self._request.wanted)
 
     def _want(self, wanted: Wanted) -> None:
-        self._wish = msgspec.structs.replace(self._wish, wanted=wanted)
+        self._request = msgspec.structs.replace(self._request, wanted=wanted)
         for coordinator in self._coordinators:
-            coordinator.wish = self._wish
+            coordinator.request = self._request
             coordinator.unheard = True
 
     def _resume_soon(self) -> None:
@@ -268,13 +280,13 @@ class Cluster:
     def _resume(self, reason: str) -> None:
         self._held = False
         if "--after-loss" in reason or "--from " in reason:
-            self._wish = msgspec.structs.replace(
-                self._wish,
-                after_loss=self._wish.after_loss + 1,
+            self._request = msgspec.structs.replace(
+                self._request,
+                after_loss=self._request.after_loss + 1,
                 from_start="--from-start" in reason,
                 read_from="earliest" if "--from earliest" in reason else "",
             )
-        self.world.say("operator: resumes the job", self._wish)
+        self.world.say("operator: resumes the job", self._request)
         self._want("running")
 
     def _rebalance(self) -> None:
@@ -290,9 +302,9 @@ class Cluster:
 
         world.later(world.jitter(SESSION_S), assign)
 
-    def _strike(self, fault: Fault) -> None:  # noqa: C901, PLR0912, PLR0915 -- one case per kind
+    def _apply(self, fault: Fault) -> None:  # noqa: C901, PLR0912, PLR0915 -- one case per kind
         world = self.world
-        if world.calm:
+        if world.faults_over:
             return
         workers = self._live()
         worker = workers[fault.target % len(workers)] if workers else None
@@ -443,7 +455,7 @@ class Cluster:
 
     def _lose(
         self,
-        topic: Topic[AuditRecord] | Topic[ControlRecord],
+        topic: SimulatedTopic[AuditRecord] | SimulatedTopic[ControlRecord],
         fault: Fault,
         *,
         anew: bool = False,
@@ -486,11 +498,11 @@ class Cluster:
             start = max(streams.log_start[partition], there[target % len(there)])
             streams.log_start[partition] = start
 
-    def _calm_down(self) -> None:
+    def _end_faults(self) -> None:
         """The last fault was: everybody thaws, and from now on all must drain."""
         world = self.world
-        world.calm = True
-        world.say("--- calm")
+        world.faults_over = True
+        world.say("--- no fault begins any more")
         world.outages = Outages(world.now, world.now, world.now, world.outages.lie)
         for worker in self._workers:
             worker.redis_back_at = worker.kafka_back_at = world.now
@@ -536,7 +548,7 @@ def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterato
 # --- a failing scenario made small: whatever the failure does not need is left out ---------------
 
 
-def shrink(scenario: Scenario, tell: Callable[[str], None]) -> Scenario:
+def shrink(scenario: Scenario, report: Callable[[str], None]) -> Scenario:
     """Leave out faults, records and nuisances one after the other while the same thing fails.
 
     Raises:
@@ -552,7 +564,7 @@ def shrink(scenario: Scenario, tell: Callable[[str], None]) -> Scenario:
             if Cluster(candidate).run().kind == kind:
                 scenario, progress = candidate, True
                 records = sum(map(len, scenario.arrivals))
-                tell(f"{len(scenario.faults)} faults, {records} records: still {kind}")
+                report(f"{len(scenario.faults)} faults, {records} records: still {kind}")
                 break
     return scenario
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from common.core import commands as do
 from common.core import events
 from common.core.coordinator import Coordinator
-from common.core.losses import Parted
+from common.core.losses import Divergence
 from common.core.messages import (
     GENESIS,
     AuditRecord,
@@ -27,19 +27,28 @@ from common.core.messages import (
     UpdateApplied,
     unused_number,
 )
-from common.core.schedule import Schedule
+from common.core.schedule import RateSchedule
 from common.core.settings import AggregationSettings, CoordinatorSettings, Mode
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation, effective_updates
 from common.simulation.faults.scenario import Way
-from common.simulation.faults.world import DIGEST, LATE_S, Node, Part, Taken, Token, World, void
+from common.simulation.faults.world import (
+    DIGEST,
+    LATE_S,
+    GradientPart,
+    Node,
+    Token,
+    TrueGradient,
+    World,
+    void,
+)
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from common.core.events import CoordinatorEvent
     from common.core.messages import ControlRecord, LeaderStatus, UpdateTrigger
-    from common.simulation.faults.topic import Topic
+    from common.simulation.faults.topic import SimulatedTopic
 
 LEASE_S = 1.0  # as all times here: a few virtual seconds shall be eventful
 GROUP_LINGER_S = 0.7
@@ -54,7 +63,9 @@ MODELS_KEPT = 3
 READ_BACK_S = 0.1  # between attempts to read a checkpoint back
 WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
-SCHEDULE = Schedule("inverse_sqrt", warmup=4, updates=3)  # no two updates of a chain have one rate
+SCHEDULE = RateSchedule(
+    "inverse_sqrt", warmup=4, updates=3
+)  # no two updates of a chain have one rate
 GROUP = AggregationSettings(heal_s=0.3, first_attempt_s=1.0)
 GENESIS_TOKEN: Token = (GENESIS, 0)
 
@@ -84,7 +95,7 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
         group_linger_s=GROUP_LINGER_S if scenario.linger else None,
         on_missing=scenario.on_missing,
         deadline_floor_s=0.2,
-        strikes=scenario.strikes,
+        max_failures=scenario.max_failures,
         poison_in_a_row=scenario.in_a_row,
         hot_every_s=scenario.hot_s,
         checkpoint_every_s=1.5,
@@ -123,8 +134,8 @@ class WeightTokens:
     token: Token = GENESIS_TOKEN
     copy: Token = GENESIS_TOKEN
     viewed: tuple[ModelId, Token] = GENESIS, GENESIS_TOKEN  # what workers of this leadership have
-    taken: Taken | None = None  # what is true of the reply in hand
-    sums: dict[int, list[Part]] = field(default_factory=dict)  # by round
+    taken: TrueGradient | None = None  # what is true of the reply in hand
+    sums: dict[int, list[GradientPart]] = field(default_factory=dict)  # by round
     chain: dict[int, Token] = field(default_factory=dict)  # of this leadership, by version
 
 
@@ -137,7 +148,7 @@ class SimulatedCoordinator:
         self._revision = world.revision  # of the job, that it knows
         self.settings = coordinator_settings(world, self._revision)
         self.machine = Coordinator(self.name, self.settings)
-        self.wish = events.WantedChanged("running")
+        self.request = events.WantedChanged("running")
         self.dead = False
         self.frozen_until = 0.0
         self._silent_until = 0.0
@@ -155,8 +166,8 @@ class SimulatedCoordinator:
         self._leader_status: LeaderStatus | None = None  # what it says
         self._stated = False  # whether this leader has put its status
         self._orders_lost = False  # a model or a trigger could not be put
-        self._letters = 0  # dead letters that are not delivered yet
-        self._after_letters: list[Callable[[], None]] = []
+        self._undelivered = 0  # dead letters that are not delivered yet
+        self._after_dead_letters: list[Callable[[], None]] = []
         world.control_readers.append(self.read)
         world.board_readers.append(self.read)
         self._wake()
@@ -178,7 +189,7 @@ class SimulatedCoordinator:
             and leader is not None
             and self._revision == self.world.revision
             and not self._outbox
-            and not self._letters
+            and not self._undelivered
             and self.figures.published == leader.model.version
             and self._updates_at == self.world.updates.position(len(self.world.updates))
             and self._control_at == self.world.control.position(len(self.world.control))
@@ -198,8 +209,8 @@ class SimulatedCoordinator:
             if self.unheard:
                 self.unheard = False
                 self.figures.in_a_row = 0
-                self._feed(self.wish)
-            revision = self.world.hear(self._revision)
+                self._feed(self.request)
+            revision = self.world.poll_revision(self._revision)
             if revision != self._revision:
                 self._revision = revision
                 settings = coordinator_settings(self.world, revision)
@@ -252,11 +263,13 @@ class SimulatedCoordinator:
         self._control_at = control.position(position + len(records))
         self._feed(events.ControlRead(records, epoch))
 
-    def _meet_loss(self, topic: Topic[AuditRecord] | Topic[ControlRecord]) -> None:
+    def _meet_loss(
+        self, topic: SimulatedTopic[AuditRecord] | SimulatedTopic[ControlRecord]
+    ) -> None:
         """A tail of a topic finds that it is not any more what was read."""
         if self._follows:
             reason = f"the {topic.name} topic lost records; `doll job resume --after-loss`"
-            self._feed(events.Trouble(reason))
+            self._feed(events.HoldRequired(reason))
 
     def _read_replies(self) -> None:
         leader = self.machine.leader
@@ -311,7 +324,7 @@ class SimulatedCoordinator:
                     world.put_model(model, self._weights.token, MODELS_KEPT)
             case do.PostTrigger(trigger, moves):
                 if world.scenario.changes and self._weights.viewed[0] != trigger.model:
-                    trigger = self._told(trigger)
+                    trigger = self._with_changes(trigger)
                 orders = {o.worker: [b.offset for b in o.batches] for o in trigger.orders}
                 world.say(f"{self.name} orders {tuple(trigger.model)}", orders)
                 self._post(trigger, moves=moves)
@@ -332,10 +345,10 @@ class SimulatedCoordinator:
             case do.DeadLetterRecords(skipped):
                 partitions = world.streams.partitions
                 places = {(partitions[s.partition], o) for s in skipped for o in s.offsets}
-                self._write_letter(lambda: world.figures.dead_letters.update(places))
+                self._write_dead_letter(lambda: world.figures.dead_letters.update(places))
             case do.DeadLetterBatch(record):
                 world.say(f"{self.name} quarantines", record.batch, record.reason)
-                self._write_letter(lambda: world.figures.dead_batches.add(record.batch))
+                self._write_dead_letter(lambda: world.figures.dead_batches.add(record.batch))
             case do.ReadHeartbeats():
                 world.later(world.jitter(world.scenario.board_s), self._look_for_workers)
             case do.StepDown(reason):
@@ -420,25 +433,27 @@ class SimulatedCoordinator:
             number = unused_number(world.now, world.draws.looks.randrange(4096))
             ids = world.streams.topic_ids
             there = {place: ids[place.topic] for place in world.streams.partitions}
-            parted = self._parted()
-            sure = not parted or world.draws.cuts.random() < SURE
-            parted = parted if sure else {}
+            divergence = self._divergences()
+            sure = not divergence or world.draws.cuts.random() < SURE
+            divergence = divergence if sure else {}
             control_end = len(world.control)
-            self._feed(events.StreamsSeen(there, number, parted, sure, control_end))
+            self._feed(events.StreamsSeen(there, number, divergence, sure, control_end))
         look_s = world.draws.looks.expovariate(1 / LOOK_S)
         world.later(look_s, lambda: self._look_at_streams(leadership))
 
-    def _parted(self) -> dict[Partition, Parted]:
+    def _divergences(self) -> dict[Partition, Divergence]:
         """Which streams are not any more what this leader knows of them."""
         leader = self.machine.leader
         if leader is None:
             return {}
-        ledger, found = leader.ledger, dict[Partition, Parted]()
+        ledger, found = leader.ledger, dict[Partition, Divergence]()
         for place, claimed in ledger.claimed.items():
-            parted = self.world.streams.parted(place, ledger.known.get(place, LogPosition(claimed)))
+            divergence = self.world.streams.divergence(
+                place, ledger.known.get(place, LogPosition(claimed))
+            )
             generation = ledger.generation(place)
-            if parted is not None and generation is not None:
-                found[place] = parted._replace(generation=generation)
+            if divergence is not None and generation is not None:
+                found[place] = divergence._replace(generation=generation)
         return found
 
     def _open(self, record: Opened) -> None:
@@ -452,7 +467,7 @@ class SimulatedCoordinator:
         if world.chance(world.scenario.copies):
             world.later(world.draw.uniform(0, LATE_S), lambda: void(world.append_control(record)))
 
-    def _told(self, trigger: UpdateTrigger) -> UpdateTrigger:
+    def _with_changes(self, trigger: UpdateTrigger) -> UpdateTrigger:
         """Say what has changed since the last model that workers heard of; or put it whole."""
         weights = self._weights
         (since, before), weights.viewed = weights.viewed, (trigger.model, weights.token)
@@ -515,7 +530,7 @@ class SimulatedCoordinator:
         taken, version = self._weights.taken, gradient.model.version
         if taken is None or taken.weights != self._weights.chain.get(version):
             raise Violation("wrong weights", f"a gradient of {taken}, as one of version {version}")
-        part = Part(gradient.batches, version, taken.local_rate)
+        part = GradientPart(gradient.batches, version, taken.local_rate)
         self._weights.sums.setdefault(number, []).append(part)
 
     def _apply(self, number: int, update: UpdateApplied, rate: float | None) -> None:
@@ -578,7 +593,7 @@ class SimulatedCoordinator:
             world.later(late_s, lambda: self._when_up(say))
 
     def _check_synchrony(
-        self, update: UpdateApplied, parts: list[Part], rate: float | None
+        self, update: UpdateApplied, parts: list[GradientPart], rate: float | None
     ) -> None:
         """K batches, each gradient as stale and walked as a mode of its own revision allows."""
         sizes = self.world.revisions[update.revision]
@@ -594,9 +609,11 @@ class SimulatedCoordinator:
         stale = update.version - 1 - min(part.version for part in parts)
         if stale != update.staleness or stale > synchrony.staleness:
             raise Violation("too stale", f"{stale}, said {update.staleness}, of {synchrony}")
-        walked = tuple(len(part.batches) for part in parts) if synchrony.local_rate else UNSET
-        if update.parts != walked:
-            raise Violation("wrong parts", f"{update.parts}, not {walked}")
+        expected_parts = (
+            tuple(len(part.batches) for part in parts) if synchrony.local_rate else UNSET
+        )
+        if update.parts != expected_parts:
+            raise Violation("wrong parts", f"{update.parts}, not {expected_parts}")
         step = (rate or 0.0) * (1.0 if update.scale is UNSET else update.scale)
         expected = [self._steps(update, mode, count / len(parts)) for mode in modes]
         if update.rate != step or not any(
@@ -617,12 +634,12 @@ class SimulatedCoordinator:
             raise Violation("miscounted", f"{update.progress} updates, not {progress}")
         return progress
 
-    def _steps(self, update: UpdateApplied, mode: Mode, walked: float) -> tuple[float, float]:
+    def _steps(self, update: UpdateApplied, mode: Mode, stepped: float) -> tuple[float, float]:
         """Within which the learning rate of an update in a mode is: noise says where, if any."""
         sizes = self.world.revisions[update.revision]
         way, own = sizes.way or Way(), learning_rate(update.revision)
         if mode.local_rate and way.reduction == "mean":
-            steps = [mode.local_rate * walked]
+            steps = [mode.local_rate * stepped]
         elif mode.learning_rate is not None:
             steps = [mode.learning_rate]
         elif way.rate_by_group:
@@ -681,8 +698,8 @@ class SimulatedCoordinator:
             if self.figures.takeovers == leadership and not self.dead:
                 self._when_up(lambda: self._feed(events.StateStored(snapshot.made)))
 
-        self._after_letters.append(publish)
-        self._letter_delivered(0)
+        self._after_dead_letters.append(publish)
+        self._dead_letter_delivered(0)
 
     def _verify(self, snapshot: Snapshot) -> None:
         """Read a checkpoint back, again and again until it is there; then it may be named."""
@@ -704,21 +721,21 @@ class SimulatedCoordinator:
         slices = world.scenario.slices
         return stored[0] if len(stored) == (1 if slices is None else slices.count) else None
 
-    def _write_letter(self, write: Callable[[], object]) -> None:
+    def _write_dead_letter(self, write: Callable[[], object]) -> None:
         """Deliver a dead letter later, unless this process dies before."""
 
         def deliver() -> None:
             if not self.dead:
                 write()
-                self._letter_delivered(1)
+                self._dead_letter_delivered(1)
 
-        self._letters += 1
+        self._undelivered += 1
         self.world.later(self.world.jitter(DEAD_LETTER_S), deliver)
 
-    def _letter_delivered(self, count: int) -> None:
-        self._letters -= count
-        if not self._letters:
-            waiting, self._after_letters = self._after_letters, []
+    def _dead_letter_delivered(self, count: int) -> None:
+        self._undelivered -= count
+        if not self._undelivered:
+            waiting, self._after_dead_letters = self._after_dead_letters, []
             for publish in waiting:
                 publish()
 
@@ -746,7 +763,7 @@ class SimulatedCoordinator:
         if not self._up() or self._redis_away or redis.lease is None:
             return
         holder = redis.lease[0]
-        seems = world.draws.leases.random() < world.scenario.misheard and not world.calm
+        seems = world.draws.leases.random() < world.scenario.misheard and not world.faults_over
         if holder in {self.name, *redis.taken_from} or not (holder in world.ended or seems):
             return
         world.say(f"{self.name} takes the lease of {holder}", "" if holder in world.ended else "!")

@@ -19,13 +19,13 @@ from common.core.group.replica import (
     Enter,
     Leave,
     OfferState,
-    Replica,
     ReplicaCommand,
     Say,
     ShareWeights,
     StoreState,
+    WeightReplica,
 )
-from common.core.group.stages import Machine
+from common.core.group.stages import MemberMachine
 from common.core.messages import (
     GENESIS,
     AttemptId,
@@ -38,7 +38,14 @@ from common.core.messages import (
 )
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.workers import SimulatedWorker
-from common.simulation.faults.world import Collectives, Entry, Found, Node, Part, Taken
+from common.simulation.faults.world import (
+    Collectives,
+    Entry,
+    Found,
+    GradientPart,
+    Node,
+    TrueGradient,
+)
 
 if TYPE_CHECKING:
     from common.core.messages import Membership, Reduce, Tier, UpdateTrigger
@@ -68,13 +75,13 @@ class SimulatedMember(SimulatedWorker):
         """Hold nothing, and go by a leader of whom one layout is known; None: it has no members."""
         self._layout = layout
         self.member = Member(self._name, next(world.serial))
-        machine = Machine(self.member, self._tier, world.now)
-        self.replica = Replica(self.member, machine=machine if layout else None)
+        machine = MemberMachine(self.member, self._tier, world.now)
+        self.replica = WeightReplica(self.member, machine=machine if layout else None)
         self.state: Token | None = None
         self.moments = dict[int, "Token"]()  # of which state it has the optimizer's part, by slice
         self.prepared: Token | None = None
         self._owned: Slices = UNSET  # by the attempt that it entered last
-        self._taken = dict[tuple[tuple[int, ...], float], Taken]()
+        self._taken = dict[tuple[tuple[int, ...], float], TrueGradient]()
         self._to_store: tuple[ModelId, dict[int, Token]] | None = None
         self._entered: AttemptId | None = None
         self._computes_at = self.replica.held
@@ -85,17 +92,17 @@ class SimulatedMember(SimulatedWorker):
         before = self.machine.triggers
         super()._look()
         if self.machine.triggers != before:
-            self.hear()
+            self.receive()
 
-    def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
+    def _receive(self, triggers: Sequence[UpdateTrigger]) -> None:
         """Hear triggers, perhaps of a leader of another kind: that one is heard from anew."""
         if self._layout is not None:
             triggers = self.orders.believed(triggers, self._layout)
         if not triggers or triggers[-1].slices == self._slices_of_leader:
-            super()._hear(triggers)
+            super()._receive(triggers)
         elif not self._busy:
             self._begin_anew(triggers[-1].slices)
-            self.world.later(0.0, self.hear)
+            self.world.later(0.0, self.receive)
 
     @property
     def _slices_of_leader(self) -> int | UnsetType:
@@ -115,9 +122,9 @@ class SimulatedMember(SimulatedWorker):
         if self._layout is None:
             super()._take_in(triggers)
             return
-        self.replica.listen(self.orders.heard)
+        self.replica.listen(self.orders.last_trigger)
         for trigger in triggers:
-            self._carry_out(self.replica.hear(trigger))
+            self._carry_out(self.replica.receive(trigger))
 
     def _carry_on(self, compute: Compute) -> None:
         if self._layout is None:
@@ -133,7 +140,7 @@ class SimulatedMember(SimulatedWorker):
             self._begin(compute, self.state)
             return
         self.orders.done()
-        self.world.later(0.0, self.hear)
+        self.world.later(0.0, self.receive)
 
     def _found(self, compute: Compute, token: Token, seconds: float) -> None:
         """The gradient is there, and stays."""
@@ -148,7 +155,7 @@ class SimulatedMember(SimulatedWorker):
             local_rate=rate or UNSET,
             square=self.world.square(samples) if compute.squared else UNSET,
         )
-        self._taken[offsets, rate] = Taken(token, rate)
+        self._taken[offsets, rate] = TrueGradient(token, rate)
         self._carry_out([self.replica.computed(ready, compute.batches, self._computes_at)])
 
     # --- the group ----------------------------------------------------------------------------
@@ -242,9 +249,9 @@ class SimulatedMember(SimulatedWorker):
         if attempt not in world.group.results:
             overflows = world.scenario.overflows and world.group.draw.random() < OVERFLOWS
             made = ModelId(attempt.epoch, attempt.version)
-            token = None if overflows and not world.calm else (made, next(world.serial))
+            token = None if overflows and not world.faults_over else (made, next(world.serial))
             version = attempt.version - 1
-            messages = tuple(Part(o, version, taken.local_rate) for o, taken in parts)
+            messages = tuple(GradientPart(o, version, taken.local_rate) for o, taken in parts)
             world.group.results[attempt] = token, messages, reduce
             if token is not None:
                 batches = tuple(offset for offsets, _ in parts for offset in offsets)
@@ -345,7 +352,11 @@ class SimulatedMember(SimulatedWorker):
         def end() -> None:
             if self.dead or self._to_store is not waiting:
                 return
-            fails = world.scenario.slices and not world.calm and world.group.draw.random() < FAILS
+            fails = (
+                world.scenario.slices
+                and not world.faults_over
+                and world.group.draw.random() < FAILS
+            )
             if world.storage_away or fails:
                 world.later(world.group.draw.expovariate(1 / STORE_S), end)
                 return

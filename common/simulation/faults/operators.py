@@ -38,7 +38,7 @@ class Operators:
         world = self.world
         end = max(len(world.updates) - world.draw.randint(0, STALE), 0)
         quarantined = list(self._read(end).quarantined.values())
-        if not quarantined and world.now < until and not world.calm:
+        if not quarantined and world.now < until and not world.faults_over:
             world.later(WATCH_S, lambda: self.act(kind, until))
             return
         if world.chance(WRONG) or not quarantined:

@@ -138,7 +138,7 @@ MODES = 0.6  # share of the worlds that are not synchronous
 MOST_WORKERS = 5
 MOST = 4  # K and b: small numbers meet all cases soon
 SOON_S = 0.5  # trouble comes in company: how soon after another fault
-LONE = 0.4  # share of the modes in which a group is one worker's
+SINGLE_WORKER = 0.4  # share of the modes in which a group is one worker's
 DAMPED = 0.3  # share of the modes in which stale gradients make a smaller step
 BUSY = 0.5  # share of the rules that hold while workers are not busy; others, while so many live
 BY_GROUP = 0.5  # share of the jobs whose learning rate goes with K
@@ -220,7 +220,7 @@ class Way:
 
 
 def _in_time(mode: Mode) -> Mode:
-    return replace(mode, staleness=0, lone=False)
+    return replace(mode, staleness=0, single_worker=False)
 
 
 def sizes_of(number: int, *, modes: bool, group: bool = False) -> Sizes:
@@ -245,7 +245,7 @@ def _way(draw: random.Random, name: str, group_size: int) -> Way:
     reductions: tuple[Literal["mean", "sum"], ...] = ("mean", "sum")
     mode, reduction, by_group = _mode(draw), draw.choice(reductions), apart.random() < BY_GROUP
     tuner = random.Random(f"tuner of {name}")  # noqa: S311 -- likewise
-    tuned = group_size >= LEAST_TUNED and not mode.lone and tuner.random() < TUNED
+    tuned = group_size >= LEAST_TUNED and not mode.single_worker and tuner.random() < TUNED
     bounds = tuner.choice([LEAST_TUNED, group_size]), tuner.choice([group_size, MOST_TUNED])
     return Way(
         mode, reduction, rules, rate_by_group=by_group, group_sizes=bounds if tuned else None
@@ -256,7 +256,7 @@ def _mode(draw: random.Random) -> Mode:
     return Mode(
         1,
         staleness=draw.choice([0, 1, 1, 2, 2, 4, 9]),
-        lone=draw.random() < LONE,
+        single_worker=draw.random() < SINGLE_WORKER,
         local_rate=draw.choice([0.0, 0.0, 0.125]),
         damped=draw.random() < DAMPED,
     )
@@ -301,7 +301,7 @@ class Scenario:
     arrivals: tuple[tuple[tuple[int, float], ...], ...]  # per partition: (offset, arrival time)
     bad: frozenset[tuple[int, int]]  # (partition, offset) of records that do not decode
     poisons: tuple[Poison, ...]
-    strikes: int  # that a batch may have before it is quarantined
+    max_failures: int  # that a batch may have before it is quarantined
     in_a_row: int  # poison batches without an update between them that hold the job
     workers: int
     gradient_s: float  # mean time of one gradient
@@ -312,7 +312,7 @@ class Scenario:
     torn: float  # share of snapshots whose weights cannot be read
     copies: float  # share of Kafka records that are appended again, some much later
     faults: tuple[Fault, ...]
-    calm_at: float  # no fault begins after this
+    faults_end_at: float  # no fault begins after this
     misheard: float = 0.0  # share of looks at the lease's holder that take it for ended
     added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
     way: Way | None = None  # None: synchronous, whatever its owner changes
@@ -342,8 +342,8 @@ def from_seed(seed: int) -> Scenario:
     apart = random.Random(f"operators {seed}")  # noqa: S311 -- likewise
     group_size = draw.randint(1, MOST)
     quiet = draw.random() < 0.15  # nothing but poison hurts a worker: no other batch may suffer
-    calm_at = draw.uniform(2.0, 15.0)
-    arrivals = tuple(_arrivals(draw, calm_at) for _ in range(draw.randint(1, 4)))
+    faults_end_at = draw.uniform(2.0, 15.0)
+    arrivals = tuple(_arrivals(draw, faults_end_at) for _ in range(draw.randint(1, 4)))
     every = [(p, offset) for p, records in enumerate(arrivals) for offset, _ in records]
     bad_share = draw.choice([0.0, 0.0, 0.1])
     bad = frozenset(record for record in every if draw.random() < bad_share)
@@ -358,7 +358,7 @@ def from_seed(seed: int) -> Scenario:
         arrivals=arrivals,
         bad=bad,
         poisons=_poisons(draw, sorted(set(every) - bad)) if quiet or draw.random() < 0.3 else (),
-        strikes=3 if quiet else draw.choice([0, 1, 3]),
+        max_failures=3 if quiet else draw.choice([0, 1, 3]),
         in_a_row=apart.choice([1, 2, 3]),
         workers=draw.randint(1, 4),
         gradient_s=draw.choice([0.01, 0.05, 0.3]),
@@ -368,22 +368,22 @@ def from_seed(seed: int) -> Scenario:
         lossy=draw.choice([0.0, 0.05, 0.25]),
         torn=draw.choice([0.0, 0.0, 0.3]),
         copies=draw.choice([0.0, 0.06]),
-        faults=_faults(draw, calm_at, quiet=quiet),
-        calm_at=calm_at,
+        faults=_faults(draw, faults_end_at, quiet=quiet),
+        faults_end_at=faults_end_at,
     )
-    operators = _operators(apart, calm_at)
+    operators = _operators(apart, faults_end_at)
     streams = random.Random(f"streams {seed}")  # noqa: S311 -- likewise, and apart as that is
-    growth = _growth(streams, calm_at)
-    losses = _losses(random.Random(f"losses {seed}"), calm_at)  # noqa: S311 -- likewise
-    cuts = _cuts(random.Random(f"cuts {seed}"), calm_at)  # noqa: S311 -- likewise
-    forged = _forgeries(random.Random(f"forgeries {seed}"), calm_at)  # noqa: S311 -- likewise
+    growth = _growth(streams, faults_end_at)
+    losses = _losses(random.Random(f"losses {seed}"), faults_end_at)  # noqa: S311 -- likewise
+    cuts = _cuts(random.Random(f"cuts {seed}"), faults_end_at)  # noqa: S311 -- likewise
+    forged = _forgeries(random.Random(f"forgeries {seed}"), faults_end_at)  # noqa: S311 -- likewise
     more = operators or forged  # never both: what operators meet stays as rare as it was
-    faults = scenario.faults + _changes(draw, calm_at) + more + growth + losses + cuts
+    faults = scenario.faults + _changes(draw, faults_end_at) + more + growth + losses + cuts
     poisons = scenario.poisons
     if operators and not poisons:  # they would have nothing to do
         poisons = _poisons(apart, sorted(set(every) - bad))
     ordered = tuple(sorted(faults, key=lambda fault: fault.at))
-    added = tuple(_arrivals(streams, calm_at) for _ in growth)
+    added = tuple(_arrivals(streams, faults_end_at) for _ in growth)
     misheard = random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05])  # noqa: S311 -- likewise
     scenario = replace(scenario, faults=ordered, poisons=poisons, added=added, misheard=misheard)
     changes = random.Random(f"changes {seed}").random() < CHANGES  # noqa: S311 -- likewise
@@ -400,15 +400,15 @@ def grouped(scenario: Scenario) -> Scenario:
     draw = random.Random(f"group of {scenario.seed}")  # noqa: S311 -- likewise
     more = tuple(
         Fault(
-            draw.uniform(0, scenario.calm_at),
+            draw.uniform(0, scenario.faults_end_at),
             draw.choice(AMONG_MEMBERS),
             draw.randrange(1000),
             draw.choice([0.2, 1.0, 4.0]),
         )
-        for _ in range(int(scenario.calm_at * draw.choice([0.0, 0.3, 1.0])))
+        for _ in range(int(scenario.faults_end_at * draw.choice([0.0, 0.3, 1.0])))
     )
     switches = random.Random(f"switches of {scenario.seed}")  # noqa: S311 -- likewise
-    more += _switches(switches, scenario.calm_at)
+    more += _switches(switches, scenario.faults_end_at)
     return replace(
         scenario,
         group=True,
@@ -429,8 +429,8 @@ def forged(scenario: Scenario) -> Scenario:
     """Return the same world of members, in which somebody forges what they say."""
     draw = random.Random(f"forged reports {scenario.seed}")  # noqa: S311 -- likewise
     more = tuple(
-        Fault(draw.uniform(0, scenario.calm_at), "forge report", draw.randrange(1000), 0.0)
-        for _ in range(int(scenario.calm_at * draw.choice([0.3, 1.0, 3.0])))
+        Fault(draw.uniform(0, scenario.faults_end_at), "forge report", draw.randrange(1000), 0.0)
+        for _ in range(int(scenario.faults_end_at * draw.choice([0.3, 1.0, 3.0])))
     )
     faults = tuple(sorted(scenario.faults + more, key=lambda fault: fault.at))
     return replace(scenario, faults=faults)
@@ -446,7 +446,9 @@ def sliced(scenario: Scenario) -> Scenario:
         stage=draw.choice([None, None, 1, 2, 3]),
     )
     cuts = tuple(
-        Fault(draw.uniform(0, scenario.calm_at), "cut members", 0, draw.choice([0.2, 1.0, 4.0]))
+        Fault(
+            draw.uniform(0, scenario.faults_end_at), "cut members", 0, draw.choice([0.2, 1.0, 4.0])
+        )
         for _ in range(draw.choice([0, 0, 5, 20]))
     )
     faults = tuple(sorted(scenario.faults + cuts, key=lambda fault: fault.at))
@@ -464,7 +466,7 @@ def frozen(seed: int) -> Scenario:
         scenario = sliced(scenario)
     freezes = tuple(
         Fault(
-            draw.uniform(0, scenario.calm_at),
+            draw.uniform(0, scenario.faults_end_at),
             draw.choice(FREEZES),
             draw.randrange(1000),
             draw.choice([0.2, 1.0, 4.0, 10.0]),
@@ -481,7 +483,7 @@ def lying(scenario: Scenario) -> Scenario:
     draw = random.Random(f"lies of {scenario.seed}")  # noqa: S311 -- likewise
     faults = list[Fault]()
     for _ in range(draw.choice([1, 2, 4])):
-        at = draw.uniform(0.2 * scenario.calm_at, scenario.calm_at)
+        at = draw.uniform(0.2 * scenario.faults_end_at, scenario.faults_end_at)
         lasts_s = draw.choice([1.0, 4.0, 30.0])
         faults.append(Fault(at, "store lies", draw.randrange(1000), lasts_s))
         if draw.random() < STARTING:
@@ -507,12 +509,12 @@ WORLDS: dict[str, Callable[[int], Scenario]] = {
 }
 
 
-def _arrivals(draw: random.Random, calm_at: float) -> tuple[tuple[int, float], ...]:
+def _arrivals(draw: random.Random, faults_end_at: float) -> tuple[tuple[int, float], ...]:
     """Offsets with holes; some records are there before anybody begins."""
     count, offset = draw.randint(3, 50), draw.randint(0, 5)
     backlog = draw.random()
     times = sorted(
-        0.0 if draw.random() < backlog else draw.uniform(0, calm_at) for _ in range(count)
+        0.0 if draw.random() < backlog else draw.uniform(0, faults_end_at) for _ in range(count)
     )
     records = []
     for time in times:
@@ -529,7 +531,7 @@ def _poisons(draw: random.Random, decodable: list[tuple[int, int]]) -> tuple[Poi
     return tuple(Poison(*r, draw.choice(harm[i > 0 :]), share) for i, r in enumerate(records))
 
 
-def _faults(draw: random.Random, calm_at: float, *, quiet: bool) -> tuple[Fault, ...]:
+def _faults(draw: random.Random, faults_end_at: float, *, quiet: bool) -> tuple[Fault, ...]:
     """Some worlds know more of one kind of trouble than others, and some hardly any."""
     kinds = list(HARMLESS)
     kinds += LEADERSHIP * draw.choice([0, 1, 2, 5])
@@ -538,52 +540,56 @@ def _faults(draw: random.Random, calm_at: float, *, quiet: bool) -> tuple[Fault,
         kinds += ORPHANS * draw.choice([0, 0, 0, 5])
         kinds += STORES * draw.choice([0, 1, 1, 3])
         kinds += ["retention"] * draw.choice([0, 0, 0, 1, 5])
-    count = int(calm_at * draw.choice([0.3, 1.0, 3.0]))
+    count = int(faults_end_at * draw.choice([0.3, 1.0, 3.0]))
     company = draw.choice([0.0, 0.5])
     times = list[float]()
     for _ in range(count):
         together = times and draw.random() < company
-        times.append(times[-1] + draw.uniform(0, SOON_S) if together else draw.uniform(0, calm_at))
+        times.append(
+            times[-1] + draw.uniform(0, SOON_S) if together else draw.uniform(0, faults_end_at)
+        )
     return tuple(
         Fault(time, draw.choice(kinds), draw.randrange(1000), draw.choice([0.2, 1.0, 4.0]))
         for time in sorted(times)
-        if time < calm_at
+        if time < faults_end_at
     )
 
 
-def _changes(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+def _changes(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
     """Some owners leave their job alone, some change it twice before anybody has heard of it."""
-    times = [draw.uniform(0, calm_at) for _ in range(draw.choice([0, 0, 1, 2, 4]))]
+    times = [draw.uniform(0, faults_end_at) for _ in range(draw.choice([0, 0, 1, 2, 4]))]
     times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
     return tuple(
-        Fault(time, "change job", draw.randrange(1000), 0.0) for time in times if time < calm_at
+        Fault(time, "change job", draw.randrange(1000), 0.0)
+        for time in times
+        if time < faults_end_at
     )
 
 
-def _switches(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+def _switches(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
     """Half of the owners know from the beginning who is to hold the weights."""
-    times = [draw.uniform(0, calm_at) for _ in range(draw.choice([0, 0, 0, 1, 2, 4]))]
+    times = [draw.uniform(0, faults_end_at) for _ in range(draw.choice([0, 0, 0, 1, 2, 4]))]
     times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
     return tuple(
         Fault(time, "switch aggregation", draw.randrange(1000), 0.0)
         for time in times
-        if time < calm_at
+        if time < faults_end_at
     )
 
 
-def _growth(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+def _growth(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
     """Most streams keep their partitions."""
     return tuple(
-        Fault(draw.uniform(0, calm_at), "add partition", draw.randrange(1000), 0.0)
+        Fault(draw.uniform(0, faults_end_at), "add partition", draw.randrange(1000), 0.0)
         for _ in range(draw.choice([0, 0, 0, 0, 1, 2]))
     )
 
 
-def _losses(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+def _losses(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
     """Half of the worlds have a Kafka that keeps what it acknowledged."""
     return tuple(
         Fault(
-            draw.uniform(0, calm_at),
+            draw.uniform(0, faults_end_at),
             draw.choice([*LOSSES, "elect leaders"]),
             draw.randrange(1000),
             draw.choice([0.2, 1.0, 4.0]),
@@ -592,26 +598,26 @@ def _losses(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
     )
 
 
-def _cuts(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+def _cuts(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
     """Most streams are the logs that they were."""
     return tuple(
-        Fault(draw.uniform(0, calm_at), draw.choice(CUTS), draw.randrange(1000), 0.0)
+        Fault(draw.uniform(0, faults_end_at), draw.choice(CUTS), draw.randrange(1000), 0.0)
         for _ in range(draw.choice([0, 0, 0, 0, 0, 1, 3]))
     )
 
 
-def _forgeries(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+def _forgeries(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
     """On most boards there is nothing but what the job put there."""
     return tuple(
-        Fault(draw.uniform(0, calm_at), "forge trigger", draw.randrange(1000), 0.0)
+        Fault(draw.uniform(0, faults_end_at), "forge trigger", draw.randrange(1000), 0.0)
         for _ in range(draw.choice([0, 0, 0, 0, 1, 3]))
     )
 
 
-def _operators(draw: random.Random, calm_at: float) -> tuple[Fault, ...]:
+def _operators(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
     """Most jobs are left to themselves; where somebody works by hand, it is again and again."""
     kinds: list[FaultKind] = [*OPERATORS, "lose appends"]
     return tuple(
-        Fault(draw.uniform(0, calm_at), draw.choice(kinds), draw.randrange(1000), 4.0)
+        Fault(draw.uniform(0, faults_end_at), draw.choice(kinds), draw.randrange(1000), 4.0)
         for _ in range(draw.choice([0, 0, 3, 8]))
     )

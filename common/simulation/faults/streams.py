@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from common.core.losses import Parted
+from common.core.losses import Divergence
 from common.core.spans import LogPosition, Partition
 
 if TYPE_CHECKING:
@@ -111,16 +111,16 @@ class Streams:
         topic_id = self.topic_ids[partition.topic]
         return partition, offset, self.epoch_at(partition, offset), topic_id
 
-    def parted(self, partition: Partition, known: LogPosition) -> Parted | None:
+    def divergence(self, partition: Partition, known: LogPosition) -> Divergence | None:
         """How a stream's log is not any more what a reader knew of it."""
         topic_id, end = self.topic_ids[partition.topic], self.stream_end(partition)
         if known.topic_id not in {"", topic_id}:
-            return Parted(0, LogPosition(0, topic_id), end, recreated=True)
+            return Divergence(0, LogPosition(0, topic_id), end, recreated=True)
         later = [first for epoch, first in self.epochs[partition] if epoch > known.epoch >= 0]
         reached = min([end, *later])
         if reached >= known.offset:
             return None
-        return Parted(0, known._replace(offset=reached), end, recreated=False)
+        return Divergence(0, known._replace(offset=reached), end, recreated=False)
 
     def fetch(self, partition: Partition, position: int, limit: int) -> list[int]:
         """Offsets of the records that are there from a position on."""

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 @dataclass
-class Topic(Generic[R]):
+class SimulatedTopic(Generic[R]):
     """Its records, and what a reader can know of them."""
 
     name: str  # for people

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from common.core import worker_messages as do
 from common.core import worker_messages as events
 from common.core.assignments import Assignments, Compute
-from common.core.batching import Run
+from common.core.batching import DecodedRun
 from common.core.liveness import Heartbeat
 from common.core.messages import (
     GENESIS,
@@ -30,7 +30,7 @@ from common.core.spans import Address, LogPosition, Partition, Span
 from common.core.worker import Worker
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.streams import Content
-from common.simulation.faults.world import DIGEST, OTHER_DIGEST, Taken, Token, World, void
+from common.simulation.faults.world import DIGEST, OTHER_DIGEST, Token, TrueGradient, World, void
 
 if TYPE_CHECKING:
     from common.core.messages import Batch, FailedReason, Reply, UpdateTrigger
@@ -87,7 +87,7 @@ class SimulatedWorker:
         self._reported_at = 0.0  # when the newest delivery report comes: they keep their order
         self._model: tuple[ModelId, Token] | None = None
         self._busy = False
-        world.board_readers.append(self.hear)
+        world.board_readers.append(self.receive)
         self._wake()
         world.later(0.0, self._poll)
 
@@ -113,7 +113,7 @@ class SimulatedWorker:
     def _kafka_away(self) -> bool:
         return self.world.kafka_away or self.world.now < self.kafka_back_at
 
-    def _push(self, reply: Reply, taken: Taken | None) -> None:
+    def _push(self, reply: Reply, taken: TrueGradient | None) -> None:
         """Send a reply; one that a cut line holds up arrives after it, or never."""
         held_s = self.redis_back_at - self.world.now
         if held_s <= 0:
@@ -129,7 +129,7 @@ class SimulatedWorker:
             return
         if self._up():
             self._notice_group()
-            self._hear_changes()
+            self._poll_changes()
             self._feed(events.Tick())
         due = max(self.machine.due(), self.frozen_until, self.world.now + 0.001)
         self.world.later(due - self.world.now + self.world.jitter(0.002), self._wake)
@@ -150,9 +150,9 @@ class SimulatedWorker:
             self.world.say(f"{self.id} is assigned", *new)
             self._feed(events.Assigned(new))
 
-    def _hear_changes(self) -> None:
+    def _poll_changes(self) -> None:
         """Look at the jobs topic; a batch that is open may be larger than the new b."""
-        revision = self._revision if self._kafka_away else self.world.hear(self._revision)
+        revision = self._revision if self._kafka_away else self.world.poll_revision(self._revision)
         if revision != self._revision:
             self._revision = revision
             sizes = self.world.revisions[revision]
@@ -169,11 +169,11 @@ class SimulatedWorker:
         placed = [(p, position) for p, position in self._own.items() if position is not None]
         if self._up() and self._reading and placed and not self._kafka_away:
             partition, position = world.draw.choice(placed)
-            parted = world.streams.parted(partition, self._known[partition])
-            if parted is not None:
+            divergence = world.streams.divergence(partition, self._known[partition])
+            if divergence is not None:
                 world.say(f"{self.id} finds {partition} to be another log")
                 self._own[partition] = None
-                self._feed(events.Truncated(partition, parted.recreated))
+                self._feed(events.Truncated(partition, divergence.recreated))
             elif position < world.streams.log_start[partition]:
                 self._feed(events.FellBehind(partition, world.streams.log_start[partition]))
             else:
@@ -196,7 +196,7 @@ class SimulatedWorker:
 
     def _decode(self, partition: Partition, offsets: list[int], epoch: int) -> None:
         bad = [o for o in offsets if (partition.index, o) in self.world.scenario.bad]
-        run = Run(
+        run = DecodedRun(
             partition,
             [o for o in offsets if o not in bad],
             tuple(Skipped(*partition, o, "bad") for o in bad),
@@ -234,7 +234,7 @@ class SimulatedWorker:
                     self._own[partition] = None
             case do.SetReading(reading, _):
                 self._reading = reading
-            case do.Heartbeat(status):
+            case do.SendHeartbeat(status):
                 if not self._redis_away:
                     until = world.now + HEARTBEAT_TTL_S
                     world.redis.alive[self.id] = Heartbeat(status, self.digest), until
@@ -289,16 +289,16 @@ class SimulatedWorker:
 
     # --- gradient side ------------------------------------------------------------------------
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Something was posted on the board."""
         if not self._up() or self._redis_away:
             return
         self.orders.listen(self.machine.triggers)
-        self._hear(self.world.triggers_after(self.orders.heard, self.orders.stream))
+        self._receive(self.world.triggers_after(self.orders.last_trigger, self.orders.stream))
 
-    def _hear(self, triggers: Sequence[UpdateTrigger]) -> None:
+    def _receive(self, triggers: Sequence[UpdateTrigger]) -> None:
         self._take_in(triggers)
-        self.orders.hear(triggers)
+        self.orders.receive(triggers)
         if triggers:
             self._feed(events.RoundBegan(triggers[-1].id.epoch, triggers[-1].unsettled))
         self._compute()
@@ -360,7 +360,7 @@ class SimulatedWorker:
         self._busy = False
         self._answer(compute, token, seconds)
         self.orders.done()
-        world.later(0.0, self.hear)
+        world.later(0.0, self.receive)
 
     def _answer(self, compute: Compute, token: Token, seconds: float) -> None:
         world = self.world
@@ -395,7 +395,7 @@ class SimulatedWorker:
             local_rate=rate or UNSET,
             square=self.world.square(samples) if compute.squared else UNSET,
         )
-        self._push(gradient, Taken(token, rate))
+        self._push(gradient, TrueGradient(token, rate))
 
     def _failed(self, compute: Compute, reason: FailedReason, batches: Iterable[Batch]) -> Failed:
         return Failed(self.id, compute.model, tuple(b.offset for b in batches), reason)
@@ -459,7 +459,7 @@ class SimulatedWorker:
     def _end(self) -> None:
         """The process is no more; the board mostly notices at once."""
         self.dead = True
-        self.world.board_readers.remove(self.hear)
+        self.world.board_readers.remove(self.receive)
         if self.world.chance(NOTICED):
             self.world.redis.alive.pop(self.id, None)
         self._on_death()

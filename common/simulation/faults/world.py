@@ -42,7 +42,7 @@ from common.core.messages import (
 from common.core.snapshots import Snapshot
 from common.core.spans import Address, LogPosition, Partition
 from common.simulation.faults.streams import Content, Streams
-from common.simulation.faults.topic import Topic
+from common.simulation.faults.topic import SimulatedTopic
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
     from common.simulation.faults.scenario import Lie, Scenario
 
-HEARD = 0.15  # how often a process that looks at the jobs topic finds what is new there
+POLL_CHANCE = 0.15  # how often a process that looks at the jobs topic finds what is new there
 CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
 NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down by others
 # Digest of the layout of the job's model.
@@ -69,7 +69,7 @@ class Redis:
     taken_from: set[str] = field(default_factory=set)  # before their lease ran out
     models: dict[ModelId, Token] = field(default_factory=dict)
     triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # by stream
-    replies: dict[int, list[tuple[Reply, Taken | None]]] = field(default_factory=dict)
+    replies: dict[int, list[tuple[Reply, TrueGradient | None]]] = field(default_factory=dict)
     leader_status: LeaderStatus | None = None
     alive: dict[WorkerId, tuple[Heartbeat, float]] = field(default_factory=dict)
     # Without weights, where members hold them.
@@ -85,7 +85,7 @@ class Node:
     progress: float  # updates of the job's own K, with this one
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """A gradient message in a sum."""
 
     batches: tuple[int, ...]
@@ -94,7 +94,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Taken:
+class TrueGradient:
     """What is true of a gradient, whatever its message says."""
 
     weights: Token  # that it was taken at
@@ -106,7 +106,7 @@ class Entry(NamedTuple):
 
     reduce: Reduce
     state: Token
-    parts: tuple[tuple[tuple[int, ...], Taken], ...]
+    parts: tuple[tuple[tuple[int, ...], TrueGradient], ...]
     owned: tuple[int, ...]  # slices
 
 
@@ -145,7 +145,7 @@ class Between:
     # What met in each membership's collectives, and what came out of each attempt: None, where that
     # is not finite, of which messages, by which order.
     collectives: dict[tuple[int, int], Collectives] = field(default_factory=dict)
-    results: dict[AttemptId, tuple[Token | None, tuple[Part, ...], Reduce]] = field(
+    results: dict[AttemptId, tuple[Token | None, tuple[GradientPart, ...], Reduce]] = field(
         default_factory=dict
     )
     overflowed: bool = False
@@ -154,7 +154,7 @@ class Between:
     stored: dict[ModelId, dict[int, Token]] = field(default_factory=dict)  # by slice
 
 
-class Draws:
+class ChanceSources:
     """Sources of chance, one for each kind of event, so that other worlds stay as they are."""
 
     def __init__(self, seed: int) -> None:
@@ -198,20 +198,20 @@ class Figures:
 class World:
     """Everything outside; it also carries virtual time and the one source of randomness."""
 
-    def __init__(self, scenario: Scenario, tell: Callable[[float, str], None] | None) -> None:
+    def __init__(self, scenario: Scenario, narrate: Callable[[float, str], None] | None) -> None:
         self.scenario = scenario
         self.draw = random.Random(scenario.seed + 1)  # noqa: S311 -- reproducible, not secret
-        self.draws = Draws(scenario.seed)
+        self.draws = ChanceSources(scenario.seed)
         self.now = 0.0
-        self.calm = False
-        self._tell = tell
+        self.faults_over = False
+        self._narrate = narrate
         self._heap = list[tuple[float, int, "Callable[[], None]"]]()
         self.serial = count(1)
         self.streams = Streams(scenario, lambda: self.now, self.say, self.serial)
         self.figures = Figures()
         self.outages = Outages()
-        self.control = Topic[ControlRecord]("control")
-        self.updates = Topic[AuditRecord]("updates")
+        self.control = SimulatedTopic[ControlRecord]("control")
+        self.updates = SimulatedTopic[AuditRecord]("updates")
         self.ended = set[str]()  # coordinators
         self.redis = Redis()
         self.replica: Redis | None = None
@@ -231,8 +231,8 @@ class World:
 
     def say(self, text: str, *details: object) -> None:
         """Add a line to the story, where somebody listens."""
-        if self._tell is not None:
-            self._tell(self.now, " ".join([text, *map(str, details)]))
+        if self._narrate is not None:
+            self._narrate(self.now, " ".join([text, *map(str, details)]))
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something after a delay."""
@@ -263,7 +263,7 @@ class World:
     @property
     def lossy(self) -> float:
         """Share of triggers and gradients that get lost; none after the last fault."""
-        return 0.0 if self.calm else self.scenario.lossy
+        return 0.0 if self.faults_over else self.scenario.lossy
 
     # --- Kafka --------------------------------------------------------------------------------
 
@@ -277,9 +277,9 @@ class World:
         """The largest bound that a worker may ever have gone by."""
         return max(sizes.bound for sizes in self.revisions)
 
-    def hear(self, revision: int) -> int:
+    def poll_revision(self, revision: int) -> int:
         """What a process knows next of the job: some of what is new, all of it, or nothing yet."""
-        if revision == self.revision or self.kafka_away or not self.chance(HEARD):
+        if revision == self.revision or self.kafka_away or not self.chance(POLL_CHANCE):
             return revision
         return self.draw.randint(revision + 1, self.revision)
 
@@ -313,7 +313,9 @@ class World:
         for wake in self.control_readers:
             self.later(self.jitter(self.scenario.kafka_s), wake)
 
-    def lose(self, topic: Topic[AuditRecord] | Topic[ControlRecord], end: int | None) -> None:
+    def lose(
+        self, topic: SimulatedTopic[AuditRecord] | SimulatedTopic[ControlRecord], end: int | None
+    ) -> None:
         """A topic of the job loses its records from an offset on, or is created anew."""
         self.figures.topic_losses += 1
         if end is None:
@@ -343,7 +345,7 @@ class World:
         if self.storage_away:
             return [], {}, True
         torn = dict[ModelId, str]()
-        if self.calm or self.now >= until:
+        if self.faults_over or self.now >= until:
             lie = ""
         if lie == "half":
             torn = {snapshot.name: "a part is missing" for snapshot, _ in there[1::2]}
@@ -406,7 +408,7 @@ class World:
         forged: tuple[StateReport, ...] = (
             another,
             replace(another, numbers=2**62),
-            replace(another, life=life, heard=far),
+            replace(another, life=life, last_trigger=far),
             replace(another, life=life, made=ModelId(trigger.id.epoch, 2**40)),
             replace(another, life=life, slices=(99,), numbers=2**39),
         )
@@ -416,12 +418,14 @@ class World:
         for wake in self.board_readers:
             self.later(self.jitter(0.001), wake)
 
-    def triggers_after(self, heard: TriggerId, stream: str) -> list[UpdateTrigger]:
+    def triggers_after(self, last_trigger: TriggerId, stream: str) -> list[UpdateTrigger]:
         """Triggers above an id; now and then some are trimmed before this worker reads them."""
-        found = [trigger for trigger in self.redis.triggers.get(stream, ()) if trigger.id > heard]
+        found = [
+            trigger for trigger in self.redis.triggers.get(stream, ()) if trigger.id > last_trigger
+        ]
         return [t for t in found if not self.chance(self.lossy * 0.2)]
 
-    def push(self, reply: Reply, taken: Taken | None) -> None:
+    def push(self, reply: Reply, taken: TrueGradient | None) -> None:
         """Send a reply: it may get lost, come late, or twice."""
 
         def arrive() -> None:

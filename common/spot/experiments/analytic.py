@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.experiments.fleet import Fleet
+from common.spot.experiments.fleet import SimulatedFleet
 from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.spot.experiments.preemption import STEP_S, Offers
-from common.spot.experiments.results import Run, pool_uses
+from common.spot.experiments.results import SimulatedRun, pool_uses
 
 if TYPE_CHECKING:
-    from common.spot.experiments.prices import Prices
+    from common.spot.experiments.prices import PoolPrices
     from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -32,13 +32,13 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 # Records are drawn from where, with this many standard deviations, the last update is still ahead:
 # fewer than one run in 10^9 would have ended before.
 SURE = 6.0
-TELL_STEPS = 50  # some hundred calls in a job of the paper's size
+PROGRESS_STEPS = 50  # some hundred calls in a job of the paper's size
 # How far a job is, is seen so often: arrivals meanwhile differ from the mean by less than a step's.
 SEEN_STEPS = 60
 LEAST = 1e-12  # updates in a step; below it a run that is over was so before the step
 
 
-class Pace(Protocol):
+class ArrivalPace(Protocol):
     """How fast records come now, where that varies over time."""
 
     def at(self, now_s: float) -> Array:
@@ -50,10 +50,10 @@ class Pace(Protocol):
 class Conditions:
     """What happens to a job, beside what its policy is told."""
 
-    prices: tuple[Prices, ...]  # of each pool
+    prices: tuple[PoolPrices, ...]  # of each pool
     offers: tuple[Offers | None, ...]  # of each pool; None: always
     variation: float = 1.0  # c_A of the gaps between records; 1: Poisson, 0: even
-    pace: Pace | None = None  # None: rates stay as they are
+    pace: ArrivalPace | None = None  # None: rates stay as they are
     stream: Literal["pause", "keep", "reassign"] = "pause"  # what becomes of a preempted worker's
     capacity_per_s: Callable[[Array], Array] | None = None  # reassign: (R,) speeds -> updates
     last_round_s: float = 0.0  # from the last batch to the last update
@@ -62,7 +62,7 @@ class Conditions:
     give_up_after: float = 20.0  # deadlines
 
 
-class Records:
+class ArrivedRecords:
     """How many records each stream has had: expected always, drawn where somebody asks.
 
     Poisson arrivals (variation 1) are exact. Any other renewal process is taken as the Brownian
@@ -111,17 +111,17 @@ class _Streams:
         self._rates_per_s = np.maximum(givens.rates_per_s, LEAST)
         self.worst_lag_s = np.zeros(givens.runs)
         self._lag_s2 = np.zeros(givens.runs)  # the worst lag of all streams, over the time
-        self._heard_steps = np.zeros(shape, np.int32)  # in which records could come
-        self.records = Records(shape, conditions.variation, rng)
+        self._observed_steps = np.zeros(shape, np.int32)  # in which records could come
+        self.records = ArrivedRecords(shape, conditions.variation, rng)
 
-    def go_on(self, now_s: float, fleet: Fleet) -> Array:
+    def go_on(self, now_s: float, fleet: SimulatedFleet) -> Array:
         """Say how many records are expected to be read in the step that begins now, (R, N)."""
         pace = self._conditions.pace
         come = self._come if pace is None else self._come * pace.at(now_s)[:, np.newaxis]
         if self._conditions.stream == "pause":
-            self._heard_steps += fleet.active
+            self._observed_steps += fleet.active
             return come * fleet.active
-        self._heard_steps += 1
+        self._observed_steps += 1
         if self._waiting is None:
             return come
         self._waiting += come
@@ -159,8 +159,8 @@ class _Streams:
 
     def seen(self, runs: Indexes) -> tuple[Array, Array]:
         """Tell the records of each stream and the seconds in which they came."""
-        heard_s: Array = self._heard_steps[runs] * np.float64(self._conditions.step_s)
-        return self.records.count(runs).astype(np.float64), heard_s
+        observed_s: Array = self._observed_steps[runs] * np.float64(self._conditions.step_s)
+        return self.records.count(runs).astype(np.float64), observed_s
 
 
 class _Progress:
@@ -170,7 +170,7 @@ class _Progress:
     each stream but the one that completed the last batch, a part of a batch is left over.
     """
 
-    def __init__(self, givens: Givens, conditions: Conditions, records: Records) -> None:
+    def __init__(self, givens: Givens, conditions: Conditions, records: ArrivedRecords) -> None:
         self._givens = givens
         self._conditions = conditions
         self._records = records
@@ -186,7 +186,7 @@ class _Progress:
             self._total += givens.records
             self._arrived += givens.updates
 
-    def go_on(self, come: Array, fleet: Fleet, going: Flags) -> tuple[Indexes, Array]:
+    def go_on(self, come: Array, fleet: SimulatedFleet, going: Flags) -> tuple[Indexes, Array]:
         """Go through a step; tell which runs made their last update in it, and at which share."""
         if not self._conditions.backlog:
             self._arrive(come, going)
@@ -244,7 +244,7 @@ def simulate_analytically(
     seed: int,
     beliefs: Priors | None = None,
     progress: Callable[[float], None] | None = None,
-) -> tuple[Run, ...]:
+) -> tuple[SimulatedRun, ...]:
     """Run a job R times.
 
     Args:
@@ -258,7 +258,7 @@ def simulate_analytically(
     """
     step_s = conditions.step_s
     shape = givens.runs, givens.workers
-    fleet = Fleet(givens.pools, *shape, step_s, givens.seats, givens.rates_per_s)
+    fleet = SimulatedFleet(givens.pools, *shape, step_s, givens.slots_per_pool, givens.rates_per_s)
     streams = _Streams(givens, conditions, np.random.default_rng(seed))
     work = _Progress(givens, conditions, streams.records)
     driver = PolicyDriver(policy, fleet, givens, None if beliefs is None else (beliefs, streams))
@@ -291,14 +291,14 @@ def simulate_analytically(
         before_s = now_s
         steps += 1
         now_s = steps * step_s
-        if progress is not None and steps % TELL_STEPS == 0:
+        if progress is not None and steps % PROGRESS_STEPS == 0:
             progress(min(float(work.made.mean()) / givens.updates, 1.0))
     if progress is not None:
         progress(1.0)
     made = np.where(finished, givens.updates, work.made)
     mean_lag_s = streams.mean_lag_s(runtimes_s)
     return tuple(
-        Run(
+        SimulatedRun(
             seed=seed,
             index=run,
             finished=bool(finished[run]),
@@ -315,6 +315,6 @@ def simulate_analytically(
     )
 
 
-def _changed(prices: Sequence[Prices], before_s: float, now_s: float) -> Flags:
+def _changed(prices: Sequence[PoolPrices], before_s: float, now_s: float) -> Flags:
     changed: Flags = np.logical_or.reduce([one.changed(before_s, now_s) for one in prices])
     return changed

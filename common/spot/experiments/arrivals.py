@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from common.core.batching import Run
+from common.core.batching import DecodedRun
 from common.spot.experiments.spec import ArrivalsSpec, UniformRates
 from common.spot.theory.errors import ParameterError
 from common.spot.traces.files import starts_of
@@ -221,7 +221,7 @@ def _stream(
     return Arrivals(rng.standard_exponential, lambda sums: np.divide(sums, rate_per_s, out=sums))
 
 
-class Stream:
+class SimulatedStream:
     """A partition of a topic that fills as records arrive; offsets are the indexes of its arrivals.
 
     Its own clock stands still while its source does: in the paper nothing arrives at a preempted
@@ -247,10 +247,10 @@ class Stream:
             self._still_s += now - self._stopped_at
             self._stopped_at = None
 
-    def heard(self, now: float) -> tuple[int, float]:
+    def observed(self, now: float) -> tuple[int, float]:
         """How many records have come, and in how many seconds of its own clock."""
-        heard_s = (now if self._stopped_at is None else self._stopped_at) - self._still_s
-        return self._arrivals.count_until(heard_s), heard_s
+        observed_s = (now if self._stopped_at is None else self._stopped_at) - self._still_s
+        return self._arrivals.count_until(observed_s), observed_s
 
     def full_at(self, position: int, samples: int) -> float:
         """When so many records are there from a position on, if the clock runs on; else never."""
@@ -260,7 +260,7 @@ class Stream:
             return math.inf
         return time_s + self._still_s
 
-    def read(self, position: int, samples: int) -> Run:
+    def read(self, position: int, samples: int) -> DecodedRun:
         """Read so many records; all of them must be there.
 
         Arrivals before its clock last stood still come out as much later as it stood still.
@@ -268,7 +268,9 @@ class Stream:
         found = self._ahead.get(position) if samples == self._ahead_samples else None
         first_s, last_s = found or self._look_ahead(position, samples)
         offsets = range(position, position + samples)
-        return Run(self.partition, offsets, (), first_s + self._still_s, last_s + self._still_s)
+        return DecodedRun(
+            self.partition, offsets, (), first_s + self._still_s, last_s + self._still_s
+        )
 
     def _look_ahead(self, position: int, samples: int) -> tuple[float, float]:
         """When the first and the last of these records arrive, on its own clock.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.spot.experiments.results import Change, PoolUse, Run
+from common.spot.experiments.results import PolicyChange, PoolUse, SimulatedRun
 from common.spot.machines import Offer
 from common.spot.policies.bidding import REVIEWS, Bidding, BidSettings, odds_of
 from common.spot.policies.policy import Decision, Hour, MachineCount, Situation, renewal_s
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import EndedBecause
 
 MOST_HOURS = 90 * 24  # of past prices: what EC2 tells
-TELL_STEPS = 50
+PROGRESS_STEPS = 50
 MOST_REFUSED = 16  # looks for which a pool is passed over that has refused again and again
 
 
@@ -41,7 +41,7 @@ def simulate_bids(
     conditions: Conditions,
     seed: int,
     progress: Callable[[float], None] | None = None,
-) -> tuple[Run, ...]:
+) -> tuple[SimulatedRun, ...]:
     """Work off a backlog R times under `bidbrain`.
 
     Args:
@@ -69,13 +69,13 @@ def simulate_bids(
                 asked |= (was != offer).any(axis=1)
         usd_per_hour = np.array([prices.at(now_s) for prices in conditions.prices])
         for index in np.flatnonzero(going & asked).tolist():
-            seats = [None if offer is None else offer[index] for offer in offered]
-            due_s[index] = runs[index].go_on(now_s, usd_per_hour[:, index], seats)
+            free_slots = [None if offer is None else offer[index] for offer in offered]
+            due_s[index] = runs[index].go_on(now_s, usd_per_hour[:, index], free_slots)
             going[index] = not runs[index].over
         before = offered
         steps += 1
         now_s = steps * step_s
-        if progress is not None and steps % TELL_STEPS == 0:
+        if progress is not None and steps % PROGRESS_STEPS == 0:
             progress(float(np.mean([run.share(now_s) for run in runs])))
     if progress is not None:
         progress(1.0)
@@ -87,7 +87,7 @@ class _Machine:
     launch: int
     offer: Offer
     pool: int
-    seat: int
+    slot: int
     launched_s: float
     ready_s: float
 
@@ -156,7 +156,7 @@ class _Run:
         self._work = _Progress(float(givens.updates))
         self._review_at_s = self._hours_at_s = 0.0
         self._last: Decision | None = None
-        self._history: list[Change] = []
+        self._history: list[PolicyChange] = []
         self._ended_s = 0.0
         self.over = False
 
@@ -164,13 +164,13 @@ class _Run:
         """Say which share of its updates is made."""
         return 1 - max(self._work.left_at(now_s), 0.0) / self._givens.updates
 
-    def go_on(self, now_s: float, prices: Array, seats: Sequence[Flags | None]) -> float:
+    def go_on(self, now_s: float, prices: Array, free_slots: Sequence[Flags | None]) -> float:
         """Take in what is so from now on; say until when nothing happens unless prices move.
 
         Args:
             now_s: Not earlier than in the last call.
             prices: (P,) USD per hour.
-            seats: Of each pool (M,) where a machine may be; None: everywhere.
+            free_slots: Of each pool (M,) where a machine may be; None: everywhere.
         """
         give_up_s = self._conditions.give_up_after * self._deadline_s
         done_s = self._work.done_s()
@@ -183,29 +183,29 @@ class _Run:
             self._books[pool].bill.price(offer, now_s, float(prices[pool]))
         moved = bool((prices != self._prices).any())
         self._prices = prices.copy()
-        lost = [each for each in self._machines if self._is_lost(each, seats)]
+        lost = [each for each in self._machines if self._is_lost(each, free_slots)]
         for each in lost:
             self._stop(each, now_s, "preempted")
         if lost:
             self._work.still_until_s = now_s + self._settings.lambda_s
         if moved or lost or now_s >= min(self._review_at_s, self._hours_at_s):
-            self._decide(now_s, seats)
+            self._decide(now_s, free_slots)
         return self._due_s(now_s, give_up_s)
 
-    def result(self) -> Run:
+    def result(self) -> SimulatedRun:
         """What came of it."""
         givens, index = self._givens, self._index
         pools = tuple(
             PoolUse(
                 pool.name,
-                book.bill.spent_usd(np.inf) + book.machine_s * pool.transfer_usd_per_s,
-                book.machine_s,
-                book.launches,
-                book.preemptions,
+                job_store.bill.spent_usd(np.inf) + job_store.machine_s * pool.transfer_usd_per_s,
+                job_store.machine_s,
+                job_store.launches,
+                job_store.preemptions,
             )
-            for pool, book in zip(givens.pools, self._books, strict=True)
+            for pool, job_store in zip(givens.pools, self._books, strict=True)
         )
-        return Run(
+        return SimulatedRun(
             seed=self._seed,
             index=index,
             finished=self._work.left <= 0,
@@ -229,17 +229,17 @@ class _Run:
         ahead_s = (self._review_at_s, self._hours_at_s, self._work.done_s(), give_up_s)
         return min(*ahead_s, *coming_s)
 
-    def _is_lost(self, machine: _Machine, seats: Sequence[Flags | None]) -> bool:
-        bid_usd, flags = machine.offer.bid_usd_per_hour, seats[machine.pool]
+    def _is_lost(self, machine: _Machine, free_slots: Sequence[Flags | None]) -> bool:
+        bid_usd, flags = machine.offer.bid_usd_per_hour, free_slots[machine.pool]
         if bid_usd is not None and self._prices[machine.pool] > bid_usd:
             return True
-        return flags is not None and not flags[machine.seat]
+        return flags is not None and not flags[machine.slot]
 
-    def _decide(self, now_s: float, seats: Sequence[Flags | None]) -> None:
+    def _decide(self, now_s: float, free_slots: Sequence[Flags | None]) -> None:
         decision = self._policy.reconsider(self._situation(now_s), self._last)
         if decision is not self._last:
             self._last = decision
-            change = Change(now_s, decision.reason, decision.spot, decision.on_demand)
+            change = PolicyChange(now_s, decision.reason, decision.spot, decision.on_demand)
             self._history.append(change)
         names = [pool.name for pool in self._givens.pools]
         for each in [one for one in self._machines if one.offer not in decision.machines]:
@@ -249,10 +249,10 @@ class _Run:
             for each in there[count:]:  # the newest
                 self._stop(each, now_s, "released")
             pool = names.index(offer.pool)
-            self._launch(offer, pool, count - len(there), now_s, seats[pool])
+            self._launch(offer, pool, count - len(there), now_s, free_slots[pool])
         if self._refused:  # others are asked at once; no pool refuses twice
             self._refused = False
-            self._decide(now_s, seats)
+            self._decide(now_s, free_slots)
             return
         self._review_at_s = now_s + self._review_s
         hours = self._hours(now_s + self._renewal_s)  # those that end soon have been decided on
@@ -282,8 +282,8 @@ class _Run:
             hours=self._hours(now_s),
             refusing=frozenset(
                 pool.name
-                for pool, book in zip(pools, self._books, strict=True)
-                if now_s <= book.refused_until_s  # others are asked at the next look
+                for pool, job_store in zip(pools, self._books, strict=True)
+                if now_s <= job_store.refused_until_s  # others are asked at the next look
             ),
         )
 
@@ -301,35 +301,35 @@ class _Run:
         return found
 
     def _launch(
-        self, offer: Offer, pool: int, wanted: int, now_s: float, seats: Flags | None
+        self, offer: Offer, pool: int, wanted: int, now_s: float, free_slots: Flags | None
     ) -> None:
         if wanted <= 0:
             return
-        kind, book = self._givens.pools[pool], self._books[pool]
-        taken = {each.seat for each in self._machines if each.pool == pool}
-        most = self._givens.workers if seats is None else len(seats)
-        free = [seat for seat in range(kind.at_most(most)) if seat not in taken]
-        if seats is not None:
-            free = [seat for seat in free if seats[seat]]
+        kind, job_store = self._givens.pools[pool], self._books[pool]
+        taken = {each.slot for each in self._machines if each.pool == pool}
+        most = self._givens.workers if free_slots is None else len(free_slots)
+        free = [slot for slot in range(kind.at_most(most)) if slot not in taken]
+        if free_slots is not None:
+            free = [slot for slot in free if free_slots[slot]]
         if len(free) < wanted:
-            book.refused_until_s = now_s + book.refused_s
-            book.refused_s = min(2 * book.refused_s, MOST_REFUSED * self._review_s)
+            job_store.refused_until_s = now_s + job_store.refused_s
+            job_store.refused_s = min(2 * job_store.refused_s, MOST_REFUSED * self._review_s)
             self._refused = True
         else:
-            book.refused_s = self._review_s
+            job_store.refused_s = self._review_s
         ready_s = now_s + kind.start_up_s if now_s else 0.0  # there the clock of the job begins
-        for seat in free[:wanted]:
+        for slot in free[:wanted]:
             launch = sum(each.launches for each in self._books) + 1
-            book.launches += 1
-            self._machines.append(_Machine(launch, offer, pool, seat, now_s, ready_s))
-            book.bill.started(launch, offer, now_s)
+            job_store.launches += 1
+            self._machines.append(_Machine(launch, offer, pool, slot, now_s, ready_s))
+            job_store.bill.started(launch, offer, now_s)
 
     def _stop(self, machine: _Machine, now_s: float, cause: EndedBecause) -> None:
         self._machines.remove(machine)
-        book = self._books[machine.pool]
-        book.bill.ended(machine.launch, now_s, cause)
-        book.machine_s += now_s - machine.launched_s
-        book.preemptions += cause == "preempted"
+        job_store = self._books[machine.pool]
+        job_store.bill.ended(machine.launch, now_s, cause)
+        job_store.machine_s += now_s - machine.launched_s
+        job_store.preemptions += cause == "preempted"
 
     def _end(self, now_s: float) -> None:
         work = self._work

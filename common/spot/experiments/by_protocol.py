@@ -18,25 +18,25 @@ import numpy.typing as npt
 from common.config.synchronisation import SYNCHRONOUS
 from common.core.messages import WorkerId
 from common.core.spans import Partition
-from common.spot.experiments.arrivals import Stream, arrivals_of, draw_rates
-from common.spot.experiments.fleet import Fleet
+from common.spot.experiments.arrivals import SimulatedStream, arrivals_of, draw_rates
+from common.spot.experiments.fleet import SimulatedFleet
 from common.spot.experiments.policy_driver import PolicyDriver, Priors
 from common.spot.experiments.preemption import STEP_S
 from common.spot.experiments.protocol import (
     Costless,
     Delays,
-    GradientTimes,
-    Job,
+    GradientTimeDraws,
     Protocol,
+    SimulatedJob,
     VirtualTime,
 )
-from common.spot.experiments.results import Run, Throughput, pool_uses
+from common.spot.experiments.results import SimulatedRun, Throughput, pool_uses
 from common.spot.theory.lags import StreamLags
 from common.spot.traces.files import traced
 
 if TYPE_CHECKING:
     from common.spot.experiments.draws import Draws
-    from common.spot.experiments.protocol import Learner, Machine
+    from common.spot.experiments.protocol import Learner, SimulatedMachine
     from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -47,14 +47,16 @@ NOBODY = -2  # serves a slot; -1: a machine of its own
 TAKEOVER_S = 3.0  # until a preempted worker's partitions are read again: 2 to 4 s on a real broker
 
 
-class Hold:
+class HeldStreams:
     """Each slot reads its own stream.
 
     Args:
         pause: Whether nothing arrives at a stream while nobody reads it; else Kafka keeps it.
     """
 
-    def __init__(self, time: VirtualTime, streams: Sequence[Stream], *, pause: bool) -> None:
+    def __init__(
+        self, time: VirtualTime, streams: Sequence[SimulatedStream], *, pause: bool
+    ) -> None:
         self._time = time
         self._streams = streams
         self._pause = pause
@@ -62,13 +64,13 @@ class Hold:
             for stream in streams:
                 stream.stop(time.now)
 
-    def join(self, slot: int, machine: Machine) -> None:
+    def join(self, slot: int, machine: SimulatedMachine) -> None:
         """The stream goes on where it was."""
         if self._pause:
             self._streams[slot].go_on(self._time.now)
         machine.own([self._streams[slot]])
 
-    def leave(self, slot: int, machine: Machine) -> None:
+    def leave(self, slot: int, machine: SimulatedMachine) -> None:
         """The stream waits."""
         del machine
         if self._pause:
@@ -78,18 +80,18 @@ class Hold:
 class Reassign:
     """Streams are shared out evenly among the machines that are there; few are moved."""
 
-    def __init__(self, time: VirtualTime, streams: Sequence[Stream]) -> None:
+    def __init__(self, time: VirtualTime, streams: Sequence[SimulatedStream]) -> None:
         self._time = time
         self._streams = streams
-        self._machines = dict[int, "Machine"]()
+        self._machines = dict[int, "SimulatedMachine"]()
         self._rebalancing = False
 
-    def join(self, slot: int, machine: Machine) -> None:
+    def join(self, slot: int, machine: SimulatedMachine) -> None:
         """It gets its share: at once where nobody reads, as at the beginning."""
         self._machines[slot] = machine
         self._soon(0.0)
 
-    def leave(self, slot: int, machine: Machine) -> None:
+    def leave(self, slot: int, machine: SimulatedMachine) -> None:
         """Its streams go to others once the group has noticed."""
         del machine
         del self._machines[slot]
@@ -127,22 +129,22 @@ class Reassign:
 class ProtocolRun:
     """A run, and when each of its updates was applied."""
 
-    run: Run
+    run: SimulatedRun
     update_times_s: Array  # (J,)
 
 
-class _Heard:
+class _StreamObservations:
     """What a policy may know of the streams: how many records came in which time."""
 
-    def __init__(self, streams: list[Stream], time: VirtualTime) -> None:
+    def __init__(self, streams: list[SimulatedStream], time: VirtualTime) -> None:
         self._streams = streams
         self._time = time
 
     def seen(self, runs: Indexes) -> tuple[Array, Array]:
         """Tell records and seconds of each stream; there is one run."""
         del runs
-        told = [stream.heard(self._time.now) for stream in self._streams]
-        records, seconds = np.array(told, np.float64).T
+        observed = [stream.observed(self._time.now) for stream in self._streams]
+        records, seconds = np.array(observed, np.float64).T
         return records[np.newaxis], seconds[np.newaxis]
 
 
@@ -174,12 +176,12 @@ class ProtocolSimulation:
         trace = None if trace_spec is None else traced(trace_spec, draws.folder)
         rates_per_s = givens.rates_per_s[0]
         arrivals = arrivals_of(experiment.arrivals, rates_per_s, arrivals_rng, trace)
-        streams = [Stream(Partition("s", n), each) for n, each in enumerate(arrivals)]
+        streams = [SimulatedStream(Partition("s", n), each) for n, each in enumerate(arrivals)]
         gradient = experiment.gradient
         records = givens.group_size * givens.batch_size
         self._protocol = Protocol(
             self._time,
-            Job(
+            SimulatedJob(
                 givens.group_size,
                 givens.batch_size,
                 givens.updates,
@@ -187,21 +189,21 @@ class ProtocolSimulation:
                 experiment.synchronisation or SYNCHRONOUS,
             ),
             streams,
-            GradientTimes(gradient.mean_s, gradient.variation, gradients_rng),
+            GradientTimeDraws(gradient.mean_s, gradient.variation, gradients_rng),
             learner or Costless(),
             Delays(link_s=experiment.link_s),
         )
         (self._speeds,) = draw_rates(experiment.speeds, givens.workers, 1, speeds_rng).tolist()
-        self._group: Hold | Reassign = Reassign(self._time, streams)
+        self._group: HeldStreams | Reassign = Reassign(self._time, streams)
         if experiment.on_preemption == "hold":
             pause = experiment.while_preempted == "pause"
-            self._group = Hold(self._time, streams, pause=pause)
-        size = 1, givens.workers, STEP_S, givens.seats
-        self._fleet = Fleet(givens.pools, *size, givens.rates_per_s)
-        self._heard = _Heard(streams, self._time)
-        unknown = None if beliefs is None else (beliefs, self._heard)
+            self._group = HeldStreams(self._time, streams, pause=pause)
+        size = 1, givens.workers, STEP_S, givens.slots_per_pool
+        self._fleet = SimulatedFleet(givens.pools, *size, givens.rates_per_s)
+        self._observations = _StreamObservations(streams, self._time)
+        unknown = None if beliefs is None else (beliefs, self._observations)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
-        self._machines = dict[int, "Machine"]()  # by slot
+        self._machines = dict[int, "SimulatedMachine"]()  # by slot
         self._lags = StreamLags(givens.workers, 0.0)
         self._served = np.full(givens.workers, NOBODY)  # slots, by which of the fleet's seats
         self._slots = dict[WorkerId, int]()  # of all workers that there ever were
@@ -218,7 +220,7 @@ class ProtocolSimulation:
         end_s = protocol.update_times_s[-1] if finished else self._time.now
         last_step_s = (self._steps - 1) * STEP_S
         self._fleet.stop(np.array([0]), np.array([end_s - last_step_s]))
-        run = Run(
+        run = SimulatedRun(
             seed=self._draws.seed,
             index=0,
             finished=finished,
@@ -269,7 +271,7 @@ class ProtocolSimulation:
         experiment, givens = self._draws.experiment, self._draws.givens
         if (experiment.on_preemption, experiment.while_preempted) == ("hold", "pause"):
             return None
-        records, _ = self._heard.seen(np.array([0]))
+        records, _ = self._observations.seen(np.array([0]))
         waiting: Array = records.sum(axis=1) / (givens.group_size * givens.batch_size) - made
         return waiting
 

@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.spot.experiments.arrivals import draw_rates
 from common.spot.experiments.policy_driver import Givens
 from common.spot.experiments.preemption import Offers, offers_of
-from common.spot.experiments.prices import ConstantPrices, Prices, prices_of
+from common.spot.experiments.prices import ConstantPrices, PoolPrices, prices_of
 from common.spot.theory.capacity import update_capacity_per_s
 from common.spot.theory.work import Pool, gb_per_hour
 from common.spot.traces.files import common_starts_s, read_once, traced
@@ -34,7 +34,7 @@ class Draws:
 
     experiment: Experiment
     givens: Givens
-    prices: tuple[Prices, ...]  # of each pool, on-demand first
+    prices: tuple[PoolPrices, ...]  # of each pool, on-demand first
     offers: tuple[Offers | None, ...]  # likewise; None: always
     folder: Path  # what files are relative to
     seed: int
@@ -58,19 +58,19 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         rates_per_s = draw_rates(experiment.rates, experiment.workers, runs, rates_rng)
     if not rates_per_s.any(axis=1).all():
         raise UserError("rates: all streams of a run are silent: without arrivals nothing is done")
-    prices: list[Prices] = [ConstantPrices(experiment.on_demand.usd_per_hour, runs)]
+    prices: list[PoolPrices] = [ConstantPrices(experiment.on_demand.usd_per_hour, runs)]
     offers: list[Offers | None] = [None]
     pools = [_on_demand(experiment)]
-    seats = math.ceil(experiment.workers * experiment.policy.spot_up_to)
+    slots_per_pool = math.ceil(experiment.workers * experiment.policy.spot_up_to)
     common_s = None
     if len(experiment.spot) > 1:  # what happens in several pools at once does so in each run, too
-        told = [(spot.usd_per_hour, spot.availability) for spot in experiment.spot]
-        series = [spec for pool in told for spec in pool if isinstance(spec, TraceSpec)]
+        specs = [(spot.usd_per_hour, spot.availability) for spot in experiment.spot]
+        series = [spec for pool in specs for spec in pool if isinstance(spec, TraceSpec)]
         common_s = common_starts_s(series, folder, runs, starts_rng)
     for spot in experiment.spot:
         pool_prices = prices_of(spot.usd_per_hour, folder, runs, prices_rng, common_s)
         prices.append(pool_prices)
-        shape = runs, seats
+        shape = runs, slots_per_pool
         offers.append(offers_of(spot, pool_prices, folder, *shape, offers_rng, common_s))
         pools.append(spot_on_average(spot, folder, experiment.workers))
     records = experiment.updates * experiment.group_size * experiment.batch_size
@@ -89,7 +89,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         experiment.updates,
         deadline_s,
         experiment.gradient.mean_s,
-        seats,
+        slots_per_pool,
     )
     return Draws(experiment, givens, tuple(prices), tuple(offers), folder, seed, rng)
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.learning.torch_here import need_torch
-from common.spot.experiments.analytic import Array, Conditions, Pace, simulate_analytically
+from common.spot.experiments.analytic import Array, ArrivalPace, Conditions, simulate_analytically
 from common.spot.experiments.bids import simulate_bids
 from common.spot.experiments.by_protocol import ProtocolRun, ProtocolSimulation
 from common.spot.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.spot.experiments.learning import Sgd
-    from common.spot.experiments.results import Run
+    from common.spot.experiments.results import SimulatedRun
     from common.spot.policies.policy import Policy
     from common.spot.traces.trace import Trace
 
@@ -58,7 +58,7 @@ def simulate(
     runs: int,
     seed: int,
     progress: Callable[[float], None] | None = None,
-) -> tuple[Run, ...]:
+) -> tuple[SimulatedRun, ...]:
     """Run an experiment so many times.
 
     Args:
@@ -177,7 +177,7 @@ class _TracePace:
         return self._trace.value_at(self._starts_s + now_s) / self._mean
 
 
-def _pace(draws: Draws) -> Pace | None:
+def _pace(draws: Draws) -> ArrivalPace | None:
     spec = draws.experiment.arrivals.trace
     if spec is None:
         return None

@@ -34,7 +34,7 @@ T = TypeVar("T", bound=np.generic)
 ROUNDING_S = 1e-9  # times are sums of steps: a start-up of five steps is over after five
 
 
-class _Seats:
+class _PoolSlots:
     """The seats for a pool's machines; arrays are (R M,)."""
 
     def __init__(self, pool: int, kind: Pool, slots: int) -> None:
@@ -175,7 +175,7 @@ class Usage:
         self.usd[pool] += np.bincount(runs, usd, minlength=self.usd.shape[1])
 
 
-class Fleet:
+class SimulatedFleet:
     """All machines of all runs.
 
     By slot: a slot's own machine runs while its pool offers one. It is lost the moment it is not
@@ -200,7 +200,7 @@ class Fleet:
         runs: R.
         workers: N.
         step_s: Of the grid.
-        seats: M, machines of one pool at a time; 0: one for each worker.
+        pool_slots: M, machines of one pool at a time; 0: one for each worker.
         rates_per_s: (R, N) of the slots, for whom to serve first.
     """
 
@@ -210,15 +210,17 @@ class Fleet:
         runs: int,
         workers: int,
         step_s: float,
-        seats: int = 0,
+        slots_per_pool: int = 0,
         rates_per_s: Array | None = None,
     ) -> None:
         self.pools = pools
         self.runs, self.workers, self.step_s = runs, workers, step_s
-        self.seats = max(seats, workers)
+        self.slots_per_pool = max(slots_per_pool, workers)
         self.usage = Usage(pools, runs)
         shape = (runs, workers)
-        self._seats = [_Seats(at, pool, runs * self.seats) for at, pool in enumerate(pools)]
+        self._pool_slots = [
+            _PoolSlots(at, pool, runs * self.slots_per_pool) for at, pool in enumerate(pools)
+        ]
         self._pool_speeds = np.array([pool.speed for pool in pools])
         self._counts = np.zeros((len(pools), runs), np.int64)
         self.counted = np.zeros(runs, np.bool_)
@@ -236,21 +238,25 @@ class Fleet:
         """(R, N) how fast each slot works against the first pool; 0: it does not."""
         if self._speeds is None:
             self._speeds = np.zeros(self.active.shape)
-            for seats in self._seats:
-                up = self._of_slots(seats.up)
-                np.maximum(self._speeds, up * seats.kind.speed, out=self._speeds)
+            for pool_slots in self._pool_slots:
+                up = self._of_slots(pool_slots.up)
+                np.maximum(self._speeds, up * pool_slots.kind.speed, out=self._speeds)
             runs = np.flatnonzero(self.counted)
             served = self.server[runs]
-            speeds = self._pool_speeds[served // self.seats]
+            speeds = self._pool_speeds[served // self.slots_per_pool]
             self._speeds[runs] = np.where(served >= 0, speeds, 0.0)
         return self._speeds
 
     def machines(self) -> tuple[Indexes, Indexes]:
         """(P, R) machines that are up, and machines that start up; not to be written to."""
         if self._machines is None:
-            shape = (self.runs, self.seats)
-            up = np.array([seats.up.reshape(shape).sum(axis=1) for seats in self._seats])
-            has = np.array([seats.has.reshape(shape).sum(axis=1) for seats in self._seats])
+            shape = (self.runs, self.slots_per_pool)
+            up = np.array(
+                [pool_slots.up.reshape(shape).sum(axis=1) for pool_slots in self._pool_slots]
+            )
+            has = np.array(
+                [pool_slots.has.reshape(shape).sum(axis=1) for pool_slots in self._pool_slots]
+            )
             self._machines = up, has - up
         return self._machines
 
@@ -266,10 +272,10 @@ class Fleet:
         if decision.counted:
             self._count(run, decision)
             return
-        for seats in self._seats:
-            wanted = self._of_slots(seats.wanted)[run]
-            np.equal(decision.places, seats.pool, out=wanted)
-            self.usage.wanted[seats.pool, run] = np.count_nonzero(wanted)
+        for pool_slots in self._pool_slots:
+            wanted = self._of_slots(pool_slots.wanted)[run]
+            np.equal(decision.places, pool_slots.pool, out=wanted)
+            self.usage.wanted[pool_slots.pool, run] = np.count_nonzero(wanted)
 
     def _count(self, run: int, decision: Decision) -> None:
         names = [pool.name for pool in self.pools]
@@ -293,27 +299,27 @@ class Fleet:
         self.usage.price(usd_per_hour)
         changed = False
         counted = np.flatnonzero(self.counted)
-        for seats, offer in zip(self._seats, offered, strict=True):
-            if self._ordered or not seats.unmoved(offer):
+        for pool_slots, offer in zip(self._pool_slots, offered, strict=True):
+            if self._ordered or not pool_slots.unmoved(offer):
                 if counted.size:
-                    self._choose(seats, offer, counted)
-                changed |= seats.settled(offer, changed=self._settle(seats, offer, now_s))
-            changed |= seats.ready(now_s)
+                    self._choose(pool_slots, offer, counted)
+                changed |= pool_slots.settled(offer, changed=self._settle(pool_slots, offer, now_s))
+            changed |= pool_slots.ready(now_s)
         if changed:
             self._speeds = self._machines = None
-            self.active[:] = self._of_slots(self._seats[0].up)
-            for seats in self._seats[1:]:
-                np.logical_or(self.active, self._of_slots(seats.up), out=self.active)
+            self.active[:] = self._of_slots(self._pool_slots[0].up)
+            for pool_slots in self._pool_slots[1:]:
+                np.logical_or(self.active, self._of_slots(pool_slots.up), out=self.active)
             self._serve(counted, now_s)
         self._ordered = False
         self._now_s = now_s
         self.usage.step(self.step_s)
-        for seats in self._seats:
-            if seats.metered:
-                having = np.flatnonzero(seats.has)
-                usd_per_s = self._prices(seats, having)
-                seats.begin_hours(having, usd_per_s, now_s, step_s=self.step_s)
-                self._pay(seats, having, seats.meter(having, usd_per_s, self.step_s))
+        for pool_slots in self._pool_slots:
+            if pool_slots.metered:
+                having = np.flatnonzero(pool_slots.has)
+                usd_per_s = self._prices(pool_slots, having)
+                pool_slots.begin_hours(having, usd_per_s, now_s, step_s=self.step_s)
+                self._pay(pool_slots, having, pool_slots.meter(having, usd_per_s, self.step_s))
         return self.active
 
     def stop(self, runs: Indexes, after_s: Array) -> None:
@@ -332,53 +338,57 @@ class Fleet:
         self.usage.stop(runs, beyond_s)
         end_s, rest_s = np.zeros((2, self.runs))
         end_s[runs], rest_s[runs] = self._now_s + after_s, beyond_s
-        slots = (runs[:, None] * self.seats + np.arange(self.seats)).ravel()
-        for seats in self._seats:
-            seats.wanted[slots] = False
-            having = slots[seats.has[slots]]
-            run = having // self.seats
-            if seats.metered:
-                metered = seats.meter(having, self._prices(seats, having), rest_s[run])
-                self._pay(seats, having, metered)
-            self._settle_up(seats, having, end_s[run], preempted=False)
-            seats.vacate(having)
+        slots = (runs[:, None] * self.slots_per_pool + np.arange(self.slots_per_pool)).ravel()
+        for pool_slots in self._pool_slots:
+            pool_slots.wanted[slots] = False
+            having = slots[pool_slots.has[slots]]
+            run = having // self.slots_per_pool
+            if pool_slots.metered:
+                metered = pool_slots.meter(having, self._prices(pool_slots, having), rest_s[run])
+                self._pay(pool_slots, having, metered)
+            self._settle_up(pool_slots, having, end_s[run], preempted=False)
+            pool_slots.vacate(having)
         self._counts[:, runs], self.server[runs] = 0, -1
         self.active[runs] = self.counted[runs] = False
         self._speeds = self._machines = None
 
     def _of_slots(self, values: npt.NDArray[T]) -> npt.NDArray[T]:
         """(R, N) view of what is (R M,): of the first seats, which are the slots' own."""
-        return values.reshape(self.runs, self.seats)[:, : self.workers]
+        return values.reshape(self.runs, self.slots_per_pool)[:, : self.workers]
 
     def _padded(self, offer: Flags) -> Flags:
         """(R, M) of what may be offered to fewer."""
-        missing = self.seats - offer.shape[1]
+        missing = self.slots_per_pool - offer.shape[1]
         return np.pad(offer, ((0, 0), (0, missing))) if missing else offer
 
-    def _choose(self, seats: _Seats, offer: Flags | None, counted: Indexes) -> None:
+    def _choose(self, pool_slots: _PoolSlots, offer: Flags | None, counted: Indexes) -> None:
         """Say in which seats of a pool machines are wanted, in runs that only count them."""
-        shape = (self.runs, self.seats)
-        has = seats.has.reshape(shape)[counted]
+        shape = (self.runs, self.slots_per_pool)
+        has = pool_slots.has.reshape(shape)[counted]
         can = np.ones_like(has) if offer is None else self._padded(offer)[counted]
-        stay, count = has & can, self._counts[seats.pool, counted]
+        stay, count = has & can, self._counts[pool_slots.pool, counted]
         more = count - stay.sum(axis=1)
         free = can & ~has
         new = free & (np.cumsum(free, axis=1) <= more[:, np.newaxis])
         # Of too many those go first that are not up, then those that serve none, the newest first.
         for row in np.flatnonzero(more < 0).tolist():
-            first = int(counted[row]) * self.seats
+            first = int(counted[row]) * self.slots_per_pool
             here = np.flatnonzero(stay[row])
-            serves = np.isin(seats.pool * self.seats + here, self.server[counted[row]])
-            newest = -seats.launched_s[first + here]
-            order = np.lexsort((newest, serves, seats.up[first + here]))
+            serves = np.isin(
+                pool_slots.pool * self.slots_per_pool + here, self.server[counted[row]]
+            )
+            newest = -pool_slots.launched_s[first + here]
+            order = np.lexsort((newest, serves, pool_slots.up[first + here]))
             has[row, here[order[: -more[row]]]] = False
-        seats.wanted.reshape(shape)[counted] = has | new
-        self.usage.wanted[seats.pool, counted] = np.maximum(count, (has | new).sum(axis=1))
+        pool_slots.wanted.reshape(shape)[counted] = has | new
+        self.usage.wanted[pool_slots.pool, counted] = np.maximum(count, (has | new).sum(axis=1))
 
     def _serve(self, counted: Indexes, now_s: float) -> None:
         """Let machines that are up serve slots, until there are no more of either."""
-        shape = (self.runs, self.seats)
-        up = np.concatenate([seats.up.reshape(shape)[counted] for seats in self._seats], axis=1)
+        shape = (self.runs, self.slots_per_pool)
+        up = np.concatenate(
+            [pool_slots.up.reshape(shape)[counted] for pool_slots in self._pool_slots], axis=1
+        )
         server, rows = self.server[counted], np.arange(len(counted))[:, np.newaxis]
         lost = (server >= 0) & ~up[rows, server]
         server[lost] = -1
@@ -390,48 +400,54 @@ class Fleet:
             run = counted[row]
             slots, machines = np.flatnonzero(server[row] < 0), np.flatnonzero(free[row])
             first = np.lexsort((-self._rates_per_s[run, slots], self._waits_since_s[run, slots]))
-            speeds = self._pool_speeds[machines // self.seats]
+            speeds = self._pool_speeds[machines // self.slots_per_pool]
             fastest = machines[np.argsort(-speeds, kind="stable")]
             both = min(len(slots), len(machines))
             server[row, slots[first[:both]]] = fastest[:both]
         self.server[counted] = server
         self.active[counted] = server >= 0
 
-    def _settle(self, seats: _Seats, offer: Flags | None, now_s: float) -> bool:
+    def _settle(self, pool_slots: _PoolSlots, offer: Flags | None, now_s: float) -> bool:
         """Launch and end machines of these seats; say whether anything changed."""
         if offer is None and not self._ordered:
             return False
-        shall = seats.wanted if offer is None else seats.wanted & self._padded(offer).reshape(-1)
-        slots = np.flatnonzero(shall ^ seats.has)
+        shall = (
+            pool_slots.wanted
+            if offer is None
+            else pool_slots.wanted & self._padded(offer).reshape(-1)
+        )
+        slots = np.flatnonzero(shall ^ pool_slots.has)
         if not slots.size:
             return False
         comes = shall[slots]
         coming, leaving = slots[comes], slots[~comes]
-        ours = ~seats.wanted[leaving]
-        self._settle_up(seats, leaving[ours], now_s, preempted=False)
-        if seats.metered:
-            self._settle_up(seats, leaving[~ours], now_s, preempted=True)
-        seats.vacate(leaving)
-        seats.launch(coming, now_s, at_once=self._now_s is None)
+        ours = ~pool_slots.wanted[leaving]
+        self._settle_up(pool_slots, leaving[ours], now_s, preempted=False)
+        if pool_slots.metered:
+            self._settle_up(pool_slots, leaving[~ours], now_s, preempted=True)
+        pool_slots.vacate(leaving)
+        pool_slots.launch(coming, now_s, at_once=self._now_s is None)
         launched = self._per_run(coming)
-        self.usage.launches[seats.pool] += launched
-        self.usage.preemptions[seats.pool] += self._per_run(leaving[~ours])
-        self.usage.paid[seats.pool] += launched - self._per_run(leaving)
+        self.usage.launches[pool_slots.pool] += launched
+        self.usage.preemptions[pool_slots.pool] += self._per_run(leaving[~ours])
+        self.usage.paid[pool_slots.pool] += launched - self._per_run(leaving)
         return True
 
     def _settle_up(
-        self, seats: _Seats, slots: Indexes, now_s: float | Array, *, preempted: bool
+        self, pool_slots: _PoolSlots, slots: Indexes, now_s: float | Array, *, preempted: bool
     ) -> None:
-        if slots.size and (seats.metered or seats.kind.billing.minimum_s):
-            prices = self._prices(seats, slots)
-            self._pay(seats, slots, seats.owed_usd(slots, prices, now_s, preempted=preempted))
+        if slots.size and (pool_slots.metered or pool_slots.kind.billing.minimum_s):
+            prices = self._prices(pool_slots, slots)
+            self._pay(
+                pool_slots, slots, pool_slots.owed_usd(slots, prices, now_s, preempted=preempted)
+            )
 
-    def _prices(self, seats: _Seats, slots: Indexes) -> Array:
+    def _prices(self, pool_slots: _PoolSlots, slots: Indexes) -> Array:
         """(n,) USD per second, of each slot's run."""
-        return self.usage.usd_per_s(seats.pool, slots // self.seats)
+        return self.usage.usd_per_s(pool_slots.pool, slots // self.slots_per_pool)
 
-    def _pay(self, seats: _Seats, slots: Indexes, usd: Array) -> None:
-        self.usage.pay(seats.pool, slots // self.seats, usd)
+    def _pay(self, pool_slots: _PoolSlots, slots: Indexes, usd: Array) -> None:
+        self.usage.pay(pool_slots.pool, slots // self.slots_per_pool, usd)
 
     def _per_run(self, slots: Indexes) -> Indexes:
-        return np.bincount(slots // self.seats, minlength=self.runs)
+        return np.bincount(slots // self.slots_per_pool, minlength=self.runs)

@@ -23,7 +23,7 @@ from common.learning.parameters import FlatModel
 from common.learning.tasks import Task, build_model, make_task
 from common.learning.trainer import Trainer
 from common.spot.experiments.protocol import NOTHING, Computed
-from common.spot.experiments.results import Point
+from common.spot.experiments.results import LearningPoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,9 @@ class Training:
     task: Task
     train: Records
     optimizer: OptimizerSettings
-    look: Callable[[int, float, memoryview], Point]  # at the weights of a version, and a time
+    look: Callable[
+        [int, float, memoryview], LearningPoint
+    ]  # at the weights of a version, and a time
     look_every: int  # updates
 
 
@@ -135,9 +137,9 @@ def sgd_of(spec: LearningSpec, folder: Path, streams: int, staleness: int, seed:
     task = _task(spec, train["features"].shape[1], classes)
     model = FlatModel(build_model(task, seed))
 
-    def look(version: int, now: float, weights: memoryview) -> Point:
+    def look(version: int, now: float, weights: memoryview) -> LearningPoint:
         found = evaluate(task, model, weights, held_out, EVALUATED_AT_ONCE)
-        return Point(version, now, found["accuracy"], found["loss"])
+        return LearningPoint(version, now, found["accuracy"], found["loss"])
 
     optimizer = OptimizerSettings(spec.optimizer, spec.learning_rate)
     training = Training(task, train, optimizer, look, spec.evaluate_every)

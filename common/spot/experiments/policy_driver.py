@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.experiments.results import Change
+from common.spot.experiments.results import PolicyChange
 from common.spot.machines import Offer
 from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
-from common.spot.theory.capacity import waiting_told
+from common.spot.theory.capacity import waiting_for_policy
 from common.spot.theory.estimates import (
     ONE_CYCLE,
     availability_from_times,
@@ -26,7 +26,7 @@ from common.spot.theory.estimates import (
 from common.spot.theory.work import Pool, Work
 
 if TYPE_CHECKING:
-    from common.spot.experiments.fleet import Fleet
+    from common.spot.experiments.fleet import SimulatedFleet
     from common.spot.theory.estimates import CyclePrior, RatePrior
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -45,7 +45,9 @@ class Givens:
     updates: int  # J(epsilon)
     deadline_s: Array  # (R,) theta
     gradient_s: float  # mu_C, on the first pool
-    seats: int = 0  # machines of one pool at a time, where they are counted; 0: one per worker
+    slots_per_pool: int = (
+        0  # machines of one pool at a time, where they are counted; 0: one per worker
+    )
 
     @property
     def runs(self) -> int:
@@ -109,7 +111,7 @@ class PolicyDriver:
     def __init__(
         self,
         policy: Policy,
-        fleet: Fleet,
+        fleet: SimulatedFleet,
         givens: Givens,
         unknown: tuple[Priors, Tallies] | None = None,
     ) -> None:
@@ -124,7 +126,7 @@ class PolicyDriver:
         self._begun = False
         self._review_at_s = 0.0
         self.last: list[Decision | None] = [None] * givens.runs
-        self.history: list[list[Change]] = [[] for _ in range(givens.runs)]
+        self.history: list[list[PolicyChange]] = [[] for _ in range(givens.runs)]
 
     def consider(
         self,
@@ -167,10 +169,10 @@ class PolicyDriver:
             work = Work(
                 rates_per_s[row], givens.group_size, givens.batch_size, lefts[row], deadlines_s[row]
             )
-            told = None
+            waiting_updates = None
             if waiting is not None:
                 much, gradient_s = float(waiting[run]), givens.gradient_s
-                work, told = waiting_told(
+                work, waiting_updates = waiting_for_policy(
                     work, much, gradient_s, backlog=self._policy.plans_backlog
                 )
             machines = {
@@ -183,7 +185,7 @@ class PolicyDriver:
                 pools[row],
                 givens.gradient_s,
                 up[row],
-                told,
+                waiting_updates,
                 machines,
                 lag_s=None if lag_s is None else lag_s[run],
             )
@@ -210,7 +212,7 @@ class PolicyDriver:
             return
         self.last[run] = decision
         self._fleet.order(run, decision)
-        change = Change(situation.now_s, decision.reason, decision.spot, decision.on_demand)
+        change = PolicyChange(situation.now_s, decision.reason, decision.spot, decision.on_demand)
         self.history[run].append(change)
 
     def _rates_per_s(self, runs: Indexes) -> Array:
@@ -223,7 +225,7 @@ class PolicyDriver:
 
     def _pools_now(self, runs: Indexes, usd_per_hour: Sequence[Array]) -> list[tuple[Pool, ...]]:
         """For each of the runs its pools, with what is known of them; the same ones if the same."""
-        told: list[list[Pool]] = [[] for _ in runs]
+        pools: list[list[Pool]] = [[] for _ in runs]
         for index, prices in enumerate(usd_per_hour):
             availability, cycle_s = self._availability(index, runs)
             rows = zip(
@@ -237,9 +239,9 @@ class PolicyDriver:
                 pool = self._pools[run][index]
                 if (pool.usd_per_hour, pool.availability, pool.cycle_s) != (usd, alpha, cycle):
                     pool = replace(pool, usd_per_hour=usd, availability=alpha, cycle_s=cycle)
-                told[row].append(pool)
+                pools[row].append(pool)
         for row, run in enumerate(runs.tolist()):
-            self._pools[run] = tuple(told[row])
+            self._pools[run] = tuple(pools[row])
         return [self._pools[run] for run in runs.tolist()]
 
     def _availability(self, index: int, runs: Indexes) -> tuple[Array, Array]:

@@ -13,14 +13,14 @@ import numpy as np
 from common.spot.theory.errors import ParameterError
 from common.spot.traces.files import starts_of, traced
 from common.spot.traces.spec import TraceSpec
-from common.spot.traces.trace import Bools, Floats, Trace, Walk
+from common.spot.traces.trace import Bools, Floats, Trace, TraceCursor
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from common.spot.experiments.prices import Prices
+    from common.spot.experiments.prices import PoolPrices
     from common.spot.experiments.spec import SpotSpec
 
 STEP_S = 2.0  # section V-A
@@ -38,7 +38,7 @@ class Offers(Protocol):
         ...
 
 
-class Chain:
+class TwoStateChain:
     """The paper's two-state chain, sampled every `step_s`, each worker its own, from equilibrium.
 
     A machine is lost with probability step / (alpha cycle) at each step and comes back with
@@ -113,18 +113,18 @@ class FromTrace:
             starts_s: (R, 1) where all workers of a run see the same, (R, N) where each its own.
             places: (N,) how many others are served before each worker.
         """
-        self._walk = Walk(trace, starts_s)
+        self._cursor = TraceCursor(trace, starts_s)
         self._places = places
 
     def step(self, now_s: float) -> Bools:
         """Tell who can have a machine now."""
-        return self._walk.at(now_s) > self._places
+        return self._cursor.at(now_s) > self._places
 
 
 class Bid:
     """Machines that are there while their price is at most the bid, for all workers at once."""
 
-    def __init__(self, prices: Prices, bid_usd_per_hour: float, workers: int) -> None:
+    def __init__(self, prices: PoolPrices, bid_usd_per_hour: float, workers: int) -> None:
         self._prices, self._bid_usd_per_hour, self._workers = prices, bid_usd_per_hour, workers
 
     def step(self, now_s: float) -> Bools:
@@ -147,7 +147,7 @@ class Both:
 
 def offers_of(
     spot: SpotSpec,
-    prices: Prices,
+    prices: PoolPrices,
     folder: Path,
     runs: int,
     workers: int,
@@ -173,7 +173,7 @@ def offers_of(
         together = (common_s,) if spot.together else None
         offers: Offers = _recorded(asked, together, folder, (runs, workers), rng)
     else:
-        offers = Chain(asked, spot.cycle_s, (runs, workers), rng)
+        offers = TwoStateChain(asked, spot.cycle_s, (runs, workers), rng)
     if spot.bid_usd_per_hour is None:
         return offers
     bid = Bid(prices, spot.bid_usd_per_hour, workers)

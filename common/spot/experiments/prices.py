@@ -10,13 +10,13 @@ from common.spot.machines import PriceHistory
 from common.spot.theory.errors import ParameterError
 from common.spot.traces.files import starts_of, traced
 from common.spot.traces.spec import TraceSpec
-from common.spot.traces.trace import Bools, Floats, Trace, Walk
+from common.spot.traces.trace import Bools, Floats, Trace, TraceCursor
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Prices(Protocol):
+class PoolPrices(Protocol):
     """Prices of one pool, in USD per hour of one machine."""
 
     def at(self, now_s: float) -> Floats:
@@ -77,7 +77,7 @@ class TracePrices:
             starts_s: (R,) on the clock of `trace`.
         """
         self._trace, self._starts_s = trace, starts_s
-        self._walk = Walk(trace, starts_s)
+        self._cursor = TraceCursor(trace, starts_s)
         self._seen: dict[float, Floats] = {}  # the last two looks: who steps asks for both again
 
     def at(self, now_s: float) -> Floats:
@@ -113,7 +113,7 @@ class TracePrices:
         if time_s not in self._seen:
             if len(self._seen) > 1:
                 del self._seen[next(iter(self._seen))]
-            self._seen[time_s] = self._walk.at(time_s)
+            self._seen[time_s] = self._cursor.at(time_s)
         return self._seen[time_s]
 
 
@@ -123,7 +123,7 @@ def prices_of(
     runs: int,
     rng: np.random.Generator,
     common_s: Floats | None = None,
-) -> Prices:
+) -> PoolPrices:
     """Make the prices that a person asks for.
 
     Args:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from common.core.messages import Claim, LeaderStatus, Reply, Vector
     from common.core.spans import Partition
     from common.core.worker_messages import WorkerCommand, WorkerEvent
-    from common.spot.experiments.arrivals import Stream
+    from common.spot.experiments.arrivals import SimulatedStream
 
 DRAWN = 4096  # times drawn at once: a draw costs little, a call much
 LOOK_S = 0.1  # between looks at the leader's status (`WorkerSettings.leader_status_s`)
@@ -129,7 +129,7 @@ class Costless:
         """Nothing to forget."""
 
 
-class GradientTimes:
+class GradientTimeDraws:
     """C, the time of one batch's gradient: gamma distributed, independent of all else.
 
     Args:
@@ -167,7 +167,7 @@ class Delays:
     link_s: float = 0.0
 
 
-class Machine:
+class SimulatedMachine:
     """One worker from its start to its preemption.
 
     Args:
@@ -180,9 +180,9 @@ class Machine:
         self, protocol: Protocol, worker: WorkerId, settings: WorkerSettings, speed: float
     ) -> None:
         self.id = worker
-        self.streams = dict["Partition", "Stream"]()
+        self.streams = dict["Partition", "SimulatedStream"]()
         self.gone = False
-        self.hears_at = 0.0  # what was sent to it last has arrived then
+        self.receives_at = 0.0  # what was sent to it last has arrived then
         self._protocol = protocol
         self._time = protocol.time
         self._batch_size = settings.batch_size
@@ -202,7 +202,7 @@ class Machine:
 
     # --- streams ------------------------------------------------------------------------------
 
-    def own(self, streams: list[Stream]) -> None:
+    def own(self, streams: list[SimulatedStream]) -> None:
         """The group gives it these."""
         self.streams.update((stream.partition, stream) for stream in streams)
         self._feed(worker_messages.Assigned(tuple(stream.partition for stream in streams)))
@@ -220,7 +220,7 @@ class Machine:
         for stream in self.streams.values():
             self._await(stream)
 
-    def _await(self, stream: Stream) -> None:
+    def _await(self, stream: SimulatedStream) -> None:
         """Read a batch of a stream as soon as it is full.
 
         A real consumer reads what is there; that batches are cut one stream at a time changes
@@ -238,7 +238,7 @@ class Machine:
         self._awaited[partition] = position
         self._time.at(full_at, self._read, stream, position)
 
-    def _read(self, stream: Stream, position: int) -> None:
+    def _read(self, stream: SimulatedStream, position: int) -> None:
         partition, streams = stream.partition, self.streams
         if self.gone or self._awaited.get(partition) != position:
             return
@@ -252,7 +252,7 @@ class Machine:
 
     # --- orders -------------------------------------------------------------------------------
 
-    def hear(self, trigger: UpdateTrigger) -> None:
+    def receive(self, trigger: UpdateTrigger) -> None:
         """A trigger was posted; like a real worker, it listens between two gradients."""
         self._posted.append(trigger)
         if not self._computing:
@@ -260,7 +260,7 @@ class Machine:
             self._begin_next()
 
     def _listen(self) -> None:
-        self._orders.hear(self._posted)
+        self._orders.receive(self._posted)
         newest = self._posted[-1]
         self._posted.clear()
         self._feed(worker_messages.RoundBegan(newest.id.epoch, newest.unsettled))
@@ -388,7 +388,7 @@ class _Board:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """What the production code is told of the job."""
 
     group_size: int  # K
@@ -414,9 +414,9 @@ class Protocol:
     def __init__(
         self,
         time: VirtualTime,
-        job: Job,
-        streams: Sequence[Stream],
-        gradient_times: GradientTimes,
+        job: SimulatedJob,
+        streams: Sequence[SimulatedStream],
+        gradient_times: GradientTimeDraws,
         learner: Learner,
         delays: Delays | None = None,
     ) -> None:
@@ -453,7 +453,7 @@ class Protocol:
             alive_s=FOR_EVER_S,
         )
         self._coordinator = Coordinator("simulated", settings)
-        self._machines = dict[WorkerId, Machine]()
+        self._machines = dict[WorkerId, SimulatedMachine]()
         self._joined = 0
         self._control_end = self._updates_end = 0
         self._claims = list[tuple[int, "Claim"]]()  # appended, not read
@@ -469,7 +469,7 @@ class Protocol:
         return None if leader is None else leader.mode
 
     @property
-    def machines(self) -> Mapping[WorkerId, Machine]:
+    def machines(self) -> Mapping[WorkerId, SimulatedMachine]:
         """Those that are there now."""
         return self._machines
 
@@ -481,16 +481,16 @@ class Protocol:
 
     # --- machines come and go -----------------------------------------------------------------
 
-    def join(self, speed: float) -> Machine:
+    def join(self, speed: float) -> SimulatedMachine:
         """Start a worker; it owns nothing yet."""
         self._joined += 1
         worker = WorkerId(f"w{self._joined}")
-        machine = Machine(self, worker, self._worker_settings, speed)
+        machine = SimulatedMachine(self, worker, self._worker_settings, speed)
         self._machines[worker] = machine
         self._see_workers()
         return machine
 
-    def preempt(self, machine: Machine) -> None:
+    def preempt(self, machine: SimulatedMachine) -> None:
         """Take a machine away without notice; what it has appended already stays."""
         machine.vanish()
         del self._machines[machine.id]
@@ -550,12 +550,14 @@ class Protocol:
             if machine is None:
                 continue  # it was preempted: the coordinator will ask others
             orders = tuple(asked.get(worker, ()))
-            told = msgspec.structs.replace(trigger, orders=orders)
+            sent = msgspec.structs.replace(trigger, orders=orders)
             if self._delays.link_s:  # in order, whatever waits for the link
-                machine.hears_at = max(self.board.linked() if orders else 0.0, machine.hears_at)
-                self.time.at(machine.hears_at, machine.hear, told)
+                machine.receives_at = max(
+                    self.board.linked() if orders else 0.0, machine.receives_at
+                )
+                self.time.at(machine.receives_at, machine.receive, sent)
             else:
-                machine.hear(told)
+                machine.receive(sent)
 
     def _add(self, command: do.AddGradient) -> None:
         gradient = command.gradient

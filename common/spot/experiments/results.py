@@ -12,14 +12,14 @@ import numpy.typing as npt
 from scipy import special
 
 if TYPE_CHECKING:
-    from common.spot.experiments.fleet import Fleet
+    from common.spot.experiments.fleet import SimulatedFleet
 
 Json: TypeAlias = "float | int | str | bool | list[Json] | dict[str, Json] | None"
 
 CONFIDENCE = 0.95
 
 
-class Change(NamedTuple):
+class PolicyChange(NamedTuple):
     """A decision that differed from the one before."""
 
     at_s: float
@@ -29,7 +29,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LearningPoint:
     """How good the model is after so many updates."""
 
     version: int
@@ -77,7 +77,7 @@ _RUN_KEYS = (
 )
 
 
-def pool_uses(fleet: Fleet, run: int) -> tuple[PoolUse, ...]:
+def pool_uses(fleet: SimulatedFleet, run: int) -> tuple[PoolUse, ...]:
     """Read off a fleet what a run has used of each pool."""
     usage = fleet.usage
     return tuple(
@@ -93,7 +93,7 @@ def pool_uses(fleet: Fleet, run: int) -> tuple[PoolUse, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """One job from its first machine to its last update, or to where it was given up."""
 
     seed: int
@@ -104,7 +104,7 @@ class Run:
     updates: float  # that were made
     on_demand_only_usd: float  # this work on N_tot on-demand machines, which takes theta_0
     pools: tuple[PoolUse, ...]  # on-demand first
-    history: tuple[Change, ...] = field(default=(), repr=False)
+    history: tuple[PolicyChange, ...] = field(default=(), repr=False)
     throughput: Throughput | None = None
     worst_lag_s: float = 0.0  # of records that wait for a machine
     mean_lag_s: float = 0.0  # over the time, of the stream whose records wait longest
@@ -147,13 +147,13 @@ class Run:
 
     def as_dict(self) -> dict[str, Json]:
         """Make it ready for JSON; the history stays out."""
-        told: dict[str, Json] = {name: getattr(self, name) for name in _RUN_KEYS}
-        told["pools"] = {
+        data: dict[str, Json] = {name: getattr(self, name) for name in _RUN_KEYS}
+        data["pools"] = {
             name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools
         }
         if self.throughput is not None:
-            told["throughput"] = asdict(self.throughput)
-        return told
+            data["throughput"] = asdict(self.throughput)
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunsSummary:
     """What many runs of one experiment say together.
 
     Runtimes and costs of runs that were given up are in the means as they were then: both are too
@@ -210,7 +210,7 @@ class Summary:
     throughput: Throughput | None  # means per run, and the largest staleness of all
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Summary:
+    def of(cls, runs: Sequence[SimulatedRun]) -> RunsSummary:
         """Summarise runs."""
         met = sum(run.met for run in runs)
         low, high = wilson(met, len(runs))
@@ -238,9 +238,9 @@ class Summary:
 
     def as_dict(self) -> dict[str, Json]:
         """Make it ready for JSON."""
-        told = asdict(self)
+        data = asdict(self)
         if self.throughput is None:
-            del told["throughput"]
-        return told | {
-            "met": {"share": self.met, "low": told.pop("met_low"), "high": told.pop("met_high")}
+            del data["throughput"]
+        return data | {
+            "met": {"share": self.met, "low": data.pop("met_low"), "high": data.pop("met_high")}
         }

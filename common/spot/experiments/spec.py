@@ -19,13 +19,13 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class Part(BaseModel):
+class ExperimentPart(BaseModel):
     """What all parts share: nothing unknown, nothing changed later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class UniformRates(Part):
+class UniformRates(ExperimentPart):
     """A rate drawn for each worker, anew in each run (section V-B: U(1, 250))."""
 
     low: Seconds = Field(description="Records per second.")
@@ -45,7 +45,7 @@ class UniformSpeeds(UniformRates):
     high: Positive = Field(description="Likewise.")
 
 
-class ArrivalsSpec(Part):
+class ArrivalsSpec(ExperimentPart):
     """The process by which records arrive at each stream."""
 
     process: Literal["poisson", "trace", "backlog"] = Field(
@@ -64,7 +64,7 @@ class ArrivalsSpec(Part):
         return self
 
 
-class GradientSpec(Part):
+class GradientSpec(ExperimentPart):
     """C, the time that a worker takes for the gradient of one batch: gamma distributed."""
 
     mean_s: Positive = Field(default=0.01, description="mu_C")
@@ -82,7 +82,7 @@ Transfer = Annotated[
 ]
 
 
-class OnDemandSpec(Part):
+class OnDemandSpec(ExperimentPart):
     """Machines that are never preempted."""
 
     usd_per_hour: Positive = Field(description="pi_o")
@@ -91,7 +91,7 @@ class OnDemandSpec(Part):
     transfer_usd_per_gb: Transfer = 0.0
 
 
-class SpotSpec(Part):
+class SpotSpec(ExperimentPart):
     """Machines of one pool that may be preempted."""
 
     name: str = Field(default="spot", description="Of the pool.")
@@ -116,7 +116,7 @@ class SpotSpec(Part):
     transfer_usd_per_gb: Transfer = 0.0
 
 
-class BidBrainSpec(Part):
+class SimulatedBidBrainSpec(ExperimentPart):
     """What changes of its machines cost a job, as `bidbrain` takes it."""
 
     lambda_s: Seconds = Field(
@@ -127,7 +127,7 @@ class BidBrainSpec(Part):
     )
 
 
-class PolicySpec(Part):
+class PolicySpec(ExperimentPart):
     """Who decides what runs where."""
 
     name: PolicyName = Field(default="static", description="The policy.")
@@ -148,12 +148,12 @@ class PolicySpec(Part):
         default=None,
         description="pools, where records wait (while_preempted: keep): for so long at most.",
     )
-    bidbrain: BidBrainSpec = Field(
-        default=BidBrainSpec(), description="bidbrain: what changes of its machines cost."
+    bidbrain: SimulatedBidBrainSpec = Field(
+        default=SimulatedBidBrainSpec(), description="bidbrain: what changes of its machines cost."
     )
 
 
-class LearningSpec(Part):
+class LearningSpec(ExperimentPart):
     """Real SGD on a real data set."""
 
     data: str = Field(
@@ -174,7 +174,7 @@ LIVE_STREAMS = (
 )
 
 
-class Experiment(Part):
+class Experiment(ExperimentPart):
     """One thing to simulate."""
 
     name: str = Field(default="experiment", description="Of its results.")
@@ -239,7 +239,7 @@ class Experiment(Part):
                 raise ValueError(f"{name} needs mode: protocol")
         if self.synchronisation is not None:
             optimizer = "" if self.learning is None else self.learning.optimizer
-            self.synchronisation.check_walks(self.group_size, optimizer, "learning.optimizer")
+            self.synchronisation.check_local_steps(self.group_size, optimizer, "learning.optimizer")
         if len({pool.name for pool in self.spot}) != len(self.spot):
             raise ValueError("two spot pools have one name")
         return self

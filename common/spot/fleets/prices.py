@@ -47,7 +47,7 @@ class FixedPrices:
         }
 
 
-class TracePrices:
+class ReplayedPrices:
     """Pools whose price was recorded, each series gone through at its own speed, over and over.
 
     Args:

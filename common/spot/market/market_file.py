@@ -41,13 +41,13 @@ Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 
 
-class Part(BaseModel):
+class MarketPart(BaseModel):
     """What all parts share: nothing unknown, nothing changed later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class OnDemandPool(Part):
+class OnDemandPool(MarketPart):
     """Machines that are never preempted."""
 
     name: Name = "on-demand"
@@ -80,7 +80,7 @@ class OnDemandPool(Part):
         return self
 
 
-class SpotPool(Part):
+class SpotPool(MarketPart):
     """Machines of one kind that may be preempted; several types or zones may be one pool."""
 
     name: Name = "spot"
@@ -103,7 +103,7 @@ class SpotPool(Part):
     zones: tuple[str, ...] = ()
 
 
-class ProcessProvider(Part):
+class ProcessProvider(MarketPart):
     """Local processes as machines, each preempted by a chain of its own, or all by a trace."""
 
     availability: Share | TraceSpec = 0.9  # of spot machines, as it really is
@@ -112,7 +112,7 @@ class ProcessProvider(Part):
     seed: int = Field(default=0, ge=0)
 
 
-class Ec2Provider(Part):
+class Ec2Provider(MarketPart):
     """Amazon EC2, by a launch template whose user data starts a worker."""
 
     region: str
@@ -122,7 +122,7 @@ class Ec2Provider(Part):
     endpoint: str = ""  # URL of an EC2 that is not Amazon's, for tests
 
 
-class Market(Part):
+class Market(MarketPart):
     """Everything that can be rented."""
 
     fleet: Literal["process", "ec2"] = "process"
@@ -224,5 +224,5 @@ def load_market(path: Path) -> Market:
     try:
         return Market.model_validate_json(as_json(load_text(text, str(path))))
     except ValidationError as error:
-        told = complaint(error, allowed=partial(field_names, Market))
-        raise UserError(f"{path}: {told}") from error
+        message = complaint(error, allowed=partial(field_names, Market))
+        raise UserError(f"{path}: {message}") from error

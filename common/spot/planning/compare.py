@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.spot.experiments.experiment import learner_of, simulate, simulate_by_protocol
-from common.spot.experiments.results import Point, Run, Summary
+from common.spot.experiments.results import LearningPoint, RunsSummary, SimulatedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Result(NamedTuple):
     """What came of one policy."""
 
-    runs: tuple[Run, ...]
-    curves: tuple[tuple[Point, ...], ...] = ()  # one per run, where something was learned
+    runs: tuple[SimulatedRun, ...]
+    curves: tuple[tuple[LearningPoint, ...], ...] = ()  # one per run, where something was learned
 
 
 def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[str, Experiment]:
@@ -57,12 +57,12 @@ def compare(
     """
     results = dict[str, Result]()
     for name, experiment in variants.items():
-        tell = partial(progress, name)
+        report = partial(progress, name)
         if experiment.learning is None:
-            results[name] = Result(simulate(experiment, folder, runs, seed, tell))
+            results[name] = Result(simulate(experiment, folder, runs, seed, report))
         else:
-            results[name] = _learn(experiment, folder, runs, seed, tell)
-        tell(1.0)
+            results[name] = _learn(experiment, folder, runs, seed, report)
+        report(1.0)
     return results
 
 
@@ -71,7 +71,7 @@ def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) ->
     data: dict[str, Any] = {
         "experiment": experiment.name,
         "seed": seed,
-        "summary": {name: Summary.of(it.runs).as_dict() for name, it in results.items()},
+        "summary": {name: RunsSummary.of(it.runs).as_dict() for name, it in results.items()},
         "runs": {name: [run.as_dict() for run in it.runs] for name, it in results.items()},
     }
     if experiment.learning is not None:
@@ -83,13 +83,13 @@ def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) ->
 
 
 def _learn(
-    experiment: Experiment, folder: Path, runs: int, seed: int, tell: Callable[[float], None]
+    experiment: Experiment, folder: Path, runs: int, seed: int, report: Callable[[float], None]
 ) -> Result:
-    found, curves = list[Run](), list[tuple[Point, ...]]()
+    found, curves = list[SimulatedRun](), list[tuple[LearningPoint, ...]]()
     for index in range(runs):
 
         def one(share: float, before: int = index) -> None:
-            tell((before + share) / runs)
+            report((before + share) / runs)
 
         learner = learner_of(experiment, folder, seed + index)
         found.append(simulate_by_protocol(experiment, folder, seed + index, one, learner).run)

@@ -75,16 +75,18 @@ def rentable(
         if name not in names:
             problem = f"{name} is none of the market's spot pools ({', '.join(names)})"
             raise UserError(f"--traces: {traces}: {problem}; call the file after one of them")
-    told = [_spec(pool, recorded.get(pool.name), market) for pool in found.spot]
-    average = (_on_average(f"{market}: {one.name}", one, market.parent, workers) for one in told)
+    pool_specs = [_spec(pool, recorded.get(pool.name), market) for pool in found.spot]
+    average = (
+        _on_average(f"{market}: {one.name}", one, market.parent, workers) for one in pool_specs
+    )
     pools = tuple(
         replace(one, billing=found.billing(pool))
         for one, pool in zip(average, found.spot, strict=True)
     )
-    together = any(isinstance(spec.availability, TraceSpec) for spec in told)
+    together = any(isinstance(spec.availability, TraceSpec) for spec in pool_specs)
     past = {
         one.name: _past(one.usd_per_hour, market.parent)
-        for one in told
+        for one in pool_specs
         if isinstance(one.usd_per_hour, TraceSpec)
     }
     alone_usd = found.on_demand.least_usd_per_hour

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from common.api.answers import ToldBid, ToldCurve, ToldPlan, ToldPoolPlan
+from common.api.answers import BidAnswer, CurveAnswer, PlanAnswer, PoolPlanAnswer
 from common.errors import GivenError
 from common.spot.planning.bids import bids, check_bids, computed_per_s
 from common.spot.planning.remaining import Remaining, arriving, measured, remaining
 from common.spot.policies.chance import deadline_probability, plan_with_probability
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import CostCurve, Plan, cost_curve, plan, plan_of
-from common.spot.theory.work import Market, Pool, Work, gb_per_hour, market
+from common.spot.theory.work import PaperMarket, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
     from common.ports.servers import Log
@@ -44,17 +44,17 @@ class Asked:
     """The givens of the theory."""
 
     work: Work
-    markets: tuple[Market, ...]  # one for each kind of spot machines
+    markets: tuple[PaperMarket, ...]  # one for each kind of spot machines
     names: tuple[str, ...] = ()  # of the workers; none where only their number is known
     notes: tuple[str, ...] = ()  # what a person should know of where the numbers come from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class PoolPlan:
     """A plan with one kind of spot machines, and what all other numbers of them would come to."""
 
     asked: Asked
-    market: Market
+    market: PaperMarket
     plan: Plan
     curve: CostCurve
     enough: npt.NDArray[np.bool_]  # (N_tot + 1,) whether so many do what was asked
@@ -80,12 +80,12 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         _check_rates(given)
     _check_pools(given)
     log = open_log() if given.job else None
-    told = remaining(given.job, log, now_s) if log else Remaining()
+    left = remaining(given.job, log, now_s) if log else Remaining()
     values = {
-        "group_size": _first(given.group_size, told.group_size),
-        "batch_size": _first(given.batch_size, told.batch_size),
-        "updates": _first(given.updates, told.updates),
-        "deadline_s": _first(given.deadline_s, told.deadline_s),
+        "group_size": _first(given.group_size, left.group_size),
+        "batch_size": _first(given.batch_size, left.batch_size),
+        "updates": _first(given.updates, left.updates),
+        "deadline_s": _first(given.deadline_s, left.deadline_s),
         **(
             {}
             if given.pools
@@ -101,7 +101,7 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
     if lacking:
         silent = f", and the job {given.job} does not say" if given.job else ""
         raise GivenError(lacking, f"must be given{silent}")
-    names, notes = tuple[str, ...](), told.notes
+    names, notes = tuple[str, ...](), left.notes
     if given.policy == "bidbrain":
         sizes = int(found["group_size"]), int(found["batch_size"])
         workers, gradient_s = given.workers or 1, given.gradient_s or 1.0
@@ -126,11 +126,11 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
         on_demand_usd = found["on_demand_usd_per_hour"]
         if given.pools:
             on_demand = market(on_demand_usd, 0.0, 1.0).on_demand
-            update_mb = _first(given.update_mb, told.update_mb) or 0.0
+            update_mb = _first(given.update_mb, left.update_mb) or 0.0
             moved = gb_per_hour(update_mb, work.updates_per_s)
             observed = measured(given.job, log) if log and given.seen else {}
             pools = [_pool(each, moved, observed) for each in given.pools]
-            markets = tuple(Market(on_demand, pool) for pool in pools)
+            markets = tuple(PaperMarket(on_demand, pool) for pool in pools)
             names_seen = [pool.name for pool in pools if f"availability.{pool.name}" in observed]
             if names_seen:
                 said = f"availability and cycle of {', '.join(names_seen)} are"
@@ -143,7 +143,7 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
     return Asked(work, markets, names, notes)
 
 
-def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tuple[Answer, ...]:
+def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tuple[PoolPlan, ...]:
     """Plan with each kind of spot machines; the best comes first, else as they were asked of.
 
     Raises:
@@ -154,7 +154,9 @@ def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tup
     return (best, *(one for one in found if one is not best))
 
 
-def answer(asked: Asked, prices: Market, *, probability: float | None, spot: int | None) -> Answer:
+def answer(
+    asked: Asked, prices: PaperMarket, *, probability: float | None, spot: int | None
+) -> PoolPlan:
     """Plan: for the mean, for a probability, or not at all where N_s is given.
 
     Raises:
@@ -173,10 +175,10 @@ def answer(asked: Asked, prices: Market, *, probability: float | None, spot: int
             enough = chances >= probability
         else:
             best = plan(work, prices) if spot is None else plan_of(work, prices, spot)
-    return Answer(asked, prices, best, curve, enough, chances)
+    return PoolPlan(asked, prices, best, curve, enough, chances)
 
 
-def plan_told(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -> ToldPlan:
+def plan_answer(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -> PlanAnswer:
     """Plan what is asked for.
 
     Args:
@@ -191,12 +193,12 @@ def plan_told(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -
     """
     asked = gather(request, open_log, now_s)
     if request.policy == "bidbrain":
-        return _bids_told(asked, request)
+        return _bids_answer(asked, request)
     found = answers(asked, probability=request.probability, spot=request.spot)
-    return tell(found, list_workers=request.list_workers, points=request.curve)
+    return answer_of(found, list_workers=request.list_workers, points=request.curve)
 
 
-def tell(answers: Sequence[Answer], *, list_workers: bool, points: int) -> ToldPlan:
+def answer_of(answers: Sequence[PoolPlan], *, list_workers: bool, points: int) -> PlanAnswer:
     """Tell a plan; what is infinite becomes null.
 
     Args:
@@ -207,7 +209,7 @@ def tell(answers: Sequence[Answer], *, list_workers: bool, points: int) -> ToldP
     found = answers[0]
     several = len(answers) > 1
     workers = tuple(sorted(found.plan.spot_workers.tolist())) if list_workers else None
-    return ToldPlan(
+    return PlanAnswer(
         **_common(found.plan, found.asked.work, found.market),
         deadline_probability=_share(float(found.chances[found.plan.spot])),
         spot_workers=workers,
@@ -221,13 +223,13 @@ def tell(answers: Sequence[Answer], *, list_workers: bool, points: int) -> ToldP
     )
 
 
-def _bids_told(asked: Asked, request: PlanRequest) -> ToldPlan:
+def _bids_answer(asked: Asked, request: PlanRequest) -> PlanAnswer:
     """Tell bids: what they come to depends on prices alone, so nothing is said of a chance."""
     work, first = asked.work, asked.markets[0]
     with named("gradient_s"), np.errstate(all="ignore"):
         pools = (first.on_demand, *(market.spot for market in asked.markets))
         decision = bids(work, pools, request)
-    return ToldPlan(
+    return PlanAnswer(
         **_common(decision.plan, work, first),
         deadline_probability=float(decision.plan.feasible),
         spot_workers=None,
@@ -237,13 +239,13 @@ def _bids_told(asked: Asked, request: PlanRequest) -> ToldPlan:
         arrivals_per_s=0.0,
         on_demand_only_usd=_finite(work.on_demand_only_usd(first.on_demand)),
         bids=tuple(
-            ToldBid(pool=offer.pool, machines=count, at_most_usd_per_hour=offer.bid_usd_per_hour)
+            BidAnswer(pool=offer.pool, machines=count, at_most_usd_per_hour=offer.bid_usd_per_hour)
             for offer, count in decision.machines.items()
         ),
     )
 
 
-def _common(plan: Plan, work: Work, prices: Market) -> dict[str, Any]:
+def _common(plan: Plan, work: Work, prices: PaperMarket) -> dict[str, Any]:
     """What is told of a plan of any kind."""
     return {
         "feasible": plan.feasible,
@@ -267,9 +269,9 @@ def _common(plan: Plan, work: Work, prices: Market) -> dict[str, Any]:
     }
 
 
-def _of_pool(found: Answer) -> ToldPoolPlan:
+def _of_pool(found: PoolPlan) -> PoolPlanAnswer:
     plan, pool = found.plan, found.market.spot
-    return ToldPoolPlan(
+    return PoolPlanAnswer(
         name=pool.name,
         usd_per_hour=pool.usd_per_hour,
         availability=pool.availability,
@@ -323,21 +325,21 @@ def _check_pools(given: PlanRequest) -> None:
 
 
 def _pool(asked: SpotPoolAsked, gb_per_hour: float, seen: Mapping[str, float]) -> Pool:
-    told = asked.model_dump(exclude={"billing", "past_usd_per_hour"})
+    fields = asked.model_dump(exclude={"billing", "past_usd_per_hour"})
     for field in ("availability", "cycle_s"):
-        told[field] = seen.get(f"{field}.{asked.name}", told[field])
-    return Pool(**told, billing=asked.billing.rules(), gb_per_hour=gb_per_hour)
+        fields[field] = seen.get(f"{field}.{asked.name}", fields[field])
+    return Pool(**fields, billing=asked.billing.rules(), gb_per_hour=gb_per_hour)
 
 
-def _first(given: float | None, told: float | None) -> float | None:
-    return told if given is None else given
+def _first(given: float | None, known: float | None) -> float | None:
+    return known if given is None else given
 
 
-def _curve(found: Answer, points: int) -> ToldCurve:
+def _curve(found: PoolPlan, points: int) -> CurveAnswer:
     count = found.asked.work.workers
     every = math.ceil(count / points)
     rows = sorted({*range(0, count + 1, every), found.plan.spot, count})
-    return ToldCurve(
+    return CurveAnswer(
         spot=tuple(rows),
         cost_usd=_column(found.curve.costs_usd[rows]),
         runtime_s=_column(found.curve.runtimes_s[rows]),

@@ -35,7 +35,7 @@ from common.spot.theory.provisioning import (
 from common.spot.theory.work import partial_batches_s
 
 if TYPE_CHECKING:
-    from common.spot.theory.work import Market, Work
+    from common.spot.theory.work import PaperMarket, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
@@ -171,7 +171,7 @@ class Adaptive:
         pool = min(plans, key=price)
         return plans[pool], pool
 
-    def _plan(self, situation: Situation, market: Market, order: Order | None) -> Plan:
+    def _plan(self, situation: Situation, market: PaperMarket, order: Order | None) -> Plan:
         """Theorem 5 with the time that each N_s leaves after its own reserve."""
         work = situation.work
         curve = cost_curve(work, market, order)

@@ -27,7 +27,7 @@ from common.spot.theory.work import partial_batches_s
 
 if TYPE_CHECKING:
     from common.spot.policies.policy import Decision, Situation
-    from common.spot.theory.work import Market, Pool, Work
+    from common.spot.theory.work import PaperMarket, Pool, Work
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
@@ -80,7 +80,7 @@ def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
     return _at_least_zero(spare, variance, third)
 
 
-def plan_with_probability(work: Work, market: Market, probability: float) -> Plan:
+def plan_with_probability(work: Work, market: PaperMarket, probability: float) -> Plan:
     """Take the N_s of least expected cost among all that meet the deadline with this probability.
 
     It is infeasible where on-demand machines alone do not; the limit cases are those of `plan`.

@@ -13,12 +13,12 @@ import numpy as np
 from common.spot.policies.policy import ON_DEMAND, Decision, Situation, by_slot
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import Plan, plan, plan_of
-from common.spot.theory.work import Market, Pool
+from common.spot.theory.work import PaperMarket, Pool
 
 FIRST_SPOT = 1  # index of the first pool that may be preempted
 
 
-def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> Market:
+def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> PaperMarket:
     """Give the paper's market of on-demand machines and one of the spot pools.
 
     Raises:
@@ -27,7 +27,7 @@ def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> Market:
     if not ON_DEMAND < spot < len(pools):
         problem = f"there are {len(pools)}; after the on-demand one a spot pool is needed"
         raise ParameterError("pools", problem)
-    return Market(pools[ON_DEMAND], pools[spot])
+    return PaperMarket(pools[ON_DEMAND], pools[spot])
 
 
 def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decision:
@@ -51,7 +51,7 @@ class OnDemandOnly:
         if last is not None:
             return last
         alone = situation.pools[ON_DEMAND]
-        best = plan_of(situation.work, Market(alone, alone), 0)
+        best = plan_of(situation.work, PaperMarket(alone, alone), 0)
         return decision(situation, best, ON_DEMAND, "every worker on demand, as asked")
 
 

@@ -216,7 +216,7 @@ class Pools:
         machines = spots | ({Offer(pools[ON_DEMAND].name): alone} if alone else {})
         there = situation.machines.get(Offer(pools[ON_DEMAND].name), MachineCount())
         refused = last is not None and sum(there) < min(last.on_demand, alone)
-        forecast = forecast or _seated(situation, machines)
+        forecast = forecast or _assigned(situation, machines)
         feasible = not refused and forecast.lacks is None
         if last is not None and last.machines == machines and last.plan.feasible == feasible:
             return last
@@ -246,7 +246,7 @@ def _why(spot: Spot, need: _Need) -> str:
     return "more or fewer are needed"
 
 
-def _seated(situation: Situation, machines: dict[Offer, int]) -> Forecast:
+def _assigned(situation: Situation, machines: dict[Offer, int]) -> Forecast:
     """Say what machines come to of which each serves one stream."""
     work, by_name = situation.work, {pool.name: pool for pool in situation.pools}
     serving = math.fsum(

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.spot.policies.policy import NOWHERE
-from common.spot.provisioning.records import Ended, Lead, Planned, PlanRecord, Settled, Started
+from common.spot.provisioning.records import (
+    Ended,
+    Planned,
+    PlanRecord,
+    ProvisionerLead,
+    Settled,
+    Started,
+)
 from common.spot.theory.estimates import (
     CyclePrior,
     Estimate,
@@ -53,13 +60,13 @@ class Availability:
     _up: dict[int, _Since] = field(default_factory=dict)  # by launch
     _down: dict[int | str, _Since] = field(default_factory=dict)  # by slot; counted: by pool
     _lead_s: float = float("-inf")
-    _heard_s: float = float("-inf")
+    _last_record_s: float = float("-inf")
 
     def feed(self, record: PlanRecord, instance: Instance | None) -> None:
         """Take in a record that counts, with the machine that it is about."""
         match record:
-            case Lead():
-                self.unwanted(self._heard_s)
+            case ProvisionerLead():
+                self.unwanted(self._last_record_s)
                 self._lead_s = record.at_s
             case Planned():
                 self._planned(record)
@@ -72,7 +79,7 @@ class Availability:
                 self._ended(record, instance)
             case _:
                 pass
-        self._heard_s = max(self._heard_s, record.at_s)
+        self._last_record_s = max(self._last_record_s, record.at_s)
 
     def unwanted(self, at_s: float) -> None:
         """From now on nobody wants machines."""

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
 
 
-class AskLease(msgspec.Struct, frozen=True):
+class AskProvisioningLease(msgspec.Struct, frozen=True):
     """Take or renew the lease of the job's provisioning; answered by LeaseAnswered."""
 
 
-class ReleaseLease(msgspec.Struct, frozen=True):
+class ReleaseProvisioningLease(msgspec.Struct, frozen=True):
     """Let others try."""
 
 
@@ -44,15 +44,15 @@ class Release(msgspec.Struct, frozen=True):
     reason: str  # for the log
 
 
-class LookAtMachines(msgspec.Struct, frozen=True):
+class PollMachines(msgspec.Struct, frozen=True):
     """Ask the fleet what there is; answered by MachinesSeen or FleetAway."""
 
 
-class LookAtPrices(msgspec.Struct, frozen=True):
+class PollPrices(msgspec.Struct, frozen=True):
     """Ask what machines cost; answered by PricesSeen or PricesAway."""
 
 
-class LookAtPast(msgspec.Struct, frozen=True):
+class PollPastPrices(msgspec.Struct, frozen=True):
     """Ask what machines have cost until now; answered by PastSeen or PricesAway."""
 
 
@@ -62,13 +62,13 @@ class BecameLeader(msgspec.Struct, frozen=True):
     term: int
 
 
-class StepDown(msgspec.Struct, frozen=True):
+class StopProvisioning(msgspec.Struct, frozen=True):
     """It decides no more; worth a log line. What it asked for may still be answered."""
 
     reason: str
 
 
-class Finish(msgspec.Struct, frozen=True):
+class FinishProvisioning(msgspec.Struct, frozen=True):
     """The job's provisioning is over: `finished` is true now, and no event does anything.
 
     A job that is resumed later gets another `Provisioner`.
@@ -78,15 +78,15 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 ProvisionerCommand: TypeAlias = (
-    AskLease
-    | ReleaseLease
+    AskProvisioningLease
+    | ReleaseProvisioningLease
     | AppendPlan
     | Launch
     | Release
-    | LookAtMachines
-    | LookAtPrices
-    | LookAtPast
+    | PollMachines
+    | PollPrices
+    | PollPastPrices
     | BecameLeader
-    | StepDown
-    | Finish
+    | StopProvisioning
+    | FinishProvisioning
 )

@@ -30,7 +30,7 @@ class PriceCurve:
         """The first time that a price is known for; infinite while there is none."""
         return self._times_s[0] if self._times_s else float("inf")
 
-    def tell(self, at_s: float, usd_per_hour: float) -> None:
+    def add(self, at_s: float, usd_per_hour: float) -> None:
         """Take in a price."""
         index = bisect_left(self._times_s, at_s)
         if index < len(self._times_s) and self._times_s[index] == at_s:
@@ -99,7 +99,7 @@ class Bill:
         since_s = at_s - self._longest_s if at_s > begins_s else float("-inf")
         changed = self._gone[bisect_left(self._gone, (since_s,)) :] if late else []
         before_usd = sum(map(self._gone_cost_usd, changed))
-        self._curves.setdefault(offer, PriceCurve()).tell(at_s, usd_per_hour)
+        self._curves.setdefault(offer, PriceCurve()).add(at_s, usd_per_hour)
         self._gone_usd += sum(map(self._gone_cost_usd, changed)) - before_usd
 
     def started(self, launch: int, offer: Offer, at_s: float) -> None:

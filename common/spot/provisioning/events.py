@@ -7,21 +7,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from common.core.events import LeaseAnswered, Tick
+
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord, Wanted
     from common.spot.machines import Machine, Offer, PriceHistory, Refused
     from common.spot.provisioning.records import PlanRecord
     from common.spot.provisioning.settings import ProvisionerSettings
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Nothing happened, but `due()` has come."""
-
-
-class LeaseAnswered(msgspec.Struct, frozen=True):
-    """Whether the lease of the job's provisioning is this process's."""
-
-    held: bool
 
 
 # --- what Kafka says; each topic from its beginning on, in order, in charge or not ---------------
@@ -38,7 +30,7 @@ class PlansRead(msgspec.Struct, frozen=True):
     caught_up: bool = False  # nothing more was there at the time
 
 
-class UpdatesRead(msgspec.Struct, frozen=True):
+class UpdateRecordsRead(msgspec.Struct, frozen=True):
     """Records of the updates topic by offset, from its beginning on."""
 
     records: tuple[tuple[int, AuditRecord | None], ...]
@@ -50,7 +42,7 @@ class ClaimsRead(msgspec.Struct, frozen=True):
     claims: tuple[ControlRecord | None, ...]
 
 
-class StreamsSeen(msgspec.Struct, frozen=True):
+class RecordsCounted(msgspec.Struct, frozen=True):
     """How many records the job's streams hold, from where the job began to their ends."""
 
     records: int
@@ -59,14 +51,14 @@ class StreamsSeen(msgspec.Struct, frozen=True):
 # --- what a person wants -------------------------------------------------------------------------
 
 
-class WantedChanged(msgspec.Struct, frozen=True):
+class ProvisioningWanted(msgspec.Struct, frozen=True):
     """The job shall run, pause or be over; a job that is done or deleted is wanted stopped."""
 
     wanted: Wanted
     reason: str = ""  # in the job record's words
 
 
-class SettingsChanged(msgspec.Struct, frozen=True):
+class ProvisioningChanged(msgspec.Struct, frozen=True):
     """The job's settings are others now: its deadline, K, b, updates; or the market file is."""
 
     settings: ProvisionerSettings
@@ -82,7 +74,7 @@ class MachinesSeen(msgspec.Struct, frozen=True):
     as_of_s: float  # when the call was begun; an answer to an earlier call is passed over
 
 
-class WorkersSeen(msgspec.Struct, frozen=True):
+class HeartbeatsSeen(msgspec.Struct, frozen=True):
     """Whose heartbeats there are, by name."""
 
     members: frozenset[str]
@@ -124,13 +116,13 @@ ProvisionerEvent: TypeAlias = (
     Tick
     | LeaseAnswered
     | PlansRead
-    | UpdatesRead
+    | UpdateRecordsRead
     | ClaimsRead
-    | StreamsSeen
-    | WantedChanged
-    | SettingsChanged
+    | RecordsCounted
+    | ProvisioningWanted
+    | ProvisioningChanged
     | MachinesSeen
-    | WorkersSeen
+    | HeartbeatsSeen
     | LaunchAnswered
     | FleetAway
     | PricesSeen

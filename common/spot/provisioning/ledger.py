@@ -20,15 +20,15 @@ from common.spot.provisioning.records import (
     Ended,
     EndedBecause,
     LaunchRequested,
-    Lead,
     Left,
     Planned,
     PlanRecord,
     Priced,
+    ProvisionerLead,
     ReplanAsked,
     Reviewed,
-    Seated,
     Settled,
+    SlotAssigned,
     Started,
 )
 from common.spot.theory.billing import BY_THE_SECOND, Billing
@@ -55,7 +55,9 @@ class Instance:
     type: str = ""  # what was given, where a pool has several
     zone: str = ""
     asked: Offer = field(default_factory=lambda: Offer(""))  # by default: any of the pool
-    seated_s: float | None = None  # when it was given its slot; None: it has none, or its order's
+    slot_assigned_s: float | None = (
+        None  # when it was given its slot; None: it has none, or its order's
+    )
     left_s: float | None = None  # when its worker was found to be gone; None: it was not
     member: str = ""  # the name under which its worker works; until it is seated, as ordered
 
@@ -66,7 +68,7 @@ class Instance:
     @property
     def counted(self) -> bool:
         """Whether it was ordered for no slot of its own."""
-        return self.slot is None or self.seated_s is not None
+        return self.slot is None or self.slot_assigned_s is not None
 
     @property
     def left(self) -> bool:
@@ -74,7 +76,7 @@ class Instance:
         return self.left_s is not None
 
     @property
-    def has_seat(self) -> bool:
+    def has_slot(self) -> bool:
         """Whether a slot's stream is its, now."""
         return self.open and self.slot is not None and not self.left
 
@@ -97,7 +99,7 @@ class Instance:
 class FleetLedger:
     """The fold: feed it every record of the plans topic, in order.
 
-    - `Lead` counts if it names the Lead in force, or the Settled that ended its term; its offset
+    - `ProvisionerLead` counts if it names the one in force or the Settled that ended it; its offset
       is the new term.
     - Whatever else a provisioner writes counts if it is of the term in force, and before that
       term's `Settled`.
@@ -217,7 +219,7 @@ class FleetLedger:
         match record:
             case None:
                 return False
-            case Lead():
+            case ProvisionerLead():
                 return self._lead(offset, record)
             case ReplanAsked():
                 self.replans[offset] = record
@@ -229,7 +231,7 @@ class FleetLedger:
             case _:
                 return self._decided(offset, record)
 
-    def _lead(self, offset: int, lead: Lead) -> bool:
+    def _lead(self, offset: int, lead: ProvisionerLead) -> bool:
         if lead.after != self.head:
             return False  # it names another one than that in force: somebody was faster
         self.term = self.head = offset
@@ -243,7 +245,7 @@ class FleetLedger:
         | Planned
         | LaunchRequested
         | Started
-        | Seated
+        | SlotAssigned
         | Left
         | Ended
         | Reviewed
@@ -254,8 +256,8 @@ class FleetLedger:
                 return self._ordered(record)
             case Started():
                 return self._started(record)
-            case Seated():
-                return self._seated(record)
+            case SlotAssigned():
+                return self._assign_slot(record)
             case Left():
                 return self._left(record)
             case Ended():
@@ -266,10 +268,10 @@ class FleetLedger:
                 self.prices |= record.usd_per_hour
                 for pool, usd_per_hour in record.usd_per_hour.items():
                     self._bill.price(Offer(pool), record.at_s, usd_per_hour)
-                for told in record.offers:
-                    offer = Offer(told.pool, told.type, told.zone)
-                    self.offers[offer] = told.usd_per_hour
-                    self._bill.price(offer, record.at_s, told.usd_per_hour)
+                for priced in record.offers:
+                    offer = Offer(priced.pool, priced.type, priced.zone)
+                    self.offers[offer] = priced.usd_per_hour
+                    self._bill.price(offer, record.at_s, priced.usd_per_hour)
             case Reviewed():
                 self.review = record
                 self.reviews.add(record)
@@ -312,19 +314,19 @@ class FleetLedger:
         self._bill.started(instance.launch, instance.offer, started.at_s)
         return True
 
-    def _seated(self, seated: Seated) -> bool:
-        instance = self._open.get(seated.launch)
+    def _assign_slot(self, assigned: SlotAssigned) -> bool:
+        instance = self._open.get(assigned.launch)
         if instance is None or not instance.running or instance.slot is not None:
             return False
-        if any(other.slot == seated.slot and other.has_seat for other in self._open.values()):
+        if any(other.slot == assigned.slot and other.has_slot for other in self._open.values()):
             return False
-        instance.slot, instance.member = seated.slot, seated.worker
-        instance.seated_s = seated.at_s
+        instance.slot, instance.member = assigned.slot, assigned.worker
+        instance.slot_assigned_s = assigned.at_s
         return True
 
     def _left(self, left: Left) -> bool:
         instance = self._open.get(left.launch)
-        if instance is None or not instance.counted or not instance.has_seat:
+        if instance is None or not instance.counted or not instance.has_slot:
             return False
         instance.left_s = left.at_s
         self._vacate(instance, left.at_s)

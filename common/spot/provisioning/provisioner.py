@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from common.core.events import LeaseAnswered, Tick
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
-from common.spot.provisioning.estimating import Estimator
+from common.spot.provisioning.estimators import Estimator
+from common.spot.provisioning.fleet_diff import Backoff
 from common.spot.provisioning.ledger import FleetLedger
-from common.spot.provisioning.reconciling import Backoff
-from common.spot.provisioning.records import Lead, PlanRecord
+from common.spot.provisioning.records import PlanRecord, ProvisionerLead
 from common.spot.provisioning.report import FleetReport, report_of
 from common.spot.provisioning.term import Known, Term
 
@@ -38,7 +39,7 @@ RENEWALS = 3  # lease renewals per lifetime: two may fail
 class _Candidacy:
     """A Lead record on its way."""
 
-    mark: str
+    candidacy_id: str
     since_s: float
 
 
@@ -116,28 +117,28 @@ class Provisioner:
     ) -> Iterator[ProvisionerCommand]:
         known = self._known
         match event:
-            case events.Tick():
+            case Tick():
                 yield from self._tick(now_s)
-            case events.LeaseAnswered(held):
+            case LeaseAnswered(held):
                 yield from self._lease_answered(now_s, held=held)
             case events.PlansRead(records, caught_up):
                 for offset, record in records:
                     yield from self._plan_read(offset, record, now_s)
                 self._caught_up |= caught_up
-            case events.UpdatesRead(records):
+            case events.UpdateRecordsRead(records):
                 known.estimator.updates(records, now_s)
                 self._balance(now_s)
             case events.ClaimsRead(claims):
                 known.estimator.claims(claims, now_s)
-            case events.StreamsSeen(records):
+            case events.RecordsCounted(records):
                 known.estimator.streams(records)
-            case events.WantedChanged(wanted, reason):
+            case events.ProvisioningWanted(wanted, reason):
                 known.wanted, known.reason = wanted, reason
-            case events.SettingsChanged(settings):
+            case events.ProvisioningChanged(settings):
                 size = self._size(settings)
                 known.settings = known.estimator.settings = settings
                 self._resize(size)
-                event = events.SettingsChanged(known.settings)
+                event = events.ProvisioningChanged(known.settings)
             case _:
                 pass  # an answer to what was asked by whoever is in charge
         if self._term is not None:
@@ -156,7 +157,7 @@ class Provisioner:
         known, term = self._known, self._term
         if known.settings.balanced and term is not None:
             self._resize(known.estimator.workers_wanted(self._most, now_s))
-            term.on(events.SettingsChanged(known.settings), now_s)
+            term.on(events.ProvisioningChanged(known.settings), now_s)
 
     def _resize(self, workers: int) -> None:
         """Decide for so many workers from now on, as if the job's owner wanted no more."""
@@ -168,7 +169,7 @@ class Provisioner:
             yield from self._step_down("its candidacy was not confirmed in time")
         if now_s >= self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS:
             self._lease_at_s = now_s
-            yield do.AskLease()
+            yield do.AskProvisioningLease()
 
     def _lease_answered(self, now_s: float, *, held: bool) -> Iterator[ProvisionerCommand]:
         if not held:
@@ -177,7 +178,9 @@ class Provisioner:
         elif self._term is None and self._candidacy is None and self._caught_up:
             self._candidacies += 1
             self._candidacy = _Candidacy(f"{self._name}#{self._candidacies}", now_s)
-            yield do.AppendPlan(Lead(self.ledger.head, self._candidacy.mark, now_s))
+            yield do.AppendPlan(
+                ProvisionerLead(self.ledger.head, self._candidacy.candidacy_id, now_s)
+            )
 
     def _plan_read(
         self, offset: int, record: PlanRecord | None, now_s: float
@@ -185,16 +188,16 @@ class Provisioner:
         if offset < self.ledger.position:
             return
         counts = self._known.plans_read(offset, record)
-        if isinstance(record, Lead):
+        if isinstance(record, ProvisionerLead):
             yield from self._lead_read(offset, record, now_s, counts=counts)
         elif self._term is not None:
             self._term.read(record, now_s, counts=counts)
 
     def _lead_read(
-        self, offset: int, lead: Lead, now_s: float, *, counts: bool
+        self, offset: int, lead: ProvisionerLead, now_s: float, *, counts: bool
     ) -> Iterator[ProvisionerCommand]:
         candidacy = self._candidacy
-        own = candidacy is not None and lead.candidate == candidacy.mark
+        own = candidacy is not None and lead.candidate == candidacy.candidacy_id
         if self._term is not None and counts:
             yield from self._step_down(f"{lead.candidate} provisions from offset {offset}")
         elif own and counts:
@@ -209,7 +212,7 @@ class Provisioner:
 
     def _step_down(self, reason: str) -> Iterator[ProvisionerCommand]:
         self._term = self._candidacy = None
-        yield do.StepDown(reason)
+        yield do.StopProvisioning(reason)
 
     def _over(self) -> Iterator[ProvisionerCommand]:
         """End where the log's last word is that all is given back, whoever wrote it."""
@@ -219,5 +222,5 @@ class Provisioner:
         if self._known.wanted == "stopped":
             self._term = None
             self.finished = True
-            yield do.ReleaseLease()
-            yield do.Finish(settled.why)
+            yield do.ReleaseProvisioningLease()
+            yield do.FinishProvisioning(settled.why)

@@ -23,7 +23,7 @@ from common.core.bounds import Count, NonEmpty, Ordinal, OrNone, Rate
 from common.spot.machines import Offer
 
 
-class Lead(msgspec.Struct, frozen=True, tag="lead"):
+class ProvisionerLead(msgspec.Struct, frozen=True, tag="provisioner-lead"):
     """A candidate wants to provision: counts only if `after` is what the topic last came to.
 
     After a `Settled` that is its offset: who has not read that the job is over cannot begin anew.
@@ -126,7 +126,7 @@ class LaunchRequested(msgspec.Struct, frozen=True, tag="launch-requested", omit_
     term: Count
     launch: Ordinal  # counts the job's launches, from 1
     at_s: Rate
-    slot: Count | None  # None: for whichever it is seated on, see `Seated`
+    slot: Count | None  # None: for whichever it is seated on, see `SlotAssigned`
     pool: NonEmpty[str]
     worker: NonEmpty[str]
     machine_type: str = ""  # empty: whichever the pool has
@@ -165,7 +165,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     detail: str = ""
 
 
-class Seated(msgspec.Struct, frozen=True, tag="seated"):
+class SlotAssigned(msgspec.Struct, frozen=True, tag="slot-assigned"):
     """A slot's stream is this machine's until the machine ends."""
 
     term: Count
@@ -226,12 +226,12 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
 
 
 PlanRecord: TypeAlias = (
-    Lead
+    ProvisionerLead
     | Priced
     | Planned
     | LaunchRequested
     | Started
-    | Seated
+    | SlotAssigned
     | Left
     | Ended
     | Reviewed

@@ -76,7 +76,7 @@ def report_of(
     """
     plan, review, settled = ledger.plan, ledger.review, ledger.settled
     latest = review if plan is None or (review and review.at_s >= plan.at_s) else plan
-    told = settled or review
+    reviewed = settled or review
     running = dict.fromkeys(settings.pool_names, 0)
     for instance in ledger.running:
         running[instance.pool] = running.get(instance.pool, 0) + 1
@@ -90,7 +90,7 @@ def report_of(
         prices=dict(ledger.prices),
         usd_per_hour=ledger.usd_per_hour,
         spent_until_usd=ledger.spent_usd(now_s),
-        on_demand_only_usd=None if told is None else told.on_demand_only_usd,
+        on_demand_only_usd=None if reviewed is None else reviewed.on_demand_only_usd,
         updates=updates,
         records=records,
         believed={} if latest is None else latest.believed,

@@ -19,15 +19,15 @@ from common.spot.machines import Offer, PriceHistory, by_pool
 from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
-from common.spot.provisioning.deciding import PolicyRunner
-from common.spot.provisioning.planning import bounded, stability_of_fleet, updates_left
-from common.spot.provisioning.reconciling import (
+from common.spot.provisioning.fleet_diff import (
     FleetDiff,
+    desired_machines,
     reconcile,
     reconcile_counted,
-    wishes_of,
     worker_name,
 )
+from common.spot.provisioning.fleet_watch import FleetWatch
+from common.spot.provisioning.policy_runner import PolicyRunner
 from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,
@@ -35,21 +35,21 @@ from common.spot.provisioning.records import (
     PlanRecord,
     Priced,
     Reviewed,
-    Seated,
     Settled,
+    SlotAssigned,
     Started,
 )
-from common.spot.provisioning.seating import readiness, seats
-from common.spot.provisioning.watching import FleetWatch
+from common.spot.provisioning.slots import assign_slots, readiness
+from common.spot.provisioning.stability import bounded, stability_of_fleet, updates_left
 from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
     from common.core.messages import Wanted
     from common.spot.provisioning.commands import ProvisionerCommand
-    from common.spot.provisioning.estimating import Estimator
+    from common.spot.provisioning.estimators import Estimator
     from common.spot.provisioning.events import ProvisionerEvent
+    from common.spot.provisioning.fleet_diff import Backoff, DesiredMachine
     from common.spot.provisioning.ledger import FleetLedger
-    from common.spot.provisioning.reconciling import Backoff, Wish
     from common.spot.provisioning.settings import ProvisionerSettings
 
 UNREAD_S = 30.0  # own records that have not come back by then will not
@@ -101,7 +101,7 @@ class Term:
         self._again_at_s = float("inf")  # when what was refused may be ordered again
         self._reviewed_s = float("-inf")
         self._alarm_at_s = now_s + known.settings.warned_s  # a plan comes first
-        self._told = set[str]()  # kinds of alarm, in the last review
+        self._alarmed = set[str]()  # kinds of alarm, in the last review
         self._prices: Mapping[Offer, float] = {}  # as seen last
         self._fleet_away = self._prices_away = ""
         self._basis: object = None  # of the steps that were found last
@@ -124,13 +124,13 @@ class Term:
     def on(self, event: ProvisionerEvent, now_s: float) -> None:
         """Take in what was answered, and new settings."""
         match event:
-            case events.SettingsChanged(settings):
+            case events.ProvisioningChanged(settings):
                 self._watch.settings = settings
                 self._policy.change(settings)
             case events.MachinesSeen():
                 self._fleet_away = ""
                 self._watch.seen(event)
-            case events.WorkersSeen():
+            case events.HeartbeatsSeen():
                 self._watch.workers_seen(event)
                 self._known.estimator.workers_seen(event, self._known.ledger)
             case events.LaunchAnswered(launches, refused):
@@ -167,7 +167,7 @@ class Term:
             *(
                 self._watch.records,
                 self._watch.left,
-                self._seat,
+                self._assign_slots,
                 self._priced,
                 self._end,
                 self._provide,
@@ -185,13 +185,13 @@ class Term:
         settings = self._known.settings
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + settings.look_s
-            yield do.LookAtMachines()
+            yield do.PollMachines()
         if now_s >= self._prices_at_s:
             self._prices_at_s = now_s + settings.prices_s
-            yield do.LookAtPrices()
+            yield do.PollPrices()
         if settings.policy == "bidbrain" and now_s >= self._past_at_s:
             self._past_at_s = now_s + (PAST_S if self._known.past else PRICES_S)
-            yield do.LookAtPast()
+            yield do.PollPastPrices()
 
     def _write(self, records: tuple[PlanRecord, ...], now_s: float) -> Iterator[ProvisionerCommand]:
         for record in records:
@@ -205,13 +205,19 @@ class Term:
             yield do.Launch(orders)
 
     def _priced(self, now_s: float) -> Iterator[PlanRecord]:
-        settings, ledger, told = self._known.settings, self._known.ledger, self._known.ledger.prices
+        settings, ledger, ledger_prices = (
+            self._known.settings,
+            self._known.ledger,
+            self._known.ledger.prices,
+        )
         prices = by_pool(self._prices)
         if now_s >= self._begun_s + PRICES_S:  # better than none
-            prices = {pool.name: pool.usd_per_hour for pool in settings.pools} | told | prices
+            prices = (
+                {pool.name: pool.usd_per_hour for pool in settings.pools} | ledger_prices | prices
+            )
         names = settings.pool_names
         changed = {pool: usd for pool, usd in prices.items() if pool in names}
-        changed = {pool: usd for pool, usd in changed.items() if told.get(pool) != usd}
+        changed = {pool: usd for pool, usd in changed.items() if ledger_prices.get(pool) != usd}
         offers = tuple(
             OfferPrice(offer.pool, offer.type, offer.zone, usd)
             for offer, usd in self._prices.items()
@@ -245,13 +251,13 @@ class Term:
 
     # --- machines ------------------------------------------------------------------------------
 
-    def _seat(self, now_s: float) -> Iterator[PlanRecord]:
+    def _assign_slots(self, now_s: float) -> Iterator[PlanRecord]:
         """Seat slots on spare machines; under `reassign` streams move by themselves."""
         known, settings = self._known, self._known.settings
         spare = any(instance.slot is None and instance.running for instance in known.ledger.open)
         if known.wanted != "running" or settings.on_preemption != "hold" or not spare:
             return
-        free = seats(
+        free = assign_slots(
             known.ledger.open,
             readiness(settings.pools, known.estimator.start_ups, now_s),
             {pool.name: pool.speed for pool in settings.pools},
@@ -260,15 +266,15 @@ class Term:
         )
         for slot, launch in free:
             worker = worker_name(settings.job, slot, launch, settings.on_preemption)
-            yield Seated(known.ledger.term, now_s, slot, launch, worker)
+            yield SlotAssigned(known.ledger.term, now_s, slot, launch, worker)
 
     def _wanted_machines(self) -> int:
         plan = self._known.ledger.plan
         if self._known.wanted != "running" or plan is None:
             return 0
-        return sum(plan.counts.values()) + len(wishes_of(plan.places, plan.pools))
+        return sum(plan.counts.values()) + len(desired_machines(plan.places, plan.pools))
 
-    def _compare(self, may_order: Callable[[Wish], bool], now_s: float) -> FleetDiff:
+    def _compare(self, may_order: Callable[[DesiredMachine], bool], now_s: float) -> FleetDiff:
         """Compare what is wanted with what there is."""
         known, plan = self._known, self._known.ledger.plan
         if known.wanted != "running" or plan is None:
@@ -276,12 +282,12 @@ class Term:
         if plan.counted:
             there, gone = known.ledger.open, known.ledger.gone_bids
             return reconcile_counted(plan.counts, there, may_order, now_s, gone)
-        wishes = wishes_of(plan.places, plan.pools)
+        all_desired = desired_machines(plan.places, plan.pools)
         moves = known.settings.on_preemption == "reassign"
         at_work = None
         if moves:
             at_work = readiness(known.settings.pools, known.estimator.start_ups, now_s)
-        return reconcile(wishes, known.ledger.open, may_order, at_work)
+        return reconcile(all_desired, known.ledger.open, may_order, at_work)
 
     def _steps(self, now_s: float) -> FleetDiff:
         """What is lacking and what is too much. Without a plan yet, whatever runs may stay."""
@@ -290,7 +296,9 @@ class Term:
         if self._basis != basis:  # else it is asked twice in one pass
             self._basis, self._lack = basis, FleetDiff((), ())
             if known.wanted != "running" or known.ledger.plan is not None:
-                self._lack = self._compare(lambda wish: now_s >= known.backoff.until_s(wish), now_s)
+                self._lack = self._compare(
+                    lambda desired: now_s >= known.backoff.until_s(desired), now_s
+                )
         return self._lack
 
     def _provide(self, now_s: float) -> Iterator[PlanRecord]:
@@ -298,17 +306,17 @@ class Term:
         if not self._watch.looked:
             return
         known = self._known
-        for number, wish in enumerate(self._steps(now_s).order, known.ledger.launches + 1):
+        for number, desired in enumerate(self._steps(now_s).order, known.ledger.launches + 1):
             worker = worker_name(
-                known.settings.job, wish.slot, number, known.settings.on_preemption
+                known.settings.job, desired.slot, number, known.settings.on_preemption
             )
-            offer = wish.offer or Offer(wish.pool)
+            offer = desired.offer or Offer(desired.pool)
             yield LaunchRequested(
                 term=known.ledger.term,
                 launch=number,
                 at_s=now_s,
-                slot=wish.slot,
-                pool=wish.pool,
+                slot=desired.slot,
+                pool=desired.pool,
                 worker=worker,
                 machine_type=offer.type,
                 zone=offer.zone,
@@ -341,9 +349,9 @@ class Term:
         self._alarm_at_s = now_s + settings.warned_s
         ratio, alarm = self._alarm(now_s)
         every_s = min(settings.reviewed_s, self._policy.review_s or settings.reviewed_s)
-        if now_s < self._reviewed_s + every_s and alarm.keys() == self._told:
+        if now_s < self._reviewed_s + every_s and alarm.keys() == self._alarmed:
             return
-        self._reviewed_s, self._told = now_s, set(alarm)
+        self._reviewed_s, self._alarmed = now_s, set(alarm)
         made, to_loss = known.estimator.progress, known.estimator.updates_to_loss()
         yield Reviewed(
             term=ledger.term,
@@ -366,30 +374,30 @@ class Term:
         without being news.
         """
         known, ratio = self._known, 0.0
-        told = {
-            "policy": self._policy.trouble,
+        alarms = {
+            "policy": self._policy.error,
             "fleet": self._fleet_away and f"the provider does not answer: {self._fleet_away}",
             "prices": self._prices_away and f"current prices are unavailable: {self._prices_away}",
         }
         try:
             situation = self._policy.situation(now_s)
         except ParameterError as error:
-            told["policy"] = told["policy"] or str(error)
+            alarms["policy"] = alarms["policy"] or str(error)
         else:
             speeds = {pool.name: pool.speed for pool in situation.pools}
             holds = known.settings.on_preemption == "hold"
-            serving = [each for each in known.ledger.running if each.has_seat or not holds]
+            serving = [each for each in known.ledger.running if each.has_slot or not holds]
             machines = sum(speeds.get(instance.pool, 1.0) for instance in serving)
             fleet = stability_of_fleet(machines, situation)
             ratio = fleet.ratio
             if known.wanted == "running":
-                told["plan"] = self._policy.warning
+                alarms["plan"] = self._policy.warning
                 if ratio < 1 and fleet.needed is not None:
-                    told["below"] = (
+                    alarms["below"] = (
                         f"machines that run: {len(serving)}, needed to keep up with arrivals"
                         f" (Proposition 1): {fleet.needed}; {self._why_below(now_s)}"
                     )
-        return ratio, {kind: text for kind, text in told.items() if text}
+        return ratio, {kind: text for kind, text in alarms.items() if text}
 
     def _why_below(self, now_s: float) -> str:
         """Say why it is left so."""
@@ -398,7 +406,9 @@ class Term:
         if coming:
             return f"{coming} are on their way"
         lacking = self._compare(lambda _: True, now_s).order
-        held = sorted({wish.pool for wish in lacking if known.backoff.until_s(wish) > now_s})
+        held = sorted(
+            {desired.pool for desired in lacking if known.backoff.until_s(desired) > now_s}
+        )
         if held:
             return f"{', '.join(held)}: will be retried soon after a refusal or failure"
         if lacking:

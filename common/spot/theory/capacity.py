@@ -57,7 +57,7 @@ def machines_for_rate(updates_per_s: float, group_size: int, gradient_s: float) 
     return math.ceil(group_size / rounds) if rounds >= 1 else None
 
 
-def waiting_told(
+def waiting_for_policy(
     work: Work, waiting: float, gradient_s: float, *, backlog: bool
 ) -> tuple[Work, float | None]:
     """Say to a policy what waits: some plan with it, the others for what is to arrive yet.

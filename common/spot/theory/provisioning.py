@@ -17,7 +17,7 @@ import numpy.typing as npt
 from common.spot.theory.errors import ParameterError
 
 if TYPE_CHECKING:
-    from common.spot.theory.work import Market, Work
+    from common.spot.theory.work import PaperMarket, Work
 
 
 Binding: TypeAlias = Literal[
@@ -64,7 +64,7 @@ class CostCurve:
     order: Order  # (N_tot,)
 
 
-def cost_curve(work: Work, market: Market, order: Order | None = None) -> CostCurve:
+def cost_curve(work: Work, market: PaperMarket, order: Order | None = None) -> CostCurve:
     """Evaluate all N_s at once, by prefix sums of the rates.
 
     For each N_s the workers with the lowest rates are the best to choose: the bill is the same
@@ -89,7 +89,7 @@ def cost_curve(work: Work, market: Market, order: Order | None = None) -> CostCu
     return CostCurve(costs, runtimes, feasible, order)
 
 
-def choose(curve: CostCurve, market: Market) -> tuple[int, Binding]:
+def choose(curve: CostCurve, market: PaperMarket) -> tuple[int, Binding]:
     """Take the cheapest feasible N_s, the lowest of equals, and name what keeps it from less."""
     if not curve.feasible[0]:
         return 0, "infeasible"
@@ -124,7 +124,7 @@ def as_plan(curve: CostCurve, spot: int, binding: Binding, reason: str) -> Plan:
     )
 
 
-def plan(work: Work, market: Market) -> Plan:
+def plan(work: Work, market: PaperMarket) -> Plan:
     """Theorem 5: the N_s of least expected cost among all that meet the deadline on average.
 
     Where all rates are equal it is Theorem 4's. The limit cases: alpha = 1, all on spot; alpha = 0
@@ -137,7 +137,7 @@ def plan(work: Work, market: Market) -> Plan:
     return as_plan(curve, spot, binding, _reason(work, market, curve, spot, binding))
 
 
-def plan_of(work: Work, market: Market, spot: int) -> Plan:
+def plan_of(work: Work, market: PaperMarket, spot: int) -> Plan:
     """Say what a given N_s comes to; `binding` is what would limit the cheapest one.
 
     Raises:
@@ -154,7 +154,7 @@ def plan_of(work: Work, market: Market, spot: int) -> Plan:
     return as_plan(curve, spot, binding, reason)
 
 
-def _reason(work: Work, market: Market, curve: CostCurve, spot: int, binding: Binding) -> str:
+def _reason(work: Work, market: PaperMarket, curve: CostCurve, spot: int, binding: Binding) -> str:
     if work.updates == 0:
         return "no updates are left: nothing is needed"
     takes, left = f"{curve.runtimes_s[spot]:,.6g} s", f"{work.deadline_s:,.6g} s"

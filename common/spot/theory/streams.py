@@ -34,7 +34,7 @@ class StreamTally:
         self._sums = Sums(2, half_life_s)
         self._span: tuple[float, float] | None = None  # from the first record to the last
         self._gone_s: float | None = None  # since when the worker is away
-        self._heard_s = since_s  # since when it was there and said nothing
+        self._silent_since_s = since_s  # since when it was there and said nothing
         self._keys = deque[object]()
         self._known = set[object]()
 
@@ -54,7 +54,7 @@ class StreamTally:
         if key in self._known:
             return
         self._remember(key)
-        self._heard_s = max(self._heard_s, now_s)
+        self._silent_since_s = max(self._silent_since_s, now_s)
         if not samples or last_s <= 0:
             return
         first_s, last_s = sorted((min(first_s, now_s), min(last_s, now_s)))
@@ -81,7 +81,7 @@ class StreamTally:
         """
         if self._gone_s is not None:
             self._gone_s = None
-            self._heard_s = max(self._heard_s, at_s)
+            self._silent_since_s = max(self._silent_since_s, at_s)
 
     def counts(self, now_s: float) -> tuple[float, float]:
         """Records and seconds, as they count now: for `pooled_prior`."""
@@ -105,7 +105,9 @@ class StreamTally:
         """
         records, seconds = self.counts(now_s)
         believed = rate_from_counts(records, seconds, prior)
-        quiet_s = (now_s if self._gone_s is None else min(now_s, self._gone_s)) - self._heard_s
+        quiet_s = (
+            now_s if self._gone_s is None else min(now_s, self._gone_s)
+        ) - self._silent_since_s
         if not float(believed.value) * quiet_s > unreported:
             return believed
         return rate_from_counts(records + unreported, seconds + quiet_s, prior)

@@ -148,14 +148,16 @@ def gb_per_hour(update_mb: float, updates_per_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class PaperMarket:
     """The paper's market: on-demand machines and one kind of spot machines."""
 
     on_demand: Pool  # pi_o
     spot: Pool  # pi_s, alpha
 
 
-def market(on_demand_usd_per_hour: float, spot_usd_per_hour: float, availability: float) -> Market:
+def market(
+    on_demand_usd_per_hour: float, spot_usd_per_hour: float, availability: float
+) -> PaperMarket:
     """Make the paper's market from its three numbers: pi_o, pi_s and alpha.
 
     Raises:
@@ -165,7 +167,7 @@ def market(on_demand_usd_per_hour: float, spot_usd_per_hour: float, availability
     positive("on_demand_usd_per_hour", on_demand_usd_per_hour)
     not_negative("spot_usd_per_hour", spot_usd_per_hour)
     share("availability", availability)
-    return Market(
+    return PaperMarket(
         Pool("on-demand", on_demand_usd_per_hour),
         Pool("spot", spot_usd_per_hour, availability),
     )

@@ -151,7 +151,7 @@ def usual_gap_s(times_s: Sequence[float]) -> float | None:
     return usual if alike.mean() >= 0.9 else None
 
 
-class Walk:
+class TraceCursor:
     """Many readers of one trace, each from a start of its own.
 
     Only the readers whose value ends are touched as time goes on: a thousand runs of 64 workers

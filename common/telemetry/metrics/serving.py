@@ -116,8 +116,8 @@ def serve(metrics: ProcessMetrics, watchdog: Watchdog | Watchdogs, host: str, po
                 self._answer(200, metrics.exposed(), EXPOSITION)
             elif path == "/healthz":
                 complaint = watchdog.complaint()
-                told = f"{complaint or 'healthy'}\n".encode()
-                self._answer(503 if complaint else 200, told, "text/plain; charset=utf-8")
+                content = f"{complaint or 'healthy'}\n".encode()
+                self._answer(503 if complaint else 200, content, "text/plain; charset=utf-8")
             else:
                 self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
 

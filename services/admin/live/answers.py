@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from common.api.answers import Answer, MachineKind, WorkerStatus
-    from common.jobs.progress import Evaluations, JobProgress, Row
+    from common.jobs.progress import Evaluations, JobProgress, UpdateRow
     from common.spot.provisioning.ledger import FleetLedger
     from common.spot.provisioning.records import PlanRecord
 
@@ -147,7 +147,7 @@ def curves_answer(job: JobProgress, ledger: FleetLedger, now: float) -> CurvesAn
     )
 
 
-def _rates(rows: Sequence[Row], times_s: Sequence[float]) -> list[float]:
+def _rates(rows: Sequence[UpdateRow], times_s: Sequence[float]) -> list[float]:
     """Updates per second of the last 10 s before each row, or since the row before it."""
     rates, first = list[float](), 0
     for index, at_s in enumerate(times_s):
@@ -168,11 +168,11 @@ def _evaluation_curves(found: Evaluations) -> EvaluationCurves:
         prequential=tuple(
             PrequentialCurve(
                 stream=stream,
-                at_s=tuple(each.at_s for each in told),
-                version=tuple(each.model.version for each in told),
-                metrics=_columns([each.prequential[stream] for each in told]),
+                at_s=tuple(each.at_s for each in body),
+                version=tuple(each.model.version for each in body),
+                metrics=_columns([each.prequential[stream] for each in body]),
             )
-            for stream, told in found.predictions.items()
+            for stream, body in found.predictions.items()
         ),
         drifts=tuple(map(_drift, found.drifts)),
     )

@@ -110,10 +110,10 @@ class Feed:
             self._woken.discard(self._waiting.pop(news))
         for loop in {*self._waiting.values()} - self._woken:
             with suppress(RuntimeError):  # closed in this moment
-                loop.call_soon_threadsafe(self._tell, loop)
+                loop.call_soon_threadsafe(self._notify, loop)
                 self._woken.add(loop)
 
-    def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _notify(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             self._woken.discard(loop)
             for news, its_loop in self._waiting.items():

@@ -47,8 +47,8 @@ from common.jobs.watching import (
     READ_RECORDS,
     Audited,
     HistoryReader,
-    LookedAt,
     Looker,
+    ObservedJob,
     OwnTopics,
     decoded,
     pause_s,
@@ -61,12 +61,12 @@ from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage, ongoing
 from services.admin.live.answers import plan_event, verdict_event
 from services.admin.live.feed import Feed
-from services.admin.live.listing import Listing, Summary
+from services.admin.live.listing import Listing, LiveSummary
 
 if TYPE_CHECKING:
-    from common.jobs.progress import Look, State
+    from common.jobs.progress import JobObservation, State
     from common.jobs.store import JobRecord
-    from common.jobs.watching import Glances
+    from common.jobs.watching import ReadLiveStatuses
     from common.ports.servers import Board, Log, Tail
     from common.spot.theory.billing import Billing
 
@@ -104,7 +104,7 @@ class Sources:
 
     log: Callable[[], Log]
     open_board: Callable[[str], Board]  # by job
-    glances: Glances  # at several boards
+    live_statuses: ReadLiveStatuses  # at several boards
     jobs: Callable[[], Mapping[str, JobRecord]]  # as last read
     clock: Callable[[], float]  # seconds since 1970
     billing: Callable[[], Mapping[str, Billing]] = dict  # by pool
@@ -139,9 +139,9 @@ class JobFollower:
         self.ready = self.is_stale = False
         self.ended_s: float | None = None
         self.asked_s = -inf
-        self.summary: Summary | None = None
+        self.summary: LiveSummary | None = None
         self.due_s = 0.0
-        self.looked_at = LookedAt(record, owner.sources.open_board(record.id))
+        self.looked_at = ObservedJob(record, owner.sources.open_board(record.id))
         self._owner = owner
         self._sources = owner.sources
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class JobFollower:
         self._lost = False  # its topics were deleted: its record is all that is known
         self._plans: Tail | None = None
         self._plans_until = 0  # end of their topic when it was opened: what had happened before
-        self._told_at = 0.0  # when the last event of an update was made
+        self._published_at = 0.0  # when the last event of an update was made
         self._untold = 0  # updates since
 
     @property
@@ -197,7 +197,7 @@ class JobFollower:
             why = self._away or "its history is still being read"
             raise UnavailableError(f'not all of the job "{self.job}" is known: {why}')
 
-    def told(self, record: JobRecord | None = None) -> bytes:
+    def job_json(self, record: JobRecord | None = None) -> bytes:
         """The job as it is now, a `JobAnswer` as JSON.
 
         Args:
@@ -282,7 +282,7 @@ class JobFollower:
             UnavailableError: If Kafka does not say what they hold.
         """
         log, record = self._sources.log(), self.looked_at.record
-        self._history = history = HistoryReader(record.id, log, most, own, self._hear)
+        self._history = history = HistoryReader(record.id, log, most, own, self._on_change)
         self._lost = False
         progress = JobProgress(record, history.updates_start, history.control_start)
         self._filling = View(progress, FleetLedger(self._sources.billing()))
@@ -301,7 +301,7 @@ class JobFollower:
         with suppress(UnknownTopicError):  # nobody provisions it, or not yet
             bounds = own.bounds(self._plans_place)
             position = own.identified(self._plans_place, bounds.start)
-            self._plans = self._sources.log().tail(self._plans_place, position, self._hear)
+            self._plans = self._sources.log().tail(self._plans_place, position, self._on_change)
             self._plans_until = bounds.end
 
     def turn(self) -> None:
@@ -322,14 +322,14 @@ class JobFollower:
         if records or claims:
             self._away = ""
             self._take_updates(records)
-        if self._untold and (not self.watched or monotonic() >= self._told_at + UPDATES_S):
-            self._tell_update()
+        if self._untold and (not self.watched or monotonic() >= self._published_at + UPDATES_S):
+            self._publish_update()
         if self._untold:
-            self.due_s = self._told_at + UPDATES_S
+            self.due_s = self._published_at + UPDATES_S
         plans = self._take_plans()
         if records or claims or plans:
             self._summarized_s = nan
-            self._hear()
+            self._on_change()
 
     def take_record(self, record: JobRecord) -> None:
         """Take over a change of the job."""
@@ -341,8 +341,8 @@ class JobFollower:
                 self._summarize()
                 self._publish_job()
 
-    def _hear(self) -> None:
-        self._owner.hear(self)
+    def _on_change(self) -> None:
+        self._owner.receive(self)
 
     @property
     def _plans_place(self) -> Partition:
@@ -365,8 +365,8 @@ class JobFollower:
                 # A new leader took some back: everything looks different.
                 self._publish_job()
 
-    def _tell_update(self) -> None:
-        count, self._untold, self._told_at = self._untold, 0, monotonic()
+    def _publish_update(self) -> None:
+        count, self._untold, self._published_at = self._untold, 0, monotonic()
         with self._lock:
             row = self._view.job.updates.newest
         if row is not None:
@@ -390,7 +390,7 @@ class JobFollower:
                         self._publish(event)
         return bool(records)
 
-    def look(self, look: Look) -> None:
+    def look(self, look: JobObservation) -> None:
         """Take over a look at its board and streams, and tell of what changed."""
         with self._lock:
             before = self._view.job.seen.statuses
@@ -425,7 +425,7 @@ class JobFollower:
         self._summarized_s = now = self._sources.clock()
         with self._lock:
             job, ledger = self._view
-            summary = Summary(
+            summary = LiveSummary(
                 job.state(now),
                 job.numbers(now),
                 ledger.spent_usd(now) if ledger.launches else None,
@@ -443,7 +443,7 @@ class JobFollower:
 
     def _publish_job(self) -> None:
         if self.watched:
-            self.feed.publish("job", self.told())
+            self.feed.publish("job", self.job_json())
         else:
             self.feed.skip()
 
@@ -501,7 +501,7 @@ class Followers:
         self.outage = Outage(_log, "kafka")
         self._ending = ending
         # The condition guards all that follows. No server is asked and no tail closed under it,
-        # since the log calls `hear`.
+        # since the log calls `receive`.
         self._changed = threading.Condition()
         # Followers by job: those that read, and those that have read a job that does not run.
         self._followers = dict[str, JobFollower]()
@@ -515,7 +515,7 @@ class Followers:
         # Wakes requests when a follower is ready or has ended.
         self._settled = Feed("settled", 1)
         # From here on all is the thread's.
-        self._looker = Looker(sources.log, sources.glances, _log)
+        self._looker = Looker(sources.log, sources.live_statuses, _log)
         # When to do what is done at intervals, on the clock `monotonic`.
         self._due = dict.fromkeys(("sweep", "fill", "plans", "watched", "all", "resting"), 0.0)
         # Jobs as of the last full sweep.
@@ -569,7 +569,7 @@ class Followers:
             self._read_briefly(jobs)
         await self._settle(lambda: self._ending.is_set() or all(map(self._knows, jobs)), LIST_S)
 
-    def summary(self, record: JobRecord) -> Summary:
+    def summary(self, record: JobRecord) -> LiveSummary:
         """How a job is and how far, as of the last look."""
         name, state = record.spec.name, resting(record)
         brief = None if state is None else self._resting.get(name)
@@ -583,9 +583,9 @@ class Followers:
             if is_old or ongoing() or summary.state.word == "waiting for a server":
                 state = state or follower.state_at_work()
             return summary._replace(state=state or summary.state)
-        return Summary(state or UNREAD)
+        return LiveSummary(state or UNREAD)
 
-    def shown(self) -> Iterator[tuple[str, Summary]]:
+    def shown(self) -> Iterator[tuple[str, LiveSummary]]:
         """`summary` of all jobs that are not stopped, without those that are still being read."""
         for name, record in self.sources.jobs().items():
             summary = self.summary(record)
@@ -593,7 +593,7 @@ class Followers:
                 continue
             if record.wanted == "paused" and not (summary.numbers and summary.numbers.whole):
                 # Counts of a part of the history would seem to rise once the job is resumed.
-                yield name, Summary(summary.state)
+                yield name, LiveSummary(summary.state)
             elif record.wanted != "stopped":
                 yield name, summary
 
@@ -611,7 +611,7 @@ class Followers:
                         found[server] = OutageNotice(since_s, f"{process}: {reason}")
         return found
 
-    def hear(self, follower: JobFollower) -> None:
+    def receive(self, follower: JobFollower) -> None:
         """Note that there may be news of a job. Threads of the log's call this, too."""
         with self._changed:
             self._woken.add(follower)

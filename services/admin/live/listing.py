@@ -33,7 +33,7 @@ _STATES: Final[tuple[Word, ...]] = (
 )
 
 
-class Summary(NamedTuple):
+class LiveSummary(NamedTuple):
     """How a job is and how far, as a list shows it."""
 
     state: State
@@ -44,7 +44,7 @@ class Summary(NamedTuple):
     open_transactions_s: Mapping[str, float] = {}  # see `JobProgress.open_transactions_s`
 
 
-class Row:
+class JobRow:
     """One job in the list.
 
     Attributes:
@@ -53,7 +53,7 @@ class Row:
         words: What a list says of it in words, in lower case.
     """
 
-    def __init__(self, record: JobRecord, summary: Summary) -> None:
+    def __init__(self, record: JobRecord, summary: LiveSummary) -> None:
         self.record = record
         self.summary = summary
         spec = record.spec
@@ -85,9 +85,9 @@ class Listing:
     def __init__(
         self,
         jobs: Callable[[], Mapping[str, JobRecord]],
-        summary: Callable[[JobRecord], Summary],
+        summary: Callable[[JobRecord], LiveSummary],
     ) -> None:
-        self.rows = dict[str, Row]()
+        self.rows = dict[str, JobRow]()
         self._jobs = jobs
         self._summary = summary
         self._seen: Mapping[str, JobRecord] = {}
@@ -151,7 +151,7 @@ class Listing:
             self._states[old.summary.state.word] -= 1
             self._unread.discard(name)
         if record is not None:
-            self.rows[name] = row = Row(record, self._summary(record))
+            self.rows[name] = row = JobRow(record, self._summary(record))
             self._states[row.summary.state.word] += 1
             if row.summary.state is UNREAD:
                 self._unread.add(name)

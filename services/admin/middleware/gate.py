@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from services.admin.middleware.access import Caller
-    from services.admin.service import Service
+    from services.admin.service import AdminService
 
 _LONGEST_LENGTH = 20  # digits of Content-Length: of 2^64
 _DOTS = 2  # of a token: no key has one
@@ -36,7 +36,7 @@ _CLOSE = {"Connection": "close"}  # nobody reads the rest
 class Gate:
     """Lets a request in, or says why not."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: AdminService) -> None:
         self._app = app
         self._service = service
         self._body_bytes = service.settings.api_body_bytes

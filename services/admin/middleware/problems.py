@@ -115,7 +115,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """An answer that says what is wrong."""
-    told = Problem(
+    body = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
         detail=_sendable(detail),
@@ -126,7 +126,7 @@ def problem(
         )
         or None,
     )
-    return Response(told.model_dump_json(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
+    return Response(body.model_dump_json(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
 
 
 def _sendable(text: str) -> str:
@@ -143,8 +143,8 @@ def problem_of(error: DollError, scope: Scope) -> Response:
     headers = {"Retry-After": str(RETRY_S)} if error.retriable else None
     fields = []
     if isinstance(error, GivenError):
-        told = [(f"body.{each}", error.problem) for each in error.fields]
-        fields = _fields(told, scope)
+        errors = [(f"body.{each}", error.problem) for each in error.fields]
+        fields = _fields(errors, scope)
     elif isinstance(error, YamlError):
         fields = [FieldProblem(field="body", detail=str(error), line=error.line)]
     return problem(status, str(error), instance, errors=fields, headers=headers)
@@ -179,11 +179,11 @@ async def _answer(request: Request, error: Exception) -> Response:
     raise error
 
 
-def _fields(told: Iterable[tuple[str, str]], scope: Scope) -> list[FieldProblem]:
+def _fields(errors: Iterable[tuple[str, str]], scope: Scope) -> list[FieldProblem]:
     """What is wrong with which field, and its line if a job file was sent."""
     return [
         FieldProblem(field=where, detail=said, line=line_in_job_file(scope, where))
-        for where, said in told
+        for where, said in errors
     ]
 
 

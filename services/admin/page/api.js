@@ -78,11 +78,11 @@ async function fetched(path, request, again) {
   throw refusal(answer.status, detail, errors, Number(answer.headers.get("Retry-After")), again);
 }
 
-function refusal(status, told, errors, retryAfterS, again) {
+function refusal(status, detail, errors, retryAfterS, again) {
   if (status === 401) return new Refusal("key", "The API key is missing, wrong or no longer valid.");
-  if (status === 403) return new Refusal("role", `This key may not do this. ${told}`);
-  if (status === 404) return new Refusal("missing", told || "There is none yet.");
-  if (status < 500 && status !== 429) return new Refusal("wrong", told, 5, errors);
-  const what = status === 429 ? "Too many requests with this key." : `The service cannot answer now. ${told}`;
+  if (status === 403) return new Refusal("role", `This key may not do this. ${detail}`);
+  if (status === 404) return new Refusal("missing", detail || "There is none yet.");
+  if (status < 500 && status !== 429) return new Refusal("wrong", detail, 5, errors);
+  const what = status === 429 ? "Too many requests with this key." : `The service cannot answer now. ${detail}`;
   return new Refusal("away", what + again, retryAfterS || 5);
 }

@@ -184,12 +184,12 @@ export class Charts {
       for (const svg of element.querySelectorAll(".main-svg")) { // so that paper of any width shows it whole
         svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
       }
-      if (!panel.heard) this.#listen(element, panel);
+      if (!panel.listening) this.#listen(element, panel);
     }
   }
 
   #listen(element, panel) {
-    panel.heard = true;
+    panel.listening = true;
     element.on("plotly_relayout", (change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       if (from === undefined || to === undefined) return;

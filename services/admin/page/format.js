@@ -20,8 +20,8 @@ export function short(value) {
   if (!known(value)) return UNKNOWN;
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.001 || size >= 1e12)) return value.toExponential(1);
-  for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= unit) return significant(value / (letter === "k" ? 1e3 : unit)) + letter;
+  for (const [unit, suffix] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= unit) return significant(value / (suffix === "k" ? 1e3 : unit)) + suffix;
   }
   return size >= 1000 ? grouped.format(value) : significant(value);
 }

@@ -10,14 +10,14 @@ const NAMES = ["job", "update", "evaluation", "drift", "member", "machine", "pla
 /**
  * Follow a stream until it is closed.
  * @param {string} path
- * @param {object} hear
- * @param {(name: string, data: object) => void} hear.event
- * @param {(state: "live"|"connecting"|"disconnected") => void} hear.state
- * @param {() => void} hear.opened each time that it begins anew: what came meanwhile is not told
- * @param {() => void} hear.refused the service answered, but not with a stream: ask it why
+ * @param {object} listener
+ * @param {(name: string, data: object) => void} listener.event
+ * @param {(state: "live"|"connecting"|"disconnected") => void} listener.state
+ * @param {() => void} listener.opened each time that it begins anew: what came meanwhile is not told
+ * @param {() => void} listener.refused the service answered, but not with a stream: ask it why
  * @returns {() => void} closes it
  */
-export function follow(path, hear) {
+export function follow(path, listener) {
   let source = null;
   let waitMs = FIRST_WAIT_MS;
   let timer = 0;
@@ -30,20 +30,20 @@ export function follow(path, hear) {
     source = mine;
     mine.onopen = () => {
       waitMs = FIRST_WAIT_MS;
-      hear.state("live");
-      hear.opened();
+      listener.state("live");
+      listener.opened();
     };
     mine.onerror = () => {
-      hear.state("disconnected");
+      listener.state("disconnected");
       if (mine.readyState !== EventSource.CLOSED) return; // the browser tries again
-      hear.refused();
+      listener.refused();
       timer = setTimeout(open, waitMs * (0.75 + Math.random() / 2)); // not all pages at once
       waitMs = Math.min(waitMs * 2, LONGEST_WAIT_MS);
     };
     for (const name of NAMES) {
       mine.addEventListener(name, (message) => {
         const data = parsed(message.data);
-        if (data !== null && mine === source) hear.event(name, data);
+        if (data !== null && mine === source) listener.event(name, data);
       });
     }
   }
@@ -60,7 +60,7 @@ export function follow(path, hear) {
     else if (source === null) open();
   }
 
-  hear.state("connecting");
+  listener.state("connecting");
   open();
   document.addEventListener("visibilitychange", looked);
   return () => {

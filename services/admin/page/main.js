@@ -53,7 +53,7 @@ async function later(loading, open) {
 }
 
 /** Who signed in, and the way out; with an API key there is none: the browser keeps it. */
-async function tellWho() {
+async function showCaller() {
   const { name } = await me();
   const who = document.getElementById("who");
   const [, shown] = name.split(/^oidc:/);
@@ -84,4 +84,4 @@ addEventListener("hashchange", () => {
 addEventListener("pagehide", () => close());
 addEventListener("pageshow", (event) => event.persisted && route());
 route();
-tellWho().catch(() => {}); // without a key the view says so
+showCaller().catch(() => {}); // without a key the view says so

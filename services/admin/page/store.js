@@ -20,7 +20,7 @@ const CONCERNED = {
 };
 const GATHER_MS = 400; // events come in bursts: one request for all of them
 const LONGEST_TAIL = 3000; // updates heard of since the last answer with curves
-const MOST_HEARD = 200;
+const MOST_EVENTS = 200;
 const RATE_OVER_S = 10;
 
 /** One job. */
@@ -37,7 +37,7 @@ export class JobStore {
     this.job = this.streams = this.curves = this.workers = this.provisioning = null;
     this.newest = null; // the newest update heard of
     this.tail = [];
-    this.heard = []; // what only events tell, newest last
+    this.events = []; // what only events tell, newest last
     this.absent = {}; // parts that this job does not have, and why
     this.timers = new Map();
     this.closing = new AbortController();
@@ -89,7 +89,7 @@ export class JobStore {
   }
 
   /** Take in an event. */
-  hear(name, data) {
+  receive(name, data) {
     if (name === "update") {
       this.#updated(data);
       this.changed("update");
@@ -99,7 +99,7 @@ export class JobStore {
     if (name === "job" && data.spec) this.job = data;
     const news = name === "job" ? before !== null && (before.state !== data.state || before.reason !== data.reason) : true;
     if (news && (name === "member" || name === "job")) {
-      this.heard = [...this.heard.slice(1 - MOST_HEARD), { name, data, atS: Date.now() / 1000 }];
+      this.events = [...this.events.slice(1 - MOST_EVENTS), { name, data, atS: Date.now() / 1000 }];
     }
     for (const part of CONCERNED[name] ?? []) this.#later(part, GATHER_MS);
     this.changed(name);
@@ -137,8 +137,8 @@ export class JobStore {
 
   /** The instant that the page shows, by the service's clock where it was heard. */
   get nowS() {
-    const told = this.curves?.now_s ?? 0;
-    return Math.max(told, this.newest?.at_s ?? 0);
+    const servedS = this.curves?.now_s ?? 0;
+    return Math.max(servedS, this.newest?.at_s ?? 0);
   }
 
   // At the earliest instant that anybody asked for: a burst of events must not put it off for ever.

@@ -89,13 +89,13 @@ function bars(lives, kind, nowS, palette) {
     y: lives.map((life) => life.slot),
     width: look.width,
     marker: { color: palette[look.colour], line: { width: 0 } },
-    hovertext: lives.map((life) => told(life, nowS)),
+    hovertext: lives.map((life) => described(life, nowS)),
     hoverinfo: "text",
     textposition: "none",
   };
 }
 
-function told(life, nowS) {
+function described(life, nowS) {
   const end = life.to_s === null ? "runs" : `${life.cause ?? "ended"} at ${clock(life.to_s)}`;
   const age = duration((life.to_s ?? nowS) - life.from_s);
   return [
@@ -126,7 +126,7 @@ function marks(lives, name, nowS, each, palette) {
       line: { width: 1, color: look.symbol.endsWith("open") ? palette[look.colour] : palette.card },
     },
     name: look.words,
-    hovertext: lives.map((life) => (life.to_s === null ? `${plain(life.worker)}: ${look.words}` : told(life, nowS))),
+    hovertext: lives.map((life) => (life.to_s === null ? `${plain(life.worker)}: ${look.words}` : described(life, nowS))),
     hoverinfo: "text",
     cliponaxis: false,
   };

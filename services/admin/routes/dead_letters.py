@@ -1,4 +1,4 @@
-"""`/v1/jobs/{job}/dead-letters`: what of a job's streams nobody could use, by reason."""
+"""`/v1/jobs/{job}/dead-dead_letters`: what of a job's streams nobody could use, by reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 
 from common.api.answers import DeadLettersPage
-from common.kafka.dead_letters import by_reason, read_letters
+from common.kafka.dead_letters import by_reason, read_dead_letters
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName, Limit  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import Answering  # noqa: TC001 -- likewise
@@ -22,7 +22,9 @@ _NEWEST = 5  # addresses of one reason
 
 
 @router.get("/dead-letters", responses=documented(404, 502))
-async def list_letters(service: Answering, job: JobName, limit: Limit = 100) -> DeadLettersPage:
+async def list_dead_letters(
+    service: Answering, job: JobName, limit: Limit = 100
+) -> DeadLettersPage:
     """Count what this job could not use, by stream and reason; the newest with their addresses."""
     record = service.job(job)
     return await service.histories.run(
@@ -39,22 +41,24 @@ def _page(log: Log, job: str, streams: Iterable[str], limit: int) -> DeadLetters
     found = [
         (stream, each)
         for stream in streams
-        for each in by_reason(read_letters(log, stream))
+        for each in by_reason(read_dead_letters(log, stream))
         if each.job == job
     ]
     reasons = [
         {
             "stream": stream,
             "reason": each.reason,
-            "records": len(each.letters) - each.batches,
+            "records": len(each.dead_letters) - each.batches,
             "batches": each.batches,
             "replayed": each.replayed,
             "newest": [
                 {"partition": span.partition, "offset": span.start, "end": span.end}
-                for span in (letter.span for letter in each.letters[: -_NEWEST - 1 : -1])
+                for span in (
+                    dead_letter.span for dead_letter in each.dead_letters[: -_NEWEST - 1 : -1]
+                )
             ],
         }
         for stream, each in found[:limit]
     ]
-    others = sum(len(each.letters) for _, each in found[limit:])
+    others = sum(len(each.dead_letters) for _, each in found[limit:])
     return DeadLettersPage.model_validate({"reasons": reasons, "others": others})

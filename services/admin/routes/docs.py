@@ -23,7 +23,7 @@ _POLICY = (
 )
 
 
-class Api(FastAPI):
+class DocumentedApi(FastAPI):
     """An application whose OpenAPI document has problems and events, too."""
 
     def openapi(self) -> dict[str, Any]:

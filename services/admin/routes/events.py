@@ -111,7 +111,7 @@ class EventStream(StreamingResponse):
         number = feed.after(self._last_event_id)
         if number is None:
             number = feed.end
-            begin += feed.event("job", self._follower.told(), number - 1)
+            begin += feed.event("job", self._follower.job_json(), number - 1)
         yield begin
         while not feed.closed and self._allowed():
             self._news.clear()

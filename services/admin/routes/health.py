@@ -74,9 +74,9 @@ async def get_readiness(service: Answering, request: Request) -> Readiness | Res
         "detail": "; ".join(ill),
         "instance": request.url.path,
     }
-    told = NotReady.model_validate({**problem, **found}).model_dump_json(exclude_none=True)
+    body = NotReady.model_validate({**problem, **found}).model_dump_json(exclude_none=True)
     headers = {"Retry-After": str(RETRY_S)}
-    return Response(told, status, headers, media_type=MEDIA_TYPE)
+    return Response(body, status, headers, media_type=MEDIA_TYPE)
 
 
 @router.get(

@@ -221,8 +221,8 @@ async def create_job(
         now, job = service.clock(), JobProgress(record)
         answer = job_answer(record, job.state(now), progress_answer(job, now))
     else:
-        told = (await service.followers.ready(spec.name)).told(record)
-        answer = JobAnswer.model_validate_json(told)
+        body = (await service.followers.ready(spec.name)).job_json(record)
+        answer = JobAnswer.model_validate_json(body)
     submitted = SubmittedJob.model_validate(
         {
             **dict(answer),
@@ -313,7 +313,7 @@ async def list_jobs(
 async def get_job(service: Answering, job: JobName) -> Response:
     """Show a job and how far it is."""
     follower = await service.followers.ready(job)
-    return Response(follower.told(service.job(job)), media_type="application/json")
+    return Response(follower.job_json(service.job(job)), media_type="application/json")
 
 
 @router.patch("/{job}", response_model=JobAnswer, responses=documented(404, 409, 502, 504))
@@ -333,7 +333,7 @@ async def change_job(
         follower = await service.followers.ready(job)
     except UnavailableError:  # the change was made, so tell what is known of the rest
         follower = service.followers.of(job)
-    return Response(follower.told(record), media_type="application/json")
+    return Response(follower.job_json(record), media_type="application/json")
 
 
 @router.delete(
@@ -406,8 +406,8 @@ async def get_curves(service: Answering, job: JobName) -> Response:
     """Show everything over time, in some 2,000 points however long the job has run."""
     follower = await service.followers.ready(job)
     # Thousands of points take tens of milliseconds, in which nobody else would be answered.
-    told = await asyncio.to_thread(_curves, follower, service.clock())
-    return Response(told, media_type="application/json")
+    body = await asyncio.to_thread(_curves, follower, service.clock())
+    return Response(body, media_type="application/json")
 
 
 def _fingerprint(caller: str, key: str, spec: JobSpec, source: str) -> str:
@@ -418,5 +418,5 @@ def _fingerprint(caller: str, key: str, spec: JobSpec, source: str) -> str:
 
 def _curves(follower: JobFollower, now: float) -> str:
     with follower.view() as view:
-        told = curves_answer(view.job, view.ledger, now)
-    return told.model_dump_json()
+        body = curves_answer(view.job, view.ledger, now)
+    return body.model_dump_json()

@@ -13,7 +13,15 @@ from common.api.answers import KeptVersions  # noqa: TC001 -- FastAPI reads it w
 from common.api.model import about_model, tag_of, versions_answer
 from common.errors import FutureFormatError, OutsideError
 from common.learning.checkpoint import save_weights
-from common.storage.find import KeptModel, Tell, Wish, all_kept, find_kept, find_model, wish_of
+from common.storage.find import (
+    KeptModel,
+    ReportSkipped,
+    VersionSelector,
+    all_kept,
+    find_kept,
+    find_model,
+    parse_version,
+)
 from common.telemetry.logging import event_logger
 from services.admin.middleware.problems import Responses, documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
@@ -23,15 +31,15 @@ if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.jobs.store import JobRecord
     from common.ports.servers import Log
-    from services.admin.service import Service
+    from services.admin.service import AdminService
 
 T = TypeVar("T")
 router = APIRouter(prefix="/v1/jobs/{job}/model", tags=["jobs"])
 
 _KIND = "application/octet-stream"
 _HEADERS = {
-    name: {"schema": {"type": kind}, "description": told}
-    for name, kind, told in (
+    name: {"schema": {"type": kind}, "description": description}
+    for name, kind, description in (
         ("ETag", "string", "Of these very weights."),
         ("Doll-Epoch", "integer", "The leader that made the update."),
         ("Doll-Version", "integer", "J, the updates in it."),
@@ -77,12 +85,12 @@ async def get_model(
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
     """Give a model's weights, of what counts by the audit; the file's metadata say what it is."""
-    record, wish = service.job(job), wish_of(version)
+    record, selector = service.job(job), parse_version(version)
     if if_none_match is not None:
-        answer = await _without_weights(service, record, wish, if_none_match)
+        answer = await _without_weights(service, record, selector, if_none_match)
         if answer.status_code == 304:
             return answer
-    find = partial(find_model, record.id, wish)
+    find = partial(find_model, record.id, selector)
     found = await service.models.run(partial(_ask, service, job, find))
     about = about_model(record, found.kept)
     data = await service.models.run(partial(save_weights, found.layout, found.weights, about))
@@ -97,7 +105,7 @@ async def head_model(
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
     """Say which model it would be; no weights are read."""
-    return await _without_weights(service, service.job(job), wish_of(version), if_none_match)
+    return await _without_weights(service, service.job(job), parse_version(version), if_none_match)
 
 
 @router.get("/versions", responses=documented(404, 502))
@@ -109,9 +117,9 @@ async def list_versions(service: Answering, job: JobName) -> KeptVersions:
 
 
 async def _without_weights(
-    service: Service, record: JobRecord, wish: Wish, if_none_match: str | None
+    service: AdminService, record: JobRecord, selector: VersionSelector, if_none_match: str | None
 ) -> Response:
-    find = partial(find_kept, record.id, wish)
+    find = partial(find_kept, record.id, selector)
     kept = await service.models.run(partial(_ask, service, record.spec.name, find))
     headers = _headers(record, kept)
     known = if_none_match is not None and _holds(if_none_match, headers["ETag"])
@@ -128,7 +136,7 @@ def _headers(record: JobRecord, kept: KeptModel) -> dict[str, str]:
     }
 
 
-def _ask(service: Service, job: str, find: Callable[[Outside, Log, Tell], T]) -> T:
+def _ask(service: AdminService, job: str, find: Callable[[Outside, Log, ReportSkipped], T]) -> T:
     """Find a model.
 
     Raises:
@@ -140,7 +148,7 @@ def _ask(service: Service, job: str, find: Callable[[Outside, Log, Tell], T]) ->
         return find(
             service.outside,
             service.log(),
-            lambda told: log.warning("model_passed_over", reason=told),
+            lambda reason: log.warning("model_passed_over", reason=reason),
         )
     except FutureFormatError as error:
         raise OutsideError(str(error)) from error

@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from common.api.answers import PricesAnswer, ProvisioningAnswer, ReplanAnswer, ToldPlan
+from common.api.answers import PlanAnswer, PricesAnswer, ProvisioningAnswer, ReplanAnswer
 from common.errors import NotFoundError
 from common.jobs.changes import audit, change_by
 from common.spot.api import provisioning_answer
@@ -39,7 +39,7 @@ class PlanBody(PlanRequest):
     )
 
 
-@router.post("/provisioning/plan", response_model=ToldPlan, responses=documented(404, 502))
+@router.post("/provisioning/plan", response_model=PlanAnswer, responses=documented(404, 502))
 async def plan_workers(
     service: Answering, asked: Annotated[PlanBody, strictly(PlanBody), Body()]
 ) -> Response:
@@ -49,13 +49,13 @@ async def plan_workers(
     """
 
     def plan_json() -> bytes:
-        from common.spot.planning.plan import plan_told  # noqa: PLC0415 -- scipy takes long to load
+        from common.spot.planning.plan import plan_answer  # noqa: PLC0415 -- scipy takes long to load
 
-        return plan_told(asked, service.log, service.clock()).model_dump_json().encode()
+        return plan_answer(asked, service.log, service.clock()).model_dump_json().encode()
 
     # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
-    told = await (service.histories.run(plan_json) if asked.job else run_in_threadpool(plan_json))
-    return Response(told, media_type="application/json")
+    body = await (service.histories.run(plan_json) if asked.job else run_in_threadpool(plan_json))
+    return Response(body, media_type="application/json")
 
 
 @router.post("/provisioning/simulate")

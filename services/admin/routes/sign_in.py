@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from common.errors import NotFoundError, UserError
 from services.admin.middleware.access import TOKEN_COOKIE
 from services.admin.oidc import Issuer  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import Answering, Service  # noqa: TC001 -- likewise
+from services.admin.service import AdminService, Answering  # noqa: TC001 -- likewise
 
 router = APIRouter(prefix="/sign-in", include_in_schema=False)
 
@@ -76,7 +76,7 @@ async def sign_out(service: Answering) -> Response:
     return answer
 
 
-def _issuer(service: Service) -> Issuer:
+def _issuer(service: AdminService) -> Issuer:
     """Where people sign in.
 
     Raises:

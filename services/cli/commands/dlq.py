@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import Batch
     from common.jobs.store import JobStore
-    from common.kafka.dead_letters import DeadLetter, LettersRead
+    from common.kafka.dead_letters import DeadLetter, DeadLettersRead
     from common.ports.servers import Log
 
 app = typer.Typer(
@@ -44,9 +44,9 @@ def show(context: typer.Context, job: JobName) -> None:
         table.add_row(*(Text(str(cell)) for cell in row))
     if page.reasons:
         Console(soft_wrap=True).print(table)
-    told = sum(each.records + each.batches for each in page.reasons)
+    total = sum(each.records + each.batches for each in page.reasons)
     others = page.others
-    typer.echo(f"{told} dead letters" + (f", and {others} for rarer reasons" if others else ""))
+    typer.echo(f"{total} dead letters" + (f", and {others} for rarer reasons" if others else ""))
 
 
 @app.command()
@@ -80,7 +80,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     from common.jobs.quarantine import Quarantine
     from common.jobs.replay import Replayer
     from common.jobs.store import JobStore
-    from common.kafka.dead_letters import read_letters
+    from common.kafka.dead_letters import read_dead_letters
 
     log, stream = outside_of(context).open_log(), topic.removesuffix(".dlq")
     to = to or stream
@@ -88,15 +88,17 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         raise UserError(f"--to: {to} is for dead letters")
     log.partitions(to)
     if dry_run:
-        chosen = _chosen(read_of(read_letters(log, stream), log, job), reason, to)
+        chosen = _chosen(read_of(read_dead_letters(log, stream), log, job), reason, to)
         batches = sum(each.is_batch for each in chosen)
         typer.echo(f"without --dry-run: {len(chosen) - batches} records and {batches} batches")
         return
     # Before reading: nobody else writes from now on.
     with closing(Replayer(log, local_user().name)) as replayer:
-        read = read_of(replayer.letters(stream), log, job)
+        read = read_of(replayer.dead_letters(stream), log, job)
         # Their quarantine must end, too, where another job's replay has written their records.
-        quarantined = [each for each in read.letters if each.is_batch and reason in each.reason]
+        quarantined = [
+            each for each in read.dead_letters if each.is_batch and reason in each.reason
+        ]
         chosen = _chosen(read, reason, to)
         left = [each for each in chosen if each.is_batch]
         records = [each for each in chosen if not each.is_batch]
@@ -119,23 +121,25 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         typer.echo(f"{cut} are gone, and their letters do not have the whole of them")
 
 
-def read_of(read: LettersRead, log: Log, job: str) -> LettersRead:
+def read_of(read: DeadLettersRead, log: Log, job: str) -> DeadLettersRead:
     """Return the letters of one job if one is named, else all."""
     from common.jobs.store import JobStore
 
     if not job:
         return read
     own = JobStore(log).id_of(job)
-    return read._replace(letters=[each for each in read.letters if each.job == own])
+    return read._replace(dead_letters=[each for each in read.dead_letters if each.job == own])
 
 
-def _chosen(read: LettersRead, reason: str, to: str) -> list[DeadLetter]:
-    return [each for each in read.letters if reason in each.reason and not read.replayed(each, to)]
+def _chosen(read: DeadLettersRead, reason: str, to: str) -> list[DeadLetter]:
+    return [
+        each for each in read.dead_letters if reason in each.reason and not read.replayed(each, to)
+    ]
 
 
-def _note(jobs: JobStore, letters: Iterable[DeadLetter], what: str) -> None:
+def _note(jobs: JobStore, dead_letters: Iterable[DeadLetter], what: str) -> None:
     """Write down in the record of each job how many of its letters were replayed."""
-    for job, count in Counter(each.job for each in letters).items():
+    for job, count in Counter(each.job for each in dead_letters).items():
         if _is_there(jobs, job):
             jobs.note(job, "replayed", f"{count} {what}")
 
@@ -149,10 +153,10 @@ def _is_there(jobs: JobStore, job: str) -> bool:
         return False
 
 
-def _is_of(letters: Iterable[DeadLetter], job: str, batch: Batch) -> bool:
+def _is_of(dead_letters: Iterable[DeadLetter], job: str, batch: Batch) -> bool:
     """True if one of these letters is about a batch of a job."""
     spans = {span[:4] for span in batch.address}
     return any(
         each.job == job and each.span[:4] in spans and each.batch in {None, batch}
-        for each in letters
+        for each in dead_letters
     )

@@ -38,7 +38,7 @@ app = typer.Typer(no_args_is_help=True, help="Submit, watch, change, pause and s
 _EVERY_S = 0.5  # between looks of somebody who watches
 _PATIENCE_S = 2.0  # without an answer: then people hear what they wait for
 _CHECKING = "waiting for the check of the job: its task is built for that, for up to 60 s"
-_TOLD: dict[Wanted, str] = {
+_WORDS: dict[Wanted, str] = {
     "running": "is resumed",
     "paused": "is paused",
     "stopped": "is stopped",
@@ -95,7 +95,7 @@ def submit(
         typer.echo(job.beginning)
     if job.unchecked:
         typer.echo(f"not checked: {job.unchecked}", err=True)
-    _tell(job.notes)
+    _print_notes(job.notes)
 
 
 @app.command("list")
@@ -293,10 +293,10 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
         typer.echo(f"job {job} has these settings already: nothing was changed")
         return
     differs = found.changes[-1].changed
-    told = ", ".join(f"{name} {_value(value)}" for name, value in differs.items())
+    differences = ", ".join(f"{name} {_value(value)}" for name, value in differs.items())
     because = reason and f": {reason}"
-    typer.echo(f"job {job} changed: {told} (revision {found.revision}){because}")
-    _tell(found.notes)
+    typer.echo(f"job {job} changed: {differences} (revision {found.revision}){because}")
+    _print_notes(found.notes)
 
 
 @app.command()
@@ -433,7 +433,7 @@ def watch(
     """
     from rich.live import Live
 
-    service, told = service_of(context), ""
+    service, last_line = service_of(context), ""
     try:
         picture = service.look(job)
         if once:
@@ -443,9 +443,9 @@ def watch(
             while True:
                 if shown is not None:
                     shown.update(_render(job, picture), refresh=True)
-                elif (line := _in_words(job, picture)) != told:
+                elif (line := _in_words(job, picture)) != last_line:
                     typer.echo(line)
-                    told = line
+                    last_line = line
                 time.sleep(_EVERY_S)
                 picture = service.look(job)
     except KeyboardInterrupt:  # the usual end
@@ -461,10 +461,10 @@ def _want(context: typer.Context, job: str, wanted: Wanted, reason: str, **lost:
     if wanted == "stopped" and found.state == "finished":
         typer.echo(f"job {job} has finished and stays as it is: {found.reason}")
     else:
-        typer.echo(f"job {job} {_TOLD[wanted]}: {found.reason}")
+        typer.echo(f"job {job} {_WORDS[wanted]}: {found.reason}")
 
 
-def _tell(notes: Iterable[str]) -> None:
+def _print_notes(notes: Iterable[str]) -> None:
     """Tell what to know of a job that was let through."""
     for note in notes:
         typer.echo(f"note: {note}", err=True)
@@ -533,8 +533,8 @@ def _render(job: str, picture: Picture) -> Group:
 
     windowed = [name for name in WINDOWED if name in progress.metrics]
     if windowed:
-        told = "   ".join(f"{name} {progress.metrics[name]:.4f}" for name in windowed)
-        numbers.append(f"\nlast minute: {told}")
+        means = "   ".join(f"{name} {progress.metrics[name]:.4f}" for name in windowed)
+        numbers.append(f"\nlast minute: {means}")
     names = sorted({name for update in picture.updates for name in update.metrics} - {*WINDOWED})
     table = Table("update", "by", "loss", *names, "records", "batches", box=None)
     if stale:
@@ -554,17 +554,17 @@ def _render(job: str, picture: Picture) -> Group:
 
 def _event(kind: str, data: dict[str, Any]) -> str:
     """An event in a line: what of its data is one word or number."""
-    told = data
+    fields = data
     if kind == "job":
         shown = data | data["progress"]
-        told = {name: shown[name] for name in ("state", "why", "revision", "version", "lag")}
+        fields = {name: shown[name] for name in ("state", "why", "revision", "version", "lag")}
     elif kind == "change":
         changed = {name: _value(value) for name, value in data["changed"].items()}
-        told = {name: data[name] for name in ("action", "by", "role")} | changed
-        told["reason"] = data["reason"]
+        fields = {name: data[name] for name in ("action", "by", "role")} | changed
+        fields["reason"] = data["reason"]
     words = (
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={_printable(str(value))}"
-        for name, value in told.items()
+        for name, value in fields.items()
         if isinstance(value, str | int | float) and value != "" and name != "at_s"
     )
     return f"{_clock(data)}  {kind:<10}  {'  '.join(words)}"

@@ -38,8 +38,8 @@ def create(
 
     Example: [bold]doll key create page --role viewer > page.key[/]
     """
-    with closing(_book(context)) as book:
-        key, record = book.create(name, role, note)
+    with closing(_key_store(context)) as key_store:
+        key, record = key_store.create(name, role, note)
     typer.echo(key)
     typer.echo(
         f'key "{record.name}", {record.role}: send it as `Authorization: Bearer KEY`. It cannot be'
@@ -56,13 +56,13 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """
     import msgspec
 
-    with closing(_book(context)) as book:
-        keys = book.read()
+    with closing(_key_store(context)) as key_store:
+        keys = key_store.read()
     if as_json:
-        told = [msgspec.to_builtins(keys[key]) for key in sorted(keys)]
-        for each in told:
+        listed = [msgspec.to_builtins(keys[key]) for key in sorted(keys)]
+        for each in listed:
             each["valid"] = bool(each.pop("sha256"))
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(listed, indent=2))
         return
     if not keys:
         typer.echo("no keys yet; make one with `doll key create NAME --role viewer`")
@@ -87,12 +87,12 @@ def revoke(context: typer.Context, name: Name) -> None:
 
     Example: [bold]doll key revoke page[/]
     """
-    with closing(_book(context)) as book:
-        book.revoke(name)
+    with closing(_key_store(context)) as key_store:
+        key_store.revoke(name)
     typer.echo(f'key "{name}" is revoked')
 
 
-def _book(context: typer.Context) -> KeyStore:
+def _key_store(context: typer.Context) -> KeyStore:
     from common.api.keys import KeyStore
 
     return KeyStore(outside_of(context).open_log())

@@ -80,17 +80,17 @@ def list_versions(context: typer.Context, job: JobName) -> None:
 
     Example: [bold]doll model list digits[/]
     """
-    told = service_of(context).versions(job)
-    names = sorted({name for each in told.versions for name in each.test})
+    answer = service_of(context).versions(job)
+    names = sorted({name for each in answer.versions for name in each.test})
     table = Table(
         "version", "by", "loss", *(f"test {n}" for n in names), "records", "kept", box=None
     )
-    for each in told.versions:
+    for each in answer.versions:
         loss = "-" if each.loss is None else f"{each.loss:.4f}"
         tests = (f"{each.test[name]:.4f}" if name in each.test else "-" for name in names)
         cells = f"{each.version:,}", str(each.epoch), loss, *tests, f"{each.samples:,}", each.kept
         table.add_row(*cells)
-    if told.versions:
+    if answer.versions:
         tables.show(table)
     else:
         typer.echo(f"no version of {job} is kept yet")

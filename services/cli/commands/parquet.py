@@ -56,8 +56,8 @@ class Rows:
         self._columns = [name for name in self._columns if name not in leave_out]
         self._counts = [header.num_rows for header in headers]
         self.count = sum(self._counts)
-        told = zip(self._files, self._counts, strict=True)
-        self.digest = hashlib.sha256(repr([*told, self._columns]).encode()).hexdigest()[:16]
+        described = zip(self._files, self._counts, strict=True)
+        self.digest = hashlib.sha256(repr([*described, self._columns]).encode()).hexdigest()[:16]
 
     def stream(self, start: int) -> Iterator[bytes]:
         """The rows from one on, each as a JSON object.
@@ -131,8 +131,8 @@ class OnceWriter:
         """Write what waits."""
         if self._waiting:
             written = self.written + len(self._waiting)
-            told = msgspec.json.encode({"rows": written, "digest": self._digest})
-            note = NewRecord(PRODUCED, told, self._key, partition=0)
+            progress = msgspec.json.encode({"rows": written, "digest": self._digest})
+            note = NewRecord(PRODUCED, progress, self._key, partition=0)
             self._transactions.write([*self._waiting, note])
             self._waiting, self._bytes, self.written = [], 0, written
         return True
@@ -146,13 +146,13 @@ class OnceWriter:
         notes = [record.value for record in produced if record.key == self._key]
         if not notes or notes[-1] is None:
             return 0
-        told = msgspec.json.decode(notes[-1])
-        if told["digest"] != self._digest:
+        progress = msgspec.json.decode(notes[-1])
+        if progress["digest"] != self._digest:
             raise ConflictError(
-                f"{source} has other files, rows or columns than when {told['rows']:,} of its rows"
-                f" were sent to {self._topic}: send to another topic"
+                f"{source} has other files, rows or columns than when {progress['rows']:,}"
+                f" of its rows were sent to {self._topic}: send to another topic"
             )
-        return int(told["rows"])
+        return int(progress["rows"])
 
 
 def _system_of(source: str) -> tuple[fs.FileSystem, str]:

@@ -16,10 +16,10 @@ from common.errors import UserError
 from services.cli.system.outside import service_of
 
 if TYPE_CHECKING:
-    from common.api.answers import ToldCurve, ToldPlan
+    from common.api.answers import CurveAnswer, PlanAnswer
     from common.spot.theory.work import Pool
 
-_TOLD = (
+_FIELDS_SHOWN = (
     *("feasible", "spot", "on_demand", "expected_cost_usd", "expected_runtime_s"),
     *("cost_ratio_to_on_demand", "binding", "reason"),
 )
@@ -131,7 +131,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     """
     import msgspec
 
-    from common.spot.planning.plan import plan_told
+    from common.spot.planning.plan import plan_answer
     from common.spot.planning.request import PlanRequest
     from services.cli.options import complaints_by
 
@@ -178,7 +178,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
             given["on_demand_usd_per_hour"] = there.on_demand_usd_per_hour
     with complaints_by(_option_of):
         request = PlanRequest.model_validate(given)
-        found = service_of(context).plan(request) if job else plan_told(request, _nowhere, 0.0)
+        found = service_of(context).plan(request) if job else plan_answer(request, _nowhere, 0.0)
     for note in (*found.notes, *notes):
         typer.echo(f"note: {note}", err=True)
     if as_json:
@@ -241,9 +241,9 @@ def read_rates(path: Path) -> list[float]:
     return rates
 
 
-def as_data(plan: ToldPlan, *, with_probability: bool) -> dict[str, Any]:
+def as_data(plan: PlanAnswer, *, with_probability: bool) -> dict[str, Any]:
     """The plan as plain data; what is infinite (nothing ever runs) is null."""
-    data: dict[str, Any] = {name: getattr(plan, name) for name in _TOLD}
+    data: dict[str, Any] = {name: getattr(plan, name) for name in _FIELDS_SHOWN}
     if with_probability:
         data["deadline_probability"] = plan.deadline_probability
     if plan.bids:
@@ -256,7 +256,7 @@ def as_data(plan: ToldPlan, *, with_probability: bool) -> dict[str, Any]:
     return data
 
 
-def draw(plan: ToldPlan) -> Group:
+def draw(plan: PlanAnswer) -> Group:
     """Draw the plan, then cost and runtime against the number of spot workers."""
     table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
     rows = {
@@ -290,7 +290,7 @@ def draw(plan: ToldPlan) -> Group:
     return Group(*shown)
 
 
-def _pools(plan: ToldPlan) -> Table:
+def _pools(plan: PlanAnswer) -> Table:
     """What each kind of spot machines would come to."""
     table = Table(Column("pool", no_wrap=True), box=None)
     for head in ("$/h", "there", "cycle", "N_s", "runtime", "in time", "cost"):
@@ -321,7 +321,7 @@ def ranges(numbers: Iterable[int]) -> list[str]:
     return [f"{first}-{last}" if first < last else str(first) for first, last in found]
 
 
-def _which(plan: ToldPlan) -> str:
+def _which(plan: PlanAnswer) -> str:
     workers, names = plan.spot_workers or (), plan.names
     parts = [names[index] for index in workers] if names else ranges(workers)
     if not parts:
@@ -330,7 +330,7 @@ def _which(plan: ToldPlan) -> str:
     return ", ".join(parts[:_RANGES]) + more
 
 
-def _curve(plan: ToldPlan, curve: ToldCurve) -> Table:
+def _curve(plan: PlanAnswer, curve: CurveAnswer) -> Table:
     every = math.ceil(len(curve.spot) / _POINTS)
     highest = max((cost for cost in curve.cost_usd if cost is not None), default=0.0) or 1.0
     table = Table(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.ports.servers import Log, Writer
     from services.cli.commands.parquet import OnceWriter, Rows
-    from services.cli.commands.producing import Schedule
+    from services.cli.commands.producing import ArrivalSchedule
 
 _FLUSH_S = 30.0
 _PROPOSED = "doll topic describe {}: proposes how a job reads them"
@@ -84,7 +84,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
 
     from common.data.records import count
     from services.cli.commands import sources
-    from services.cli.commands.producing import Backlog, Schedule, unbounded
+    from services.cli.commands.producing import ArrivalSchedule, BacklogLimit, unbounded
 
     if bool(job) != bool(max_lag):
         raise UserError("--job and --max-lag go together")
@@ -116,7 +116,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     if job:
         from common.jobs.store import JobStore
 
-        backlog = Backlog(log, outside.open_board(JobStore(log).id_of(job)), topic, max_lag)
+        backlog = BacklogLimit(log, outside.open_board(JobStore(log).id_of(job)), topic, max_lag)
     console = Console(stderr=True)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     say(fields)
@@ -124,7 +124,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     if not repeat and records > here:
         again = "--repeat starts again at the end"
         say(f"{source} has {here:,} records, fewer than the {records:,} asked for: {again}")
-    pace = Schedule(rate, arrivals if poisson else None) if rate else None
+    pace = ArrivalSchedule(rate, arrivals if poisson else None) if rate else None
     sending = _Sending(topic, total, pace, backlog.room if backlog else unbounded, console, say)
     if table is not None and not outside.settings.embedded_kafka:
         with closing(_once(log, topic, source, table)) as way:
@@ -142,7 +142,7 @@ class _Sending(NamedTuple):
 
     topic: str
     total: int | None  # records; None: all there are
-    schedule: Schedule | None
+    schedule: ArrivalSchedule | None
     room: Callable[[int], int]
     console: Console
     say: Callable[[str], None]

@@ -29,7 +29,7 @@ _SILENCE_S = 5.0  # that a command stands still before it says why: an election 
 _FORMAT_BYTES = 80
 
 
-class Schedule:
+class ArrivalSchedule:
     """Arrivals at a rate, steady or Poisson (lambda_A of the paper), counted from a start at 0 s.
 
     Args:
@@ -73,7 +73,7 @@ def send_all(
     records: Iterator[bytes],
     send: Callable[[bytes], None],
     *,
-    schedule: Schedule | None,
+    schedule: ArrivalSchedule | None,
     room: Callable[[int], int],
     clock: Callable[[], float],
     wait: Callable[[float], None],
@@ -113,7 +113,7 @@ def unbounded(sent: int) -> int:  # noqa: ARG001 -- one of several rules for `ro
     return _BURST
 
 
-class Backlog:
+class BacklogLimit:
     """Keeps what a job has not settled of a topic below a limit, where Kafka cannot keep it all.
 
     Args:

@@ -63,9 +63,9 @@ def prices(
 
     Example: [bold]doll prices --market docs/examples/market.yaml[/]
     """
-    told = service_of(context).prices() if market is None else _prices(context, market)
+    answer = service_of(context).prices() if market is None else _prices(context, market)
     table = Table("pool", "kind", Column("USD per hour", justify="right"), "", box=None)
-    for pool in told.pools:
+    for pool in answer.pools:
         price = "-" if pool.usd_per_hour is None else f"{pool.usd_per_hour:.4f}"
         table.add_row(pool.name, pool.kind, price, pool.reason)
     tables.show(table)
@@ -82,28 +82,30 @@ def _prices(context: typer.Context, file: Path) -> PricesAnswer:
     return prices_answer(market, by_pool(open_prices(settings, market).look()), time.time())
 
 
-def draw(job: str, told: ProvisioningAnswer) -> Group:
+def draw(job: str, answer: ProvisioningAnswer) -> Group:
     """Draw the plan in force, what it costs, and the plans before it."""
     table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
-    rows = {"policy": f"{told.policy}, for {told.workers} workers; {told.running} machines run"}
-    if told.plan is None:
+    rows = {
+        "policy": f"{answer.policy}, for {answer.workers} workers; {answer.running} machines run"
+    }
+    if answer.plan is None:
         rows["plan"] = "none yet: is a provisioner running?"
     else:
-        rows |= _plan_rows(told.plan)
-    if told.cost is not None:
-        rows["cost"] = _cost(told.cost)
-    if told.stability is not None:
-        rows["stability"] = f"{told.stability:.2f} (below 1 updates cannot keep up)"
-    if told.believed:
-        rows["believed"] = _believed(told.believed)
-    rows |= {"warning": told.warning} if told.warning else {}
-    rows |= {"over": told.settled} if told.settled else {}
+        rows |= _plan_rows(answer.plan)
+    if answer.cost is not None:
+        rows["cost"] = _cost(answer.cost)
+    if answer.stability is not None:
+        rows["stability"] = f"{answer.stability:.2f} (below 1 updates cannot keep up)"
+    if answer.believed:
+        rows["believed"] = _believed(answer.believed)
+    rows |= {"warning": answer.warning} if answer.warning else {}
+    rows |= {"over": answer.settled} if answer.settled else {}
     for name, value in rows.items():
         table.add_row(name, Text(value, "bold red" if name == "warning" else ""))
-    if not told.plans:
+    if not answer.plans:
         return Group(Text(job, "bold"), table)
     history = Table("plan", "when", "spot", "on demand", "predicted", "because", box=None)
-    for plan in told.plans:
+    for plan in answer.plans:
         when = datetime.fromtimestamp(plan.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
         sizes = str(plan.number), when, str(plan.spot), str(plan.on_demand)
         history.add_row(*sizes, f"${plan.predicted_usd:,.4g}", plan.why)
@@ -124,14 +126,14 @@ def _plan_rows(plan: PlanInForce) -> dict[str, str]:
 
 
 def _cost(cost: CostAnswer) -> str:
-    told = f"${cost.spent_usd:,.4g} so far"
+    text = f"${cost.spent_usd:,.4g} so far"
     if cost.ratio_to_on_demand is not None:
-        told += f", {100 * cost.ratio_to_on_demand:.1f} % of on demand only"
+        text += f", {100 * cost.ratio_to_on_demand:.1f} % of on demand only"
     if cost.predicted_usd is not None:
-        told += f"; ${cost.predicted_usd:,.4g} predicted in all"
+        text += f"; ${cost.predicted_usd:,.4g} predicted in all"
     if cost.ratio_to_prediction is not None:
-        told += f", {100 * cost.ratio_to_prediction:.1f} % of that in the end"
-    return f"{told}; ${cost.usd_per_hour:,.4g} an hour now"
+        text += f", {100 * cost.ratio_to_prediction:.1f} % of that in the end"
+    return f"{text}; ${cost.usd_per_hour:,.4g} an hour now"
 
 
 def _believed(believed: Mapping[str, BelievedAnswer]) -> str:

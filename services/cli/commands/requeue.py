@@ -75,7 +75,7 @@ def replay(
     Example: [bold]doll job replay digits --batch 1042[/]
     """
     from common.jobs.changes import local_user
-    from common.jobs.quarantine import Quarantine, told_batches
+    from common.jobs.quarantine import Quarantine, format_batches
     from common.jobs.replay import Replayer, unfinished
     from common.jobs.store import JobStore
 
@@ -97,7 +97,7 @@ def replay(
             each.offset: replay_batch(replayer, quarantine, each) for each in chosen(quarantine)
         }
     if replayed := [offset for offset, count in counts.items() if count]:
-        JobStore(log).note(quarantine.job, "replayed", told_batches(replayed))
+        JobStore(log).note(quarantine.job, "replayed", format_batches(replayed))
     written = sum(counts.values())
     typer.echo(f"{written} records of {job} were written again")
 

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from common.spot.experiments.results import Spread, Summary
+    from common.spot.experiments.results import RunsSummary, Spread
     from common.spot.experiments.spec import Experiment
     from common.spot.planning.compare import Result
 
@@ -97,9 +97,9 @@ def _option_of(path: str) -> str:
 
 def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
     """Draw one row per policy, and what the numbers are."""
-    from common.spot.experiments.results import Summary
+    from common.spot.experiments.results import RunsSummary
 
-    summaries = {name: Summary.of(result.runs) for name, result in results.items()}
+    summaries = {name: RunsSummary.of(result.runs) for name, result in results.items()}
     learned = any(result.curves for result in results.values())
     given_up = any(summary.finished < summary.runs for summary in summaries.values())
     heads = ["cost\n$", "of on-\ndemand %", "runtime\ns", "in time\n%", "on spot\n%"]
@@ -132,7 +132,7 @@ def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
     return Group(*shown, Text(legend, "dim"))
 
 
-def _throughput(summaries: Mapping[str, Summary]) -> list[Table | Text]:
+def _throughput(summaries: Mapping[str, RunsSummary]) -> list[Table | Text]:
     """How much the workers of each policy computed, and how stale it was."""
     heads = ("policy", "batches/s", "staleness", "largest", "a worker's share of batches %")
     table = Table(*heads, box=None, pad_edge=False)

@@ -22,8 +22,8 @@ from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from services.cli.demo.plan import Plan
-    from services.cli.demo.summary import Summary
+    from services.cli.demo.plan import DemoPlan
+    from services.cli.demo.summary import DemoSummary
 
 _LOGS, _MACHINES, _MARKET, _MODEL = "logs", "machines", "market.json", "digits.safetensors"
 _TEST = "model-test.log"
@@ -80,7 +80,7 @@ def demo(
     # What the processes need takes longer to load than all else until they are at work.
     prepare("coordinator", *(["provisioner", "admin"] if provision else ["worker"]))
     from common.embedded.stack import EmbeddedStack
-    from services.cli.demo.plan import Plan
+    from services.cli.demo.plan import DemoPlan
     from services.cli.demo.summary import draw
     from services.cli.local import made, with_market
 
@@ -88,7 +88,7 @@ def demo(
     kafka, redis = before.get("kafka", ""), before.get("redis", "")
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
     seconds = seconds or (_RENTED_SECONDS if provision else _SECONDS)
-    plan = Plan(
+    plan = DemoPlan(
         name=f"demo-{datetime.now(UTC):%m%d-%H%M%S}",
         records=int(rate * seconds),
         rate_per_s=rate,
@@ -128,7 +128,9 @@ def demo(
         raise typer.Exit(exits.FAILED)
 
 
-def _perform(plan: Plan, settings: Settings, out: Path, ending: Ending, began: float) -> Summary:
+def _perform(
+    plan: DemoPlan, settings: Settings, out: Path, ending: Ending, began: float
+) -> DemoSummary:
     from common.data.digits import load_digits
     from services.cli.demo.judge import judge
     from services.cli.demo.run import Demo

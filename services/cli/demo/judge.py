@@ -12,16 +12,16 @@ from common.errors import DollError
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
-from services.cli.demo.summary import Account, Bill, Summary
+from services.cli.demo.summary import Account, DemoBill, DemoSummary
 
 if TYPE_CHECKING:
     from common.core.messages import Positions, UpdateApplied
     from common.core.spans import Partition, Span
-    from services.cli.demo.run import Demo, FleetWatch
+    from services.cli.demo.run import Demo, DemoFleetView
     from services.cli.demo.tested_model import ModelTest
 
 
-def judge(demo: Demo, test: ModelTest) -> Summary:
+def judge(demo: Demo, test: ModelTest) -> DemoSummary:
     """Fold what Kafka holds, count every record, and hear how good the model is.
 
     Raises:
@@ -41,7 +41,7 @@ def judge(demo: Demo, test: ModelTest) -> Summary:
         bill, ends = None, demo.ends
     else:  # it is, as far as the job got
         bill, ends = _bill(demo, demo.fleet, len(updates)), proof.settled
-    return Summary(
+    return DemoSummary(
         job=demo.plan.name,
         account=account(proof, first, ends),
         flaws=tuple(f"{flaw.kind}: {flaw.where}" for flaw in proof.flaws),
@@ -96,14 +96,14 @@ def mean_accuracy(updates: Sequence[UpdateApplied]) -> float:
     return right / max(1, sum(update.samples for update in judged))
 
 
-def _bill(demo: Demo, fleet: FleetWatch, updates: int) -> Bill:
+def _bill(demo: Demo, fleet: DemoFleetView, updates: int) -> DemoBill:
     plan, ledger = demo.plan, fleet.ledger
     if (settled := ledger.settled) is None:
         raise DollError("the provisioner has not settled the job")
     runtime_s = (demo.progress.updates.last_at_s or 0.0) - demo.record.submitted_s
     on_demand_usd, predicted_usd = plan.on_demand_only_usd, settled.predicted_usd or 0.0
     spot_usd = [each.usd_per_hour.get("spot", 0.0) for each in ledger.plans]
-    return Bill(
+    return DemoBill(
         ended=demo.ended_by,
         in_time=updates >= plan.updates and runtime_s <= plan.deadline_s,
         updates_asked=plan.updates,

@@ -56,7 +56,7 @@ _START_S = 12.0  # until the first machines are at work: several processes load 
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """The size of a demo."""
 
     name: str  # of the job; nothing of this name may be on the servers yet

@@ -25,9 +25,9 @@ from common.spot.provisioning.records import Ended, Planned, PlanRecord, Started
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from services.cli.commands import sources
-from services.cli.commands.producing import Schedule, send_all
-from services.cli.demo.plan import Plan, Preemption
-from services.cli.demo.screen import Glance, Screen
+from services.cli.commands.producing import ArrivalSchedule, send_all
+from services.cli.demo.plan import DemoPlan, Preemption
+from services.cli.demo.screen import DemoStatus, Screen
 from services.cli.local import open_page, start_services
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _MOST_UNSETTLED = 40_000
 _log = event_logger(__name__)
 
 
-class FleetWatch:
+class DemoFleetView:
     """What a demo sees of its machines: the plans topic, which must be there, in sentences."""
 
     def __init__(self, log: Log, job: str) -> None:
@@ -117,12 +117,12 @@ class Demo:
     """
 
     def __init__(
-        self, plan: Plan, settings: Settings, logs: Path, screen: Screen, ending: Ending
+        self, plan: DemoPlan, settings: Settings, logs: Path, screen: Screen, ending: Ending
     ) -> None:
         self.plan = plan
         self.ended_by = ""  # with a market: why the job did
         self.pause_s: float | None = None  # from the kill to the next update
-        self.fleet: FleetWatch | None = None
+        self.fleet: DemoFleetView | None = None
         self.log = open_log(settings, "demo")
         self._screen = screen
         self._ending = ending
@@ -130,7 +130,7 @@ class Demo:
         self._sent = 0
         self._preemption = Preemption(plan.records // 2, plan.away_s)
         self._began_s = 0.0  # to stream, since 1970
-        self._book = JobStore(self.log)
+        self._job_store = JobStore(self.log)
         spec = plan.job()
         for stream in spec.streams:
             self.log.create_topics([NewTopic(stream, plan.partitions)])
@@ -140,13 +140,13 @@ class Demo:
         if plan.provision:
             self._page = open_page(settings, logs, plan.name, "viewer")
             self._services.append(self._page.service)
-        self.record = self._book.submit(spec)
+        self.record = self._job_store.submit(spec)
         job = self.record.id
         self.store = CheckpointStore(open_blobs(settings), job)
         self.ends: Positions = dict(self.record.first)  # after the last record produced
         if plan.provision:
             self.log.create_topics([NewTopic(plans_topic(job), kept_forever=True)])
-            self.fleet = FleetWatch(self.log, job)
+            self.fleet = DemoFleetView(self.log, job)
         self._board = open_board(settings, job)
         self._history = HistoryReader(job, self.log)
         self._poller = Poller(self.record, lambda: self.log, lambda _: self._board, _log)
@@ -158,7 +158,7 @@ class Demo:
         self._history.close()
         if self.fleet is not None:
             self.fleet.close()
-        self._book.close()
+        self._job_store.close()
         with contextlib.suppress(UnavailableError):
             self._board.wipe()  # of a server that goes on
         self._board.close()
@@ -199,7 +199,7 @@ class Demo:
         whole = self._until(self._at_rest, _DRAIN_S)
         # If not whole, the audit will tell what is missing.
         self._enter("judging", "every record is settled" if whole else "something is missing")
-        self._book.want(self.plan.name, "stopped", "the demo is over")
+        self._job_store.want(self.plan.name, "stopped", "the demo is over")
 
     def _run_to_deadline(self, data: Records) -> None:
         """Stream until the job is over, and see its machines given back."""
@@ -230,7 +230,7 @@ class Demo:
             for sent, _ in send_all(
                 islice(values, records),
                 send,
-                schedule=Schedule(plan.rate_per_s),
+                schedule=ArrivalSchedule(plan.rate_per_s),
                 room=lambda sent: _MOST_UNSETTLED - (sent - self._settled()),
                 clock=monotonic,
                 wait=lambda wait_s: self._turn(max(wait_s, _TURN_S)),
@@ -260,7 +260,7 @@ class Demo:
                 self._screen.happened(what, now, style)
         else:
             self._preempt(now)
-        self._screen.show(self._glance, now)
+        self._screen.show(self._status, now)
 
     def _check_services(self) -> None:
         for service in self._services:
@@ -334,7 +334,7 @@ class Demo:
         Raises:
             UnavailableError: If it is too late for that.
         """
-        record = self._book.refresh(0.0).get(self.plan.name)
+        record = self._job_store.refresh(0.0).get(self.plan.name)
         if record is not None and record.wanted == "stopped":
             self.ended_by = record.reason
             return True
@@ -349,10 +349,10 @@ class Demo:
         latest = self.store.latest()
         return latest is not None and latest.version >= self.progress.version
 
-    def _glance(self) -> Glance:
+    def _status(self) -> DemoStatus:
         now_s = time.time()
         numbers = self.progress.numbers(now_s)
-        return Glance(
+        return DemoStatus(
             phase=self._phase,
             sent=self._sent,
             total=self.plan.records,

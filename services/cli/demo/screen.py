@@ -19,7 +19,7 @@ _LINE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class DemoStatus:
     """The state of a demo at one moment; None is not known yet."""
 
     phase: str
@@ -83,30 +83,30 @@ class Screen:
         """Print something as it is, to stay."""
         self._console.print(Text(text), soft_wrap=True)
 
-    def show(self, look: Callable[[], Glance], now: float) -> None:
+    def show(self, look: Callable[[], DemoStatus], now: float) -> None:
         """Draw what `look` returns, unless that was done a moment ago."""
         if now < self._next_at:
             return
-        glance = look()
+        status = look()
         if self._live is not None:
             self._next_at = now + _PICTURE_EVERY_S
-            self._live.update(_picture(glance, list(self._events)), refresh=True)
+            self._live.update(_picture(status, list(self._events)), refresh=True)
         else:
             self._next_at = now + _LINE_EVERY_S
-            numbers = "  ".join(f"{name} {value}" for name, value in glance.pairs())
-            line = f"{now - self._began:6.1f} s  {glance.sent:,}/{glance.total:,} sent  {numbers}"
+            numbers = "  ".join(f"{name} {value}" for name, value in status.pairs())
+            line = f"{now - self._began:6.1f} s  {status.sent:,}/{status.total:,} sent  {numbers}"
             self._console.print(Text(line), soft_wrap=True)
 
 
-def _picture(glance: Glance, events: list[Text]) -> Group:
+def _picture(status: DemoStatus, events: list[Text]) -> Group:
     bar = Table.grid(padding=(0, 2))
     bar.add_row(
-        Text(glance.phase, "bold"),
-        ProgressBar(total=max(glance.total, 1), completed=glance.sent, width=40),
-        f"{glance.sent:,} of {glance.total:,} records sent",
+        Text(status.phase, "bold"),
+        ProgressBar(total=max(status.total, 1), completed=status.sent, width=40),
+        f"{status.sent:,} of {status.total:,} records sent",
     )
-    numbers = Table(*(name for name, _ in glance.pairs()), box=None, header_style="dim")
-    numbers.add_row(*(Text(value, "bold") for _, value in glance.pairs()))
+    numbers = Table(*(name for name, _ in status.pairs()), box=None, header_style="dim")
+    numbers.add_row(*(Text(value, "bold") for _, value in status.pairs()))
     return Group(bar, numbers, Text(), *events)
 
 

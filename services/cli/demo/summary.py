@@ -29,7 +29,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class DemoBill:
     """What came of the deadline, and what it cost."""
 
     ended: str  # why the job did
@@ -51,7 +51,7 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DemoSummary:
     """The result of a demo."""
 
     job: str
@@ -69,7 +69,7 @@ class Summary:
     preemptions: int
     pause_after_preemption_s: float | None  # until the next update, where one worker was killed
     longest_pause_s: float  # between two updates
-    bill: Bill | None = None  # with a market
+    bill: DemoBill | None = None  # with a market
     kafka: str = ""
     redis: str = ""
     seconds: float = 0.0  # the whole command
@@ -90,7 +90,7 @@ class Summary:
         return _rounded(data, 4) | _rounded(bill, 6)  # a demo costs cents
 
 
-def draw(summary: Summary) -> Group:
+def draw(summary: DemoSummary) -> Group:
     """The table, the learning curve and the verdict."""
     table = Table(box=None, show_header=False)
     table.add_column(style="dim")
@@ -119,7 +119,7 @@ def thinned(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
 
 
-def _of_proof(summary: Summary) -> list[tuple[str, str]]:
+def _of_proof(summary: DemoSummary) -> list[tuple[str, str]]:
     counts, pause_s = summary.account, summary.pause_after_preemption_s
     unused = f"{counts.skipped:,}, {counts.expired:,}, {counts.quarantined:,}"
     return [
@@ -138,7 +138,7 @@ def _of_proof(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _of_bill(summary: Summary, bill: Bill) -> list[tuple[str, str]]:
+def _of_bill(summary: DemoSummary, bill: DemoBill) -> list[tuple[str, str]]:
     counts = summary.account
     spot_price = f"{bill.lowest_usd_per_hour:.4f} to {bill.highest_usd_per_hour:.4f}"
     return [
@@ -159,7 +159,7 @@ def _of_bill(summary: Summary, bill: Bill) -> list[tuple[str, str]]:
     ]
 
 
-def _verdict(summary: Summary) -> Text:
+def _verdict(summary: DemoSummary) -> Text:
     if not summary.sound:
         return Text("NOT every record was used exactly once", "bold red")
     if summary.bill is None:

@@ -85,8 +85,8 @@ def main() -> int:
 
     job, output = sys.argv[1:]
     settings = read_settings(os.environ)
-    with closing(open_log(settings, "test")) as log, closing(JobStore(log)) as book:
-        record = book.get(job)
+    with closing(open_log(settings, "test")) as log, closing(JobStore(log)) as job_store:
+        record = job_store.get(job)
     store = CheckpointStore(open_blobs(settings), record.id)
     latest = store.latest()
     if latest is None:

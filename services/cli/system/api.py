@@ -15,15 +15,15 @@ from common.api.answers import (
     JobList,
     JobSummary,
     KeptVersions,
+    PlanAnswer,
     PricesAnswer,
-    Progress,
+    ProgressAnswer,
     ProvisioningAnswer,
     QuarantineAnswer,
     QuarantinedBatchAnswer,
     RemainsAnswer,
     RequeueAnswer,
     SubmittedJob,
-    ToldPlan,
     UnreadableRecord,
     UpdateAnswer,
     UpdatesPage,
@@ -63,12 +63,12 @@ class Picture(NamedTuple):
         return f"{self.job.state}: {self.job.why}" if self.job.why else self.job.state
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressAnswer:
         """How far the job is."""
         return self.job.progress
 
 
-class Model(NamedTuple):
+class PulledModel(NamedTuple):
     """A model's weights as safetensors, and the update that made them."""
 
     epoch: int
@@ -181,7 +181,7 @@ class Api:
         alive = None if workers.board_away else statuses.count("alive")
         return Picture(job, alive, statuses.count("leaving"), updates)
 
-    def model(self, name: str, version: str) -> Model:
+    def model(self, name: str, version: str) -> PulledModel:
         """Return a version of a model: a number, `newest` or `best`."""
         parameters = {"version": version}
         answer = self._ask("GET", path_of(name, "model"), parameters=parameters, model=True)
@@ -189,7 +189,7 @@ class Api:
             epoch, number = (int(answer.headers[f"doll-{what}"]) for what in ("epoch", "version"))
         except (KeyError, ValueError) as error:
             raise self._service.strange(error) from error
-        return Model(epoch, number, answer.content)
+        return PulledModel(epoch, number, answer.content)
 
     def versions(self, name: str) -> KeptVersions:
         """Return versions whose weights are kept, newest first."""
@@ -197,10 +197,10 @@ class Api:
 
     # --- provisioning ----------------------------------------------------------------------------
 
-    def plan(self, request: PlanRequest) -> ToldPlan:
+    def plan(self, request: PlanRequest) -> PlanAnswer:
         """Plan how many workers shall run on spot machines; `GivenError` names fields."""
         body = request.model_dump_json(exclude_defaults=True).encode()
-        return self._read(self._ask("POST", "/v1/provisioning/plan", body), ToldPlan)
+        return self._read(self._ask("POST", "/v1/provisioning/plan", body), PlanAnswer)
 
     def provisioning(self, name: str) -> ProvisioningAnswer:
         """Return how a job's machines are rented, with its last plans."""

@@ -114,7 +114,7 @@ class Keeper:
 def keep(
     keepers: Iterable[Keeper],
     is_over: Callable[[], bool],
-    tell: Callable[[str], object],
+    report: Callable[[str], object],
     clock: Callable[[], float],
     sleep: Callable[[float], object],
 ) -> None:
@@ -123,7 +123,7 @@ def keep(
     Args:
         keepers: One keeper for each process.
         is_over: Called before each poll.
-        tell: Receives one line for each death.
+        report: Receives one line for each death.
         clock: Returns the time in seconds, by a monotonic clock.
         sleep: Waits for a number of seconds.
 
@@ -135,7 +135,7 @@ def keep(
         sleep(LOOK_S)
         for keeper in all_of_them:
             if said := keeper.look(clock()):
-                tell(said)
+                report(said)
 
 
 def how_it_ended(code: int) -> str:

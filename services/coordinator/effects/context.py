@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from common.ports.servers import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.outages import Outage
-    from services.coordinator.inbox import Inbox
+    from services.coordinator.inbox import CoordinatorInbox
     from services.coordinator.metrics_observer import MetricsObserver
-    from services.coordinator.replica import Replica
+    from services.coordinator.replica import CoordinatorReplica
 
 
 @dataclass(slots=True)
 class JobContext:
     """One job in one replica; its actor alone changes it."""
 
-    replica: Replica
+    replica: CoordinatorReplica
     record: JobRecord  # as its part in this process began
     spec: JobSpec  # the newest
     board: Board
-    inbox: Inbox
+    inbox: CoordinatorInbox
     observer: MetricsObserver
     log: EventLogger  # bound to the job, and to the epoch while this replica leads
     outage: Outage  # of Redis
     changes: Changes = field(default_factory=Changes)
     role: Literal["standby", "candidate", "leader"] = "standby"
-    calm: bool = False  # nothing happens: what it asks of Redis can wait for others
+    idle: bool = False  # nothing happens: what it asks of Redis can wait for others
     ends: bool = False  # its end waits for the last checkpoint, or to be written down
     members: bool = False  # hold the weights
     weights: Trainer | None = None  # of a candidate or a leader
@@ -55,7 +55,7 @@ class JobContext:
 
     def newest(self) -> JobRecord | None:
         """Return the job as it is wanted now; None if it was deleted, even if its name lives on."""
-        record = self.replica.book.read().get(self.record.spec.name)
+        record = self.replica.job_store.read().get(self.record.spec.name)
         return record if self.record.is_same_job(record) else None
 
     def fail(self, fault: BaseException) -> None:

@@ -17,7 +17,7 @@ from common.core.snapshot_search import AGAIN_S
 from common.errors import UnavailableError
 from common.telemetry.logging import StageTimes
 from common.telemetry.outages import OutageNotifier
-from services.coordinator.effects.ending import Ending
+from services.coordinator.effects.ending import JobEnding
 from services.coordinator.effects.lease import Lease
 from services.coordinator.effects.publishing import ModelPublisher, OrderPublisher
 from services.coordinator.effects.records import RecordWriter
@@ -49,7 +49,7 @@ class Effects:
         self.snapshots = snapshots = SnapshotPublisher(job)
         self._records = records = RecordWriter(job)
         self.leadership = leadership = Leadership(job, lease, snapshots.store)
-        self.ending = ending = Ending(job, lease, models, snapshots, records, leadership)
+        self.ending = ending = JobEnding(job, lease, models, snapshots, records, leadership)
         self._notifier = OutageNotifier(job.board, job.replica.name, job.record.spec.name)
         self._times = StageTimes()
         self._handlers: dict[type, Callable[[Any], Iterable[events.CoordinatorEvent] | None]] = {
@@ -71,8 +71,8 @@ class Effects:
             do.OpenPartition: records.open_partition,
             do.CopyWeights: snapshots.copy,
             do.PublishSnapshot: snapshots.take,
-            do.DeadLetterRecords: snapshots.letters.add,
-            do.DeadLetterBatch: snapshots.letters.add,
+            do.DeadLetterRecords: snapshots.dead_letters.add,
+            do.DeadLetterBatch: snapshots.dead_letters.add,
             do.Drop: self._drop,
             do.Hold: ending.hold,
             do.Finish: ending.finish,
@@ -121,7 +121,7 @@ class Effects:
             self._records.close()
         finally:
             self._job.board.close()
-            self._times.tell(self._job.log)
+            self._times.log(self._job.log)
 
     def _begin(self, command: do.Begin) -> None:
         job = self._job

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from services.coordinator.leadership import Leadership
 
 UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
-TELL_S = 2.0  # between attempts to write down that a job is held, or at its end
+WRITE_RETRY_S = 2.0  # between attempts to write down that a job is held, or at its end
 
 _UNNAMED = re.compile(r"`doll job resume(?=`| --)")
 
@@ -35,7 +35,7 @@ class _Waiting(NamedTuple):
     until: float  # how long the upload of its last checkpoint is waited for
 
 
-class Ending:
+class JobEnding:
     """Writes down in the jobs topic that a job is held, or at its end."""
 
     def __init__(
@@ -57,44 +57,44 @@ class Ending:
         self.hold_written = False  # the jobs topic says that it is held
         self._held: do.Hold | None = None  # while the jobs topic does not say it
         self._waiting: _Waiting | None = None
-        self._tell_at = 0.0
+        self._write_at = 0.0
 
     def due(self) -> float:
         """When `poll` has something to do that nobody would wake it for."""
         if self._waiting is not None:
             return monotonic() + self._lease.ttl_s / RENEWALS
-        return self._tell_at if self._held is not None else inf
+        return self._write_at if self._held is not None else inf
 
     def poll(self) -> None:
         """Do what waited for Kafka, or for an upload."""
         if self._held is not None:
-            self._tell_held(self._held)
+            self._write_hold(self._held)
         if self._waiting is not None:
             self._go_on_ending(self._waiting)
 
     def hold(self, command: do.Hold) -> None:
         """Hold the job until a person resumes it."""
-        self._held, self._tell_at = command, 0.0
+        self._held, self._write_at = command, 0.0
         self._job.log.error("job_held", reason=self.named(command.reason), detail=command.detail)
-        self._tell_held(command)
+        self._write_hold(command)
 
     def named(self, reason: str) -> str:
         """Complete the commands in a reason: who decides knows topics at most, and not the name."""
         return _UNNAMED.sub(f"\\g<0> {self._job.record.spec.name}", reason)
 
-    def _tell_held(self, held: do.Hold) -> None:
+    def _write_hold(self, held: do.Hold) -> None:
         """Write down why the job is held, until the jobs topic has it: else nobody would know."""
-        if monotonic() < self._tell_at:
+        if monotonic() < self._write_at:
             return
         try:
             if self._job.newest() is not None:
                 with suppress(NotFoundError):  # it was deleted since
-                    book = self._job.replica.book
-                    book.hold(self._job.id, self.named(held.reason), held.detail)
+                    job_store = self._job.replica.job_store
+                    job_store.hold(self._job.id, self.named(held.reason), held.detail)
             self._held, self.hold_written = None, True
         except (UnavailableError, ConflictError) as error:
             self._job.log.warning("hold_not_written", reason=str(error))
-            self._tell_at = monotonic() + TELL_S
+            self._write_at = monotonic() + WRITE_RETRY_S
 
     def finish(self, command: do.Finish) -> None:
         """End the job once its last checkpoint is uploaded."""
@@ -119,7 +119,7 @@ class Ending:
             if now < waiting.until:
                 return
             self._job.log.error("last_checkpoint_late", waited_s=UPLOAD_S)
-        if now < self._tell_at:
+        if now < self._write_at:
             return
         if (name := self._snapshots.unnamed) is not None:  # the leader that would name it has ended
             self._snapshots.unnamed = None
@@ -128,7 +128,7 @@ class Ending:
             self._write_end(waiting.end)
         except UnavailableError as error:
             self._job.outage.met(error)
-            self._tell_at = now + TELL_S
+            self._write_at = now + WRITE_RETRY_S
             return
         self._waiting, self.finished, self._job.ends = None, True, False
         self._leadership.stand_by()
@@ -141,7 +141,7 @@ class Ending:
         if record is not None and not end.stopped:
             try:
                 with suppress(NotFoundError):  # it was deleted since
-                    job.replica.book.finish(job.id, end.reason, end.revision)
+                    job.replica.job_store.finish(job.id, end.reason, end.revision)
             except ConflictError as error:
                 # Its deadline may be another: whoever leads it next decides.
                 job.log.info("job_goes_on", reason=str(error))

@@ -56,7 +56,7 @@ class Lease:
                 return
         self._asked = True
         answered = job.inbox.answer(self._answered, any_role=True)
-        self._exchange.hold_lease(job.id, job.replica.name, self.ttl_s, answered, soon=not job.calm)
+        self._exchange.hold_lease(job.id, job.replica.name, self.ttl_s, answered, soon=not job.idle)
 
     def _answered(self, held: bool) -> Iterator[events.CoordinatorEvent]:  # noqa: FBT001 -- an answer
         job = self._job

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from common.core import events
 from common.core.messages import Gradient, ModelId
 from common.core.snapshot_schedule import is_offered
-from common.learning.significance import Compression, View
+from common.learning.significance import Compression, KnownWeights
 from common.wire.vectors import encode_sparse
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from services.coordinator.effects.context import JobContext
 
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
-MOST_TOLD = 200  # lines of one leadership about members: whoever forges names fills no disk
+MOST_MEMBER_LINES = 200  # lines of one leadership about members: whoever forges names fills no disk
 _UNCHANGED: tuple[ModelId | UnsetType, bytes | UnsetType] = (UNSET, UNSET)
 
 
@@ -35,7 +35,7 @@ class ModelPublisher:
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
-        self.view: View | None = None  # of a leader that sends workers what changes
+        self.view: KnownWeights | None = None  # of a leader that sends workers what changes
         self._viewed: ModelId | None = None  # the model that the view is of
         self._changed = _UNCHANGED  # since which model, and how, for the next trigger
         self._offered: ModelId | None = None
@@ -114,7 +114,7 @@ class ModelPublisher:
         elif not self._travels_inside:
             self._job.board.put_model(model, self._job.trainer.weights())
 
-    def _follow(self, view: View, model: ModelId) -> None:
+    def _follow(self, view: KnownWeights, model: ModelId) -> None:
         """Let the view be one of this model; it is put whole where most of it has changed."""
         if self._viewed == model:
             return
@@ -124,11 +124,11 @@ class ModelPublisher:
             self._put_whole(model)
             return
         weights = np.frombuffer(self._job.trainer.weights(), np.float32)
-        told = view.follow(weights, model.version)
-        if told is None:
+        changes = view.follow(weights, model.version)
+        if changes is None:
             self._job.board.put_model(model, view.weights.data.cast("B"))
         elif since is not None:
-            self._changed = since, encode_sparse(told)
+            self._changed = since, encode_sparse(changes)
 
     def _compress(self) -> None:
         """Let workers know the weights in hand, and of later ones what changes; or what they know.
@@ -141,7 +141,7 @@ class ModelPublisher:
         if self.view is None:
             trainer = self._job.trainer
             weights = np.frombuffer(trainer.weights(), np.float32)
-            self.view = View(weights, trainer.parameter_count, compression)
+            self.view = KnownWeights(weights, trainer.parameter_count, compression)
             self._viewed = self._job.in_hand
         else:
             self.view.compression = compression
@@ -163,7 +163,7 @@ class OrderPublisher:
         self._status: LeaderStatus | None = None  # the newest
         self._triggers = ""  # the stream that its triggers are in
         self._stage = 0  # of those who own slices, in this leadership
-        self._told_of = set[tuple[str, str, str]]()  # what the log says of its members
+        self._reported_members = set[tuple[str, str, str]]()  # what the log says of its members
         # Workers as seen last, and in which leadership; of the thread that sees them.
         self._seen: tuple[int, dict[WorkerId, Heartbeat]] | None = None
 
@@ -171,7 +171,7 @@ class OrderPublisher:
         """A leadership begins, of which nobody has seen anything."""
         self.lost = self._stated = False
         self._status, self._triggers, self._stage = None, "", 0
-        self._told_of.clear()
+        self._reported_members.clear()
 
     def post(self, command: do.PostTrigger) -> None:
         """Post a trigger, in a new stream if it moves or if something there keeps it out."""
@@ -202,13 +202,13 @@ class OrderPublisher:
             return before != self._seen
 
         seen = job.inbox.answer(lambda beats: (events.WorkersSeen(beats),), wakes=are_news)
-        job.replica.exchange.alive(job.id, seen, soon=not job.calm)
+        job.replica.exchange.alive(job.id, seen, soon=not job.idle)
 
     def _put(self, leader_status: LeaderStatus) -> None:
         job, lost = self._job, self.lost  # then the actor waits for an answer, to put them again
         said = replace(leader_status, triggers=self._triggers)
         answered = job.inbox.answer(self._put_answered, wakes=lambda stood: lost or not stood)
-        job.replica.exchange.put_leader_status(job.id, said, answered, soon=not job.calm)
+        job.replica.exchange.put_leader_status(job.id, said, answered, soon=not job.idle)
 
     def _put_answered(self, stood: bool) -> Iterator[events.CoordinatorEvent]:  # noqa: FBT001 -- an answer
         """The status is on the board; if none stood there before, the board came back empty."""
@@ -228,11 +228,13 @@ class OrderPublisher:
             before, self._stage = self._stage, group.stage
             if before not in {0, group.stage}:
                 log.info("stage_switched", before=before, stage=group.stage)
-        told = [("left_out", worker, why) for worker, why in group.left_out.items()]
+        lines = [("left_out", worker, why) for worker, why in group.left_out.items()]
         for worker, most_s in group.waits.items():
-            told.append(("updates_wait", worker, f"it copies the weights, {most_s:g} s at most"))
-        for event, worker, why in told:
-            if (event, worker, why) not in self._told_of and len(self._told_of) < MOST_TOLD:
-                self._told_of.add((event, worker, why))
+            lines.append(("updates_wait", worker, f"it copies the weights, {most_s:g} s at most"))
+        for event, worker, why in lines:
+            if (event, worker, why) not in self._reported_members and len(
+                self._reported_members
+            ) < MOST_MEMBER_LINES:
+                self._reported_members.add((event, worker, why))
                 say = log.warning if event == "left_out" else log.info
                 say(event, worker=worker, reason=why)

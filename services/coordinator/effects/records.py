@@ -35,7 +35,7 @@ class RecordWriter:
         try:
             self._writer.append(topic, wire.encode_claim(record))
         except UnknownTopicError:
-            yield events.Trouble(deleted(topic))
+            yield events.HoldRequired(deleted(topic))
             return
         self._job.log.info(
             "opens_partition",
@@ -54,7 +54,7 @@ class RecordWriter:
             yield events.AttemptFailed(f"a decision could not be written: {error}")
             return
         except UnknownTopicError:
-            yield events.Trouble(deleted(topic))
+            yield events.HoldRequired(deleted(topic))
             return
         if isinstance(record, Lead):
             # What costs something is done: until Kafka gives it back, others can go on.

@@ -17,7 +17,7 @@ from common.core.messages import GENESIS, ModelId, Positions
 from common.core.snapshots import Snapshot, genesis
 from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
 from common.learning.checkpoint import model_in
-from common.storage.manifest import told
+from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import (
     FoundSnapshot,
     SnapshotFile,
@@ -173,7 +173,7 @@ class SnapshotStore:
         listed = (
             f"{len(found)} readable checkpoints" if len(found) != 1 else "1 readable checkpoint"
         )
-        listed += f", the newest {told(newest)}" if newest else ""
+        listed += f", the newest {format_model_id(newest)}" if newest else ""
         said = "; ".join(filter(None, [f"{self._checkpoints.where} has {listed}", content.hint]))
         read = [
             stored._replace(trainer=partial(self._read, name, stored.trainer))
@@ -187,7 +187,9 @@ class SnapshotStore:
 
         To begin again in silence would take back all that they hold.
         """
-        reasons = [f"{told(name)}: {why}" for name, why in sorted(self._unreadable.items())]
+        reasons = [
+            f"{format_model_id(name)}: {why}" for name, why in sorted(self._unreadable.items())
+        ]
         reasons += [self._hint] if self._hint else []
         if not reasons:
             return ""
@@ -232,7 +234,7 @@ class SnapshotStore:
 
     def _pass_over(self, name: ModelId, reason: str) -> None:
         self._unreadable[name] = reason
-        self._log.warning("checkpoint_unreadable", name=told(name), reason=reason)
+        self._log.warning("checkpoint_unreadable", name=format_model_id(name), reason=reason)
 
     # --- what a leader leaves ----------------------------------------------------------------
 
@@ -325,7 +327,9 @@ class SnapshotStore:
             elif made.state:
                 self._checkpoints.put_state(of, saved.trainer)
                 if self._checkpoints.state(of) != saved.trainer:
-                    raise CorruptError(f"the state of {told(of)} is not what was written")
+                    raise CorruptError(
+                        f"the state of {format_model_id(of)} is not what was written"
+                    )
                 saved = saved._replace(snapshot=replace(saved.snapshot, stored=(of,)))
             self._checkpoints.save(
                 name,
@@ -337,7 +341,7 @@ class SnapshotStore:
             try:
                 self._checkpoints.verify(name)
             except CorruptError as error:
-                where = f"{told(name)} was written and cannot be read back"
+                where = f"{format_model_id(name)} was written and cannot be read back"
                 raise CorruptError(f"{where}: {error}") from error
             self._log.info("checkpoint_written", epoch=name.epoch, version=name.version)
             self._verified(name)
@@ -386,7 +390,7 @@ class SnapshotPublisher:
             stored=self._stored,
             verified=self._verified,
         )
-        self.letters = DeadLetters(
+        self.dead_letters = DeadLetters(
             job.id,
             log=replica.log,
             spans=replica.spans,
@@ -434,7 +438,7 @@ class SnapshotPublisher:
 
     def publish(self) -> None:
         """Publish the snapshot that waits, once the dead letters that it leaves are delivered."""
-        if self._unpublished is None or not self.letters.all_delivered:
+        if self._unpublished is None or not self.dead_letters.all_delivered:
             return
         waited, self._unpublished = self._unpublished, None
         try:
@@ -448,7 +452,7 @@ class SnapshotPublisher:
 
     def close(self) -> None:
         """Write no more letters, and upload no more."""
-        self.letters.end()
+        self.dead_letters.end()
         self.store.end()
 
     def _stored(self, made: ModelId) -> None:

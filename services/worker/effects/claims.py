@@ -120,7 +120,7 @@ class ClaimSender:
 
     def close(self) -> None:
         """Let go of the connection."""
-        self._times.tell(self._log)
+        self._times.log(self._log)
         self._writer.close()
 
     def _deliver(

@@ -18,7 +18,7 @@ from common.core.liveness import (
     WAITING,
 )
 from common.errors import DollError, LateError, RefusedError, UnavailableError, UnreachableError
-from common.ports.servers import EndReached, Fetched, OutOfRange, Truncated
+from common.ports.servers import Fetched, LogEndReached, LogTruncated, OutOfRange
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _STATUSES: dict[type[Exception], str] = {
 }
 
 
-OfPartition: TypeAlias = Fetched | EndReached | OutOfRange | Truncated
+OfPartition: TypeAlias = Fetched | LogEndReached | OutOfRange | LogTruncated
 
 
 class SchemaFinder:

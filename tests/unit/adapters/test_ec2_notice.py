@@ -205,7 +205,7 @@ def test_whatever_comes_back_is_no_notice_or_an_error_of_ours(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(instant=st.datetimes(timezones=st.just(UTC)), hours=st.integers(-23, 23), action=st.text())
-def test_any_instant_that_can_be_written_can_be_told(
+def test_any_instant_that_can_be_written_can_be_read(
     server: MetadataServer, notices: Ec2Notices, instant: datetime, hours: int, action: str
 ) -> None:
     written = f"{instant.replace(tzinfo=None).isoformat()}{hours:+03}:30"

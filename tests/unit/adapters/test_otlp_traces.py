@@ -38,12 +38,12 @@ def address(number: int = 0) -> tuple[Span, ...]:
 
 
 @contextmanager
-def telling(collector: str, ratio: float = 1.0) -> Iterator[tuple[OtlpTracer, list[str]]]:
+def tracing(collector: str, ratio: float = 1.0) -> Iterator[tuple[OtlpTracer, list[str]]]:
     """A tracer, and what it said of its trouble."""
-    troubles = list[str]()
-    tracer = OtlpTracer(collector, ratio, "worker", "w1", troubles.append)
+    errors = list[str]()
+    tracer = OtlpTracer(collector, ratio, "worker", "w1", errors.append)
     try:
-        yield tracer, troubles
+        yield tracer, errors
     finally:
         tracer.close()
 
@@ -56,7 +56,7 @@ def traced(tracer: OtlpTracer, number: int = 0) -> BatchTrace:
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
 def test_spans_arrive_with_their_ids_times_and_attributes(path: str) -> None:
-    with Collector() as collector, telling(collector.url + path) as (tracer, troubles):
+    with Collector() as collector, tracing(collector.url + path) as (tracer, errors):
         trace = traced(tracer)
         tracer.span(trace, "batch.wait", AT_S + 1.0, AT_S + 2.0, worker="w1", version=3)
         tracer.span(trace, "batch", AT_S, AT_S + 3.0, root=True, streams=("a", "b"), ready=True)
@@ -72,11 +72,11 @@ def test_spans_arrive_with_their_ids_times_and_attributes(path: str) -> None:
         assert {(span.service, span.instance) for span in collector.spans} == {
             ("doll-worker", "w1")
         }
-        assert (wait.error, troubles) == ("", [])
+        assert (wait.error, errors) == ("", [])
 
 
 def test_what_came_to_nothing_says_why() -> None:
-    with Collector() as collector, telling(collector.url) as (tracer, _):
+    with Collector() as collector, tracing(collector.url) as (tracer, _):
         tracer.span(traced(tracer), "batch.gradient", AT_S, AT_S + 1.0, error="not_finite")
         tracer.close()
         assert collector.spans[0].error == "not_finite"
@@ -84,31 +84,31 @@ def test_what_came_to_nothing_says_why() -> None:
 
 @pytest.mark.parametrize("start_s", [-1.0, 1e300, float("inf"), float("nan"), AT_S + 9.0])
 def test_a_time_that_makes_no_sense_costs_no_other_span(start_s: float) -> None:
-    with Collector() as collector, telling(collector.url) as (tracer, troubles):
+    with Collector() as collector, tracing(collector.url) as (tracer, errors):
         tracer.span(traced(tracer), "batch.read", start_s, AT_S)
         tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
         tracer.close()
         assert [span.name for span in collector.spans] == ["batch.read", "batch.wait"]
         assert collector.spans[0].start_s <= collector.spans[0].end_s
-        assert troubles == []
+        assert errors == []
 
 
 def test_of_what_is_not_sampled_there_is_no_trace() -> None:
-    with telling(NOBODY, 0.01) as (tracer, _):
+    with tracing(NOBODY, 0.01) as (tracer, _):
         sampled = [tracer.trace(JOB, address(number)) is not None for number in range(5_000)]
         assert sum(sampled) == pytest.approx(50, abs=30)
 
 
 def test_threads_do_not_mix_up_their_roots() -> None:
-    with Collector() as collector, telling(collector.url) as (tracer, _):
+    with Collector() as collector, tracing(collector.url) as (tracer, _):
 
-        def tell(first: int) -> None:
+        def send(first: int) -> None:
             for number in range(first, first + 50):
                 trace = traced(tracer, number)
                 tracer.span(trace, "batch", AT_S, AT_S, root=True, number=number)
                 tracer.span(trace, "batch.wait", AT_S, AT_S, number=number)
 
-        threads = [threading.Thread(target=tell, args=(first,)) for first in (0, 100, 200, 300)]
+        threads = [threading.Thread(target=send, args=(first,)) for first in (0, 100, 200, 300)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -124,17 +124,17 @@ def test_threads_do_not_mix_up_their_roots() -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_spans_that_are_sent_elsewhere_are_lost_and_it_is_told(status: int) -> None:
-    with Collector() as collector, telling(collector.url) as (tracer, troubles):
+def test_spans_that_are_sent_elsewhere_are_lost_and_that_is_logged(status: int) -> None:
+    with Collector() as collector, tracing(collector.url) as (tracer, errors):
         collector.status = status
         tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
         tracer.close()
-        (trouble,) = troubles
-        assert f"status {status}: name '/elsewhere' in DOLL_TRACES instead" in trouble
+        (error,) = errors
+        assert f"status {status}: name '/elsewhere' in DOLL_TRACES instead" in error
         assert collector.requests == 1
 
 
-def test_a_collector_that_is_away_is_told_of_once_and_again_when_it_is_back(
+def test_a_collector_that_is_away_is_reported_once_and_again_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # collector   refuses ───────────────│ takes
@@ -142,19 +142,19 @@ def test_a_collector_that_is_away_is_told_of_once_and_again_when_it_is_back(
     # told        trouble                  ""
     monkeypatch.setattr(otlp_traces, "SEND_EVERY_S", 0.01)
     caplog.set_level(logging.DEBUG)
-    with Collector() as collector, telling(collector.url) as (tracer, troubles):
+    with Collector() as collector, tracing(collector.url) as (tracer, errors):
         collector.status = 400
         for number in range(2):
             before = collector.requests
             tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
             until(lambda least=before: collector.requests > least, "it was sent")  # type: ignore[misc]
-        until(lambda: len(troubles) == 1, "trouble is told")
-        assert "Bad Request" in troubles[0]
-        assert collector.url in troubles[0]
+        until(lambda: len(errors) == 1, "trouble is told")
+        assert "Bad Request" in errors[0]
+        assert collector.url in errors[0]
         collector.status = 200
         tracer.span(traced(tracer, 3), "batch.wait", AT_S, AT_S)
-        until(lambda: len(troubles) == 2, "its end is told")
-        assert troubles[1] == ""
+        until(lambda: len(errors) == 2, "its end is told")
+        assert errors[1] == ""
         assert len(collector.spans) == 1
     said = [record for record in caplog.records if record.name.startswith("opentelemetry")]
     assert said == []
@@ -166,7 +166,7 @@ def test_more_spans_than_the_queue_holds_are_lost_without_a_wait_or_a_word(
     monkeypatch.setattr(otlp_traces, "QUEUE_SPANS", 64)
     monkeypatch.setattr(otlp_traces, "REQUEST_SPANS", 16)
     monkeypatch.setattr(otlp_traces, "CLOSE_S", 0.1)
-    with Collector() as collector, telling(collector.url) as (tracer, _):
+    with Collector() as collector, tracing(collector.url) as (tracer, _):
         collector.answering.clear()  # it takes the request, and is silent
         for number in range(2_000):
             tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
@@ -176,7 +176,7 @@ def test_more_spans_than_the_queue_holds_are_lost_without_a_wait_or_a_word(
 
 def test_the_end_waits_for_no_collector_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_traces, "CLOSE_S", 0.2)
-    with Collector() as collector, telling(collector.url) as (tracer, _):
+    with Collector() as collector, tracing(collector.url) as (tracer, _):
         collector.answering.clear()
         tracer.span(traced(tracer), "batch.wait", AT_S, AT_S)
         closing = threading.Thread(target=tracer.close, daemon=True)

@@ -37,8 +37,8 @@ def test_a_loopback_address_among_others_is_refused_in_words(
     with pytest.raises(GroupError) as caught:
         groups.group("view-1", [NEAR, FAR], rank).form()
 
-    told = "no address for others is told by near (127.0.0.1:4000): set DOLL_ADVERTISE where"
-    assert told in str(caught.value)
+    reported = "no address for others is told by near (127.0.0.1:4000): set DOLL_ADVERTISE where"
+    assert reported in str(caught.value)
     assert sorted(caught.value.unreachable) == named
 
 

@@ -18,7 +18,7 @@ from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from services.admin.app import create_app
-from services.admin.service import Limits, Service
+from services.admin.service import AdminService, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,9 +63,9 @@ class World:
         return Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
 
     @property
-    def service(self) -> Service:
+    def service(self) -> AdminService:
         """Behind the application."""
-        service: Service = self.app.state.service
+        service: AdminService = self.app.state.service
         return service
 
     def replica(self) -> World:
@@ -137,8 +137,8 @@ def problem(answer: httpx2.Response, status: int) -> str:
     """Check that an answer is a problem of this status; returns what it says."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    told = answer.json()
-    assert told["status"] == status
-    assert told["instance"] == answer.request.url.path
-    detail: str = told["detail"]
+    problem = answer.json()
+    assert problem["status"] == status
+    assert problem["instance"] == answer.request.url.path
+    detail: str = problem["detail"]
     return detail

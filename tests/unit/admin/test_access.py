@@ -135,7 +135,7 @@ def test_a_browser_gives_the_key_as_a_password(world: World) -> None:
         assert answer.status_code == 200
 
 
-def test_whoever_has_no_key_is_told_how_to_present_one(world: World) -> None:
+def test_caller_without_a_key_learns_how_to_present_one(world: World) -> None:
     answer = world.ask("GET", "/v1/jobs", key=None)
     assert "Authorization: Bearer KEY" in problem(answer, 401)
     assert answer.headers["www-authenticate"] == 'Basic realm="doll", charset="UTF-8"'
@@ -178,9 +178,9 @@ def test_a_key_is_in_no_log_and_in_no_answer(
         world.ask("POST", "/v1/jobs", key="viewer", json={}),
         world.ask("GET", "/v1/jobs", key="doll_secret"),
     ]
-    told = caplog.text + "".join(f"{answer.headers} {answer.text}" for answer in answers)
-    assert world.viewer not in told
-    assert "doll_secret" not in told
+    text = caplog.text + "".join(f"{answer.headers} {answer.text}" for answer in answers)
+    assert world.viewer not in text
+    assert "doll_secret" not in text
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_fault_of_ours_is_logged_and_its_answer_says_nothing_of_it(
     assert "a secret" in caplog.text
 
 
-def test_a_server_that_refuses_is_told_as_such(world: World) -> None:
+def test_a_server_that_refuses_is_reported_as_such(world: World) -> None:
     def refuse() -> None:
         raise OutsideError("Kafka does not know us")
 

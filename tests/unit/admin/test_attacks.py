@@ -217,7 +217,9 @@ def test_body_of_many_values_is_refused_before_they_are_read(world: World) -> No
         assert problem(answer, 422) == "body: must have at most 12,000 values"
 
 
-def test_keys_are_compared_by_their_hashes_so_that_time_tells_nothing_of_them(world: World) -> None:
+def test_keys_are_compared_by_their_hashes_so_that_time_reveals_nothing_of_them(
+    world: World,
+) -> None:
     class Watched(str):
         """A key that is compared with nothing."""
 

@@ -30,7 +30,7 @@ LARGE = "x" * 30_000_000 + " the end"  # no buffer of a system takes it
 
 
 @dataclass(eq=False)
-class Told:
+class Connection:
     """A connection that notes whether it was cut."""
 
     address: str
@@ -45,31 +45,31 @@ class Told:
 # --- who makes place for whom --------------------------------------------------------------------
 
 
-def begun(connections: Connections, *addresses: str, needed: bool = False) -> list[Told]:
-    told = [Told(address, needed) for address in addresses]
-    assert all(connections.begin(each) for each in told)
-    return told
+def begun(connections: Connections, *addresses: str, needed: bool = False) -> list[Connection]:
+    opened = [Connection(address, needed) for address in addresses]
+    assert all(connections.begin(each) for each in opened)
+    return opened
 
 
-def cut(told: list[Told]) -> list[bool]:
-    return [each.was_cut for each in told]
+def cut(opened: list[Connection]) -> list[bool]:
+    return [each.was_cut for each in opened]
 
 
 def test_whoever_waits_longest_makes_place_for_a_new_one_of_its_address() -> None:
     connections = Connections(10, 2)
-    told = begun(connections, "192.0.2.1", "192.0.2.9", "192.0.2.1")
-    connections.waits(told[0])  # its request was answered meanwhile
+    opened = begun(connections, "192.0.2.1", "192.0.2.9", "192.0.2.1")
+    connections.waits(opened[0])  # its request was answered meanwhile
 
     begun(connections, "192.0.2.1")
 
-    assert cut(told) == [False, False, True]
+    assert cut(opened) == [False, False, True]
     assert len(connections) == 3
 
 
 def test_of_all_addresses_together_there_is_a_limit_too() -> None:
     connections = Connections(3, 2)
-    told = begun(connections, "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.4")
-    assert cut(told) == [True, True, False, False, False]
+    opened = begun(connections, "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.4")
+    assert cut(opened) == [True, True, False, False, False]
 
 
 def test_who_answers_a_request_with_a_key_stays_and_the_new_one_does_not() -> None:
@@ -77,7 +77,7 @@ def test_who_answers_a_request_with_a_key_stays_and_the_new_one_does_not() -> No
     begun(connections, "192.0.2.1", "192.0.2.1", needed=True)
     other = begun(connections, "192.0.2.2")
 
-    assert not connections.begin(Told("192.0.2.1"))
+    assert not connections.begin(Connection("192.0.2.1"))
 
     assert cut(other) == [False]
     assert len(connections) == 3
@@ -85,10 +85,10 @@ def test_who_answers_a_request_with_a_key_stays_and_the_new_one_does_not() -> No
 
 def test_what_has_ended_counts_no_more() -> None:
     connections = Connections(3, 1)
-    (told,) = begun(connections, "192.0.2.1", needed=True)
+    (opened,) = begun(connections, "192.0.2.1", needed=True)
     for _ in range(2):
-        connections.end(told)
-        connections.waits(told)
+        connections.end(opened)
+        connections.waits(opened)
     assert len(connections) == 0
     begun(connections, "192.0.2.1")
 
@@ -120,13 +120,13 @@ def test_addresses_of_one_client_count_together(
 def test_there_are_never_more_than_may_be_and_none_that_is_needed_goes(
     happening: list[tuple[str, bool, str]], most: int, per_address: int
 ) -> None:
-    connections, there = Connections(most, per_address), list[Told]()
-    for letter, needed, what in happening:
-        address = f"192.0.2.{ord(letter)}"
+    connections, there = Connections(most, per_address), list[Connection]()
+    for needed_by, needed, what in happening:
+        address = f"192.0.2.{ord(needed_by)}"
         if what == "go" and there:
             connections.end(there.pop(0))
             continue
-        new = Told(address, needed)
+        new = Connection(address, needed)
         mine = [each for each in there if each.address == address]
         full = len(mine) >= per_address
         crowd = mine if full else there if len(there) >= most else []
@@ -157,24 +157,24 @@ class Client:
         """Go on."""
         self.socket.sendall(more)
 
-    def hear(self, until: bytes) -> bytes:
+    def read_until(self, until: bytes) -> bytes:
         """Everything up to something."""
-        heard = bytearray()
-        while until not in heard[-100_000:]:
+        received = bytearray()
+        while until not in received[-100_000:]:
             piece = self.socket.recv(65_536)
-            assert piece, bytes(heard[-1000:])
-            heard += piece
-        return bytes(heard)
+            assert piece, bytes(received[-1000:])
+            received += piece
+        return bytes(received)
 
     def last_words(self) -> bytes:
         """Everything until the service closes the connection."""
-        heard = b""
+        received = b""
         try:
             while piece := self.socket.recv(65_536):
-                heard += piece
+                received += piece
         except ConnectionResetError:  # it was cut while there was more to read
             pass
-        return heard
+        return received
 
 
 @contextmanager
@@ -239,14 +239,14 @@ NO_KEY = b"POST /v1/jobs HTTP/1.1\r\nHost: doll.test\r\nContent-Type: applicatio
 def test_a_request_that_is_not_whole_in_time_is_cut_off(
     port: int, said: bytes, first: bytes, times: int
 ) -> None:
-    told = Client(port, said).last_words()
-    assert told.startswith(first)
-    assert told.count(b"HTTP/1.1 ") == times
+    answer = Client(port, said).last_words()
+    assert answer.startswith(first)
+    assert answer.count(b"HTTP/1.1 ") == times
 
 
 def test_who_goes_on_after_an_answer_must_come_to_an_end_too(port: int) -> None:
     client = Client(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-    client.hear(b'{"ok":true}')
+    client.read_until(b'{"ok":true}')
     client.say(b"\r\n")  # which no request begins with
     assert client.last_words().startswith(b"HTTP/1.1 408 ")
 
@@ -263,8 +263,8 @@ def test_a_body_that_comes_byte_by_byte_is_cut_off(world: World, port: int) -> N
 
 def test_a_key_does_not_help_who_never_ends_a_body(world: World, port: int) -> None:
     length = "Content-Type: application/json", "Content-Length: 9"
-    told = Client(port, head(world, "POST /v1/jobs", *length) + b"{").last_words()
-    status, _, body = told.partition(b"\r\n\r\n")
+    answer = Client(port, head(world, "POST /v1/jobs", *length) + b"{").last_words()
+    status, _, body = answer.partition(b"\r\n\r\n")
     assert status.startswith(b"HTTP/1.1 408 ")
     assert b"content-type: application/problem+json" in status
     assert b"connection: close" in status.lower()
@@ -286,7 +286,7 @@ def test_a_head_without_end_is_not_refused_in_the_middle_of_another_answer(
     world: World, port: int
 ) -> None:
     client = Client(port, head(world, "GET /v1/jobs/digits/events"))
-    client.hear(b"event: job")
+    client.read_until(b"event: job")
     with suppress(ConnectionError):
         client.say(b"GET /healthz HTTP/1.1\r\nX-More: " + b"y" * HEAD_BYTES)
     assert b"431" not in client.last_words()
@@ -294,18 +294,18 @@ def test_a_head_without_end_is_not_refused_in_the_middle_of_another_answer(
 
 def test_who_listens_reads_slowly_or_comes_back_is_not_cut_off(world: World, port: int) -> None:
     events = Client(port, head(world, "GET /v1/jobs/digits/events"))
-    assert b"event: job" in events.hear(b"\n\n")
+    assert b"event: job" in events.read_until(b"\n\n")
     slow = Client(port, head(world, "GET /large"))
     idle = Client(port, head(world, "GET /healthz"))
-    idle.hear(b'{"ok":true}')
+    idle.read_until(b'{"ok":true}')
 
     assert Client(port).last_words()  # longer than any request may take
 
     idle.say(head(world, "GET /healthz"))
-    assert b"200 OK" in idle.hear(b'{"ok":true}')
-    assert slow.hear(b"the end").endswith(b"x the end")
+    assert b"200 OK" in idle.read_until(b'{"ok":true}')
+    assert slow.read_until(b"the end").endswith(b"x the end")
     world.ask("PATCH", "/v1/jobs/digits", json={"reason": "again", "wanted": "paused"})
-    assert b"paused" in events.hear(b"paused")
+    assert b"paused" in events.read_until(b"paused")
 
 
 def test_requests_that_come_before_the_last_answer_are_answered() -> None:
@@ -313,9 +313,9 @@ def test_requests_that_come_before_the_last_answer_are_answered() -> None:
     with served(world, LONG_S) as port:
         two = head(world, "GET /v1/jobs") + head(world, "GET /healthz")
         client = Client(port, two + b"GET /heal")
-        assert client.hear(b'{"ok":true}').count(b"HTTP/1.1 200 OK") == 2
+        assert client.read_until(b'{"ok":true}').count(b"HTTP/1.1 200 OK") == 2
         client.say(b"thz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"200 OK" in client.hear(b'{"ok":true}')
+        assert b"200 OK" in client.read_until(b'{"ok":true}')
     world.close()
 
 
@@ -330,17 +330,17 @@ def test_a_flood_of_half_open_requests_shuts_out_nobody() -> None:
     world.close()
 
 
-def test_where_all_of_an_address_are_needed_a_new_connection_is_told_so() -> None:
+def test_where_all_of_an_address_are_needed_a_new_connection_gets_an_error() -> None:
     world = World(limits=Limits(connections=2))
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     with served(world, LONG_S) as port:
         events = [Client(port, head(world, "GET /v1/jobs/digits/events")) for _ in range(2)]
         for each in events:
-            each.hear(b"event: job")
-        told = Client(port).last_words()
-        assert told.startswith(b"HTTP/1.1 503 ")
-        assert b"too many connections are open" in told
+            each.read_until(b"event: job")
+        answer = Client(port).last_words()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"too many connections are open" in answer
         events[0].socket.close()
         while asked(port, "/healthz", "") != 200:
             pass  # pytest's timeout is the limit

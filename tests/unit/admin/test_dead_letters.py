@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 from common.core.messages import Skipped
 from common.core.spans import Partition
-from common.kafka.dead_letters import Note, Place, letter_of
+from common.kafka.dead_letters import Note, TopicIdPartition, encode_dead_letter
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
-    from common.kafka.dead_letters import Letter
+    from common.kafka.dead_letters import EncodedDeadLetter
     from common.ports.servers import NewRecord
 
 PATH = "/v1/jobs/digits/dead-letters"
 
 
-def bad(offset: int, reason: str, job: str = "digits") -> Letter:
-    return letter_of(job, Skipped("clinic-a", 0, offset, reason), offset, b"?")
+def bad(offset: int, reason: str, job: str = "digits") -> EncodedDeadLetter:
+    return encode_dead_letter(job, Skipped("clinic-a", 0, offset, reason), offset, b"?")
 
 
-def write(world: World, *letters: Letter | NewRecord) -> None:
+def write(world: World, *dead_letters: EncodedDeadLetter | NewRecord) -> None:
     writer = world.log.writer()
-    for each in letters:
+    for each in dead_letters:
         writer.append(each.topic, each.value, key=each.key, headers=each.headers)
     assert writer.flush(1.0)
 
@@ -35,12 +35,12 @@ def test_they_are_counted_by_reason_with_the_newest_addresses(world: World) -> N
 
     write(world, bad(3, "too short"), bad(4, "too short"), bad(5, "no label"))
     write(world, bad(6, "too short", job="another"), bad(4, "too short"))
-    place = Place("", Partition("clinic-a", 0))
+    place = TopicIdPartition("", Partition("clinic-a", 0))
     write(world, Note(place, 3, 4, "clinic-a", frozenset({"digits"})).record)
 
-    told = world.get(f"{PATH}?limit=1")
-    assert told["others"] == 1
-    assert told["reasons"] == [
+    page = world.get(f"{PATH}?limit=1")
+    assert page["others"] == 1
+    assert page["reasons"] == [
         {
             "stream": "clinic-a",
             "reason": "too short",
@@ -59,6 +59,6 @@ def test_a_job_that_is_not_there_has_none(world: World) -> None:
     assert "no job" in problem(world.ask("GET", PATH, key="viewer"), 404)
 
 
-def test_everybody_is_told_as_whom_they_come(world: World) -> None:
+def test_every_caller_learns_its_own_name(world: World) -> None:
     assert world.get("/v1/me") == {"name": "eve", "role": "viewer"}
     assert world.ask("GET", "/v1/me").json() == {"name": "olga", "role": "operator"}

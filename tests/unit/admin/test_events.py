@@ -131,14 +131,14 @@ def served(world: World) -> Iterator[Served]:
 def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Served) -> None:
     served.topics.audit(lead(), update(0, 1))
     with served.stream() as stream:
-        name, told = stream.next()
-        assert (name, told["id"], told["progress"]["version"]) == ("job", JOB, 1)
+        name, data = stream.next()
+        assert (name, data["id"], data["progress"]["version"]) == ("job", JOB, 1)
         served.topics.audit(update(0, 2))
-        name, told = stream.next()
-        assert (name, told["version"], told["count"]) == ("update", 2, 1)
+        name, data = stream.next()
+        assert (name, data["version"], data["count"]) == ("update", 2, 1)
         JobStore(served.world.log).want(JOB, "paused", "prices are high")
-        name, told = stream.next()
-        assert (name, told["wanted"], told["reason"]) == ("job", "paused", "prices are high")
+        name, data = stream.next()
+        assert (name, data["wanted"], data["reason"]) == ("job", "paused", "prices are high")
 
 
 def test_several_streams_get_the_same(served: Served) -> None:
@@ -154,7 +154,7 @@ def test_several_streams_get_the_same(served: Served) -> None:
                 events.append(stream.next())
             ends.append(events)
         assert ends[0] == ends[1]
-        assert sum(told["count"] for _, told in ends[0]) == 100
+        assert sum(data["count"] for _, data in ends[0]) == 100
     eventually(lambda: served.listeners == 0)
 
 
@@ -199,10 +199,10 @@ def test_all_streams_end_when_the_service_does(served: Served) -> None:
 def test_a_deleted_job_ends_its_streams(served: Served) -> None:
     with served.stream() as stream:
         stream.next()
-        book = JobStore(served.world.log)
-        book.want(JOB, "stopped", "enough")
+        job_store = JobStore(served.world.log)
+        job_store.want(JOB, "stopped", "enough")
         assert stream.next()[1]["wanted"] == "stopped"
-        book.delete(JOB)
+        job_store.delete(JOB)
         with pytest.raises(EOFError):
             stream.next()
     assert served.client.get(PATH).status_code == 404

@@ -34,9 +34,9 @@ def test_whoever_is_not_ready_says_which_server_is_away_and_why(world: World) ->
     world.redis.kill()
     answer = world.ask("GET", "/readyz", key=None)
     assert problem(answer, 503) == "redis: the server is unavailable"
-    told = answer.json()["redis"]
-    assert (told["ok"], told["reason"]) == (False, "the server is unavailable")
-    assert 0.0 <= time() - told["since_s"] < 600.0
+    state = answer.json()["redis"]
+    assert (state["ok"], state["reason"]) == (False, "the server is unavailable")
+    assert 0.0 <= time() - state["since_s"] < 600.0
     assert answer.json()["kafka"]["ok"]
     assert int(answer.headers["retry-after"]) > 0
 
@@ -136,9 +136,9 @@ def test_requests_are_counted_by_route_and_status(world: World) -> None:
     world.ask("GET", "/nothing/here")
     world.ask("GET", "/v1/jobs", key=None)
     world.ask("BREW", "/v1/jobs")
-    told = world.ask("GET", "/metrics", key="viewer")
-    assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = told.text.splitlines()
+    answer = world.ask("GET", "/metrics", key="viewer")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
     for line in (
         'doll_api_requests_total{method="GET",route="/v1/jobs/{job}",status="404"} 2.0',
         'doll_api_requests_total{method="GET",route="none",status="404"} 1.0',

@@ -56,14 +56,14 @@ def test_it_is_a_job_like_any_other(world: World) -> None:
         ("batch_size: 64", "batch_size: 64\nname: two", "body", 11),
     ],
 )
-def test_a_mistake_is_told_by_its_line(
+def test_a_mistake_is_reported_by_its_line(
     world: World, old: str, new: str, field: str, line: int
 ) -> None:
     answer = post(world, FILE.replace(old, new))
 
     problem(answer, 422)
-    told: list[dict[str, Any]] = answer.json()["errors"]
-    assert [each["line"] for each in told if each["field"].startswith(field)] == [line], told
+    errors: list[dict[str, Any]] = answer.json()["errors"]
+    assert [each["line"] for each in errors if each["field"].startswith(field)] == [line], errors
 
 
 def test_what_is_neither_yaml_nor_json_is_refused(world: World) -> None:

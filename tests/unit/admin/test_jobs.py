@@ -17,7 +17,7 @@ from common.api.keys import KeyStore
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition, Span
-from common.jobs.check import PATIENCE_S, Report, Unchecked
+from common.jobs.check import PATIENCE_S, CheckReport, Unchecked
 from common.jobs.edit import CHANGEABLE
 from common.jobs.spec import JobSpec
 from common.jobs.store import JobStore
@@ -58,19 +58,19 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     answer = post(world)
     assert answer.status_code == 201
     assert answer.headers["location"] == "/v1/jobs/digits"
-    told = answer.json()
-    assert (told["id"], told["wanted"], told["revision"]) == ("digits", "running", 0)
-    assert told["deadline_s"] == told["submitted_s"] + 6720
-    assert told["spec"]["strikes"] == 5
+    body = answer.json()
+    assert (body["id"], body["wanted"], body["revision"]) == ("digits", "running", 0)
+    assert body["deadline_s"] == body["submitted_s"] + 6720
+    assert body["spec"]["max_failures"] == 5
     places = [("clinic-a", 0), ("clinic-a", 1), ("clinic-b", 0), ("clinic-b", 1)]
-    assert told["first"] == [[stream, partition, 0] for stream, partition in places]
-    assert (told["state"], told["why"]) == (
+    assert body["first"] == [[stream, partition, 0] for stream, partition in places]
+    assert (body["state"], body["why"]) == (
         "waiting for a coordinator",
         "it has not been looked at yet",
     )
     shown, seen = world.get("/v1/jobs/digits"), {"progress": None, "why": ""}
-    assert [told.pop(name) for name in ("checked", "unchecked", "beginning")] == [True, "", ""]
-    assert shown | seen == told | seen
+    assert [body.pop(name) for name in ("checked", "unchecked", "beginning")] == [True, "", ""]
+    assert shown | seen == body | seen
     assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
     assert JobStore(world.log).get("digits").spec.task.name == "image-classifier"
 
@@ -166,8 +166,8 @@ def written(world: World) -> int:
 def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
     answer = post(world, group_size=-3, batch_size=True, streams=["a", "a"], colour="red")
     assert "body.group_size: must be at least 1, got -3" in problem(answer, 422)
-    told = {each["field"]: each["detail"] for each in answer.json()["errors"]}
-    assert told == {
+    body = {each["field"]: each["detail"] for each in answer.json()["errors"]}
+    assert body == {
         "body.streams": "'a' is named twice",
         "body.group_size": "must be at least 1, got -3",
         "body.batch_size": "must be a whole number, got true",
@@ -180,9 +180,9 @@ def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> 
     for _ in range(2):  # the second answer is of the job that is there
         answer = post(world, "k1", task={"entrypoint": "os:system"})
         assert answer.status_code == 201
-        told = answer.json()
-        assert not told["checked"]
-        assert told["unchecked"] == "DOLL_TASKS does not list os:system here"
+        body = answer.json()
+        assert not body["checked"]
+        assert body["unchecked"] == "DOLL_TASKS does not list os:system here"
 
 
 OWN = "tests.unit.jobs.odd_tasks:Plain"
@@ -199,7 +199,7 @@ def checking(world: World) -> World:
 def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwise(
     checking: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stuck = Report(unended="the check of the task did not end within 60 s")
+    stuck = CheckReport(unended="the check of the task did not end within 60 s")
     monkeypatch.setattr(service, "built_apart", lambda _spec, _allowed: stuck)
     answer = post(checking, task={"entrypoint": OWN})
     assert "did not end within 60 s" in problem(answer, 422)
@@ -216,9 +216,9 @@ def test_check_that_does_not_end_refuses_the_job_unless_the_request_says_otherwi
 def test_two_checks_run_side_by_side(checking: World, monkeypatch: pytest.MonkeyPatch) -> None:
     both = Barrier(2)
 
-    def build(_spec: JobSpec, _allowed: Collection[str]) -> Report:
+    def build(_spec: JobSpec, _allowed: Collection[str]) -> CheckReport:
         both.wait(PATIENCE_S)
-        return Report(model_mb=1.0)
+        return CheckReport(model_mb=1.0)
 
     monkeypatch.setattr(service, "built_apart", build)
 
@@ -395,18 +395,18 @@ def test_a_list_is_asked_for_within_bounds(world: World, query: str) -> None:
 # --- changes -------------------------------------------------------------------------------------
 
 
-def test_what_is_changed_is_told_and_the_rest_stays(digits: World) -> None:
+def test_what_is_changed_is_reported_and_the_rest_stays(digits: World) -> None:
     change = {"group_size": 8, "deadline_s": None, "learning_rate": 1, "wanted": "paused"}
-    told = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
-    assert (told["wanted"], told["revision"], told["deadline_s"]) == ("paused", 1, None)
-    assert told["reason"] == "paused by olga"
-    assert told["changes"][1]["changed"] == {
+    body = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
+    assert (body["wanted"], body["revision"], body["deadline_s"]) == ("paused", 1, None)
+    assert body["reason"] == "paused by olga"
+    assert body["changes"][1]["changed"] == {
         "group_size": 8,
         "deadline_s": None,
         "learning_rate": 1.0,
     }
-    assert told["spec"]["batch_size"] == 64
-    assert digits.get("/v1/jobs/digits")["changes"] == told["changes"]
+    assert body["spec"]["batch_size"] == 64
+    assert digits.get("/v1/jobs/digits")["changes"] == body["changes"]
 
 
 def test_a_block_is_changed_whole(digits: World) -> None:
@@ -416,13 +416,13 @@ def test_a_block_is_changed_whole(digits: World) -> None:
         "compression": {"significance": 1.5},
         "tuner": {"group_size": [2, 40]},
     }
-    told = digits.ask("PATCH", "/v1/jobs/digits", json=patch).json()
-    assert told["changes"][1]["changed"] == patch
-    assert told["spec"]["synchronisation"]["staleness"] == 2
-    told = digits.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": None}).json()
-    assert "synchronisation" not in told["spec"]
-    assert told["changes"][2]["changed"] == {"synchronisation": None}
-    assert told["spec"]["compression"]["significance"] == 1.5
+    body = digits.ask("PATCH", "/v1/jobs/digits", json=patch).json()
+    assert body["changes"][1]["changed"] == patch
+    assert body["spec"]["synchronisation"]["staleness"] == 2
+    body = digits.ask("PATCH", "/v1/jobs/digits", json={"synchronisation": None}).json()
+    assert "synchronisation" not in body["spec"]
+    assert body["changes"][2]["changed"] == {"synchronisation": None}
+    assert body["spec"]["compression"]["significance"] == 1.5
 
 
 @pytest.mark.parametrize(
@@ -451,17 +451,17 @@ def test_a_block_that_makes_no_sense_is_refused_by_its_field(
 def test_a_job_is_stopped_and_goes_on(digits: World) -> None:
     for wanted in ("stopped", "running"):
         change = {"wanted": wanted, "reason": "as I like"}
-        told = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
-        assert (told["wanted"], told["reason"], told["revision"]) == (wanted, "as I like", 0)
+        body = digits.ask("PATCH", "/v1/jobs/digits", json=change).json()
+        assert (body["wanted"], body["reason"], body["revision"]) == (wanted, "as I like", 0)
 
 
 def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
-    wish = {"wanted": "running", "after_loss": True}
-    assert digits.ask("PATCH", "/v1/jobs/digits", json=wish).status_code == 409
+    resume = {"wanted": "running", "after_loss": True}
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 409
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"after_loss": True}).status_code == 422
     JobStore(digits.log).hold("digits", "the updates topic lost records")
-    told = digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "from_start": True}).json()
-    assert (told["wanted"], told["reason"]) == ("running", "resumed after loss by olga")
+    body = digits.ask("PATCH", "/v1/jobs/digits", json={**resume, "from_start": True}).json()
+    assert (body["wanted"], body["reason"]) == ("running", "resumed after loss by olga")
     record = JobStore(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
@@ -470,20 +470,20 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
         patch = {"wanted": "running", **alone}
         assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422
     assert (
-        digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "0"}).status_code == 422
+        digits.ask("PATCH", "/v1/jobs/digits", json={**resume, "read_from": "0"}).status_code == 422
     )
-    digits.ask("PATCH", "/v1/jobs/digits", json={**wish, "read_from": "earliest"})
+    digits.ask("PATCH", "/v1/jobs/digits", json={**resume, "read_from": "earliest"})
     record = JobStore(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (2, False, "earliest")
 
 
 def test_job_that_waits_for_a_checkpoint_goes_on_without_it(digits: World) -> None:
-    wish = {"wanted": "running", "after_loss": True}
+    resume = {"wanted": "running", "after_loss": True}
     board = digits.board("digits")
     board.put_unable("c1", "its task is not here", 60.0)
-    assert digits.ask("PATCH", "/v1/jobs/digits", json=wish).status_code == 409
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 409
     board.put_unable("c1", f"{AWAITED}7-40, but the list is empty", 60.0)
-    assert digits.ask("PATCH", "/v1/jobs/digits", json=wish).status_code == 200
+    assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 200
     assert JobStore(digits.log).get("digits").after_loss == 1
 
 
@@ -506,8 +506,8 @@ def test_a_change_that_cannot_be_made_whole_is_not_begun(world: World) -> None:
     assert post(world, waiting_batches=5).status_code == 201
     change = {"wanted": "paused", "batch_size": 1, "group_size": 6}
     assert "waiting_batches" in problem(world.ask("PATCH", "/v1/jobs/digits", json=change), 422)
-    told = world.get("/v1/jobs/digits")
-    assert (told["wanted"], told["revision"]) == ("running", 0)
+    body = world.get("/v1/jobs/digits")
+    assert (body["wanted"], body["revision"]) == ("running", 0)
 
 
 @pytest.mark.parametrize(
@@ -553,25 +553,25 @@ def test_changes_are_refused_while_kafka_is_away_and_jobs_are_shown(digits: Worl
 
 
 def test_server_that_is_away_is_the_state_of_each_job_until_it_is_back(digits: World) -> None:
-    def told(word: str, why: str) -> bool:
+    def shows(word: str, why: str) -> bool:
         (job,) = digits.get("/v1/jobs")["jobs"]
         shown = digits.get("/v1/jobs/digits")
         both = all(each["state"] == word and why in each["why"] for each in (job, shown))
         return both and f'state="{word}"' in digits.ask("GET", "/metrics").text
 
-    eventually(lambda: told("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "none leads"))
     digits.log.go_away()
-    eventually(lambda: told("waiting for a server", "Kafka is unavailable since 20"))
+    eventually(lambda: shows("waiting for a server", "Kafka is unavailable since 20"))
     assert problem(digits.ask("GET", "/readyz"), 503).startswith("kafka: ")
     digits.log.come_back()
-    eventually(lambda: told("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "none leads"))
     digits.redis.kill()
-    eventually(lambda: told("waiting for a server", "Redis is unavailable since 20"))
+    eventually(lambda: shows("waiting for a server", "Redis is unavailable since 20"))
     digits.redis.restart()
-    eventually(lambda: told("waiting for a coordinator", "none leads"))
+    eventually(lambda: shows("waiting for a coordinator", "none leads"))
     digits.board("digits").put_unable("outage storage c1", "1000 no bucket", 60.0)
     away = "object storage is unavailable to c1 since 1970-01-01 00:16:40 UTC: no bucket"
-    eventually(lambda: told("waiting for a coordinator", away))
+    eventually(lambda: shows("waiting for a coordinator", away))
     eventually(lambda: digits.ask("GET", "/readyz").status_code == 503)
     storage = digits.ask("GET", "/readyz").json()["storage"]
     assert storage == {"ok": False, "reason": "c1: no bucket", "since_s": 1000.0}

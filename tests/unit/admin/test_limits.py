@@ -23,7 +23,7 @@ def small() -> Iterator[World]:
     made.close()
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_back(small: World) -> None:
+def test_key_that_asks_too_often_gets_the_time_to_retry(small: World) -> None:
     assert small.ask("GET", "/v1/jobs", key="viewer").status_code == 200
     again = small.ask("GET", "/v1/jobs", key="viewer")
     assert problem(again, 429) == "too many requests of this key"

@@ -105,9 +105,9 @@ def test_a_model_that_the_client_has_is_not_sent_again(led: World) -> None:
 
 
 def test_the_file_says_what_it_is(led: World) -> None:
-    told = Evaluated(ModelId(0, 1), 0.0, 10, {"accuracy": 0.75})
+    evaluated = Evaluated(ModelId(0, 1), 0.0, 10, {"accuracy": 0.75})
     writer = led.log.writer()
-    writer.append("doll.digits.updates", encode_audit(told))
+    writer.append("doll.digits.updates", encode_audit(evaluated))
     assert writer.flush(1.0)
     _, about = unpack(led.ask("GET", f"{MODEL}?version=1").content)
     assert (about["job"], about["version"], about["epoch"]) == ("digits", "1", "0")

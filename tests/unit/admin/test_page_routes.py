@@ -110,7 +110,7 @@ def test_no_file_is_open(world: World, path: str) -> None:
     assert world.ask("GET", path, key=None).status_code == 401
 
 
-def test_a_browser_without_a_key_is_asked_for_one_and_told_in_words(world: World) -> None:
+def test_browser_without_a_key_is_asked_for_one_in_words(world: World) -> None:
     answer = world.ask("GET", "/", key="wrong", headers={"Accept": "text/html,*/*"})
 
     assert answer.status_code == 401

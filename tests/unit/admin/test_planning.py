@@ -13,7 +13,7 @@ from common.api.answers import PricesAnswer
 from common.config.settings import Settings
 from common.errors import GivenError
 from common.spot.planning.compare import as_data, compare, with_policies
-from common.spot.planning.plan import plan_told
+from common.spot.planning.plan import plan_answer
 from common.spot.planning.request import PlanRequest
 from common.spot.planning.simulation import SimulateRequest
 from services.admin.routes.provisioning import MOST_WORKERS, PlanBody
@@ -101,7 +101,7 @@ def simulated(world: World, **asked: object) -> dict[str, Any]:
 def test_the_plan_of_the_paper_is_answered_as_the_command_answers_it(world: World) -> None:
     found = planned(world, curve=10, list_workers=True)
     asked = PlanRequest.model_validate({**PAPER, "curve": 10, "list_workers": True})
-    assert found == json.loads(plan_told(asked, no_log, 0.0).model_dump_json())
+    assert found == json.loads(plan_answer(asked, no_log, 0.0).model_dump_json())
     assert (found["feasible"], found["spot"], found["binding"]) == (True, 30, "deadline")
     assert found["spot_workers"] == list(range(30))
     assert {0, 30, 64} <= set(found["curve"]["spot"])
@@ -177,9 +177,9 @@ def test_whatever_is_in_range_is_planned_or_refused_by_field(asked: dict[str, ob
     request = PlanBody.model_validate(asked)
     fields = set[str]()
     try:
-        told = plan_told(request, no_log, 0.0)
-        assert json.loads(told.model_dump_json()) == told.model_dump(mode="json")
-        assert 0 <= told.deadline_probability <= 1
+        answer = plan_answer(request, no_log, 0.0)
+        assert json.loads(answer.model_dump_json()) == answer.model_dump(mode="json")
+        assert 0 <= answer.deadline_probability <= 1
     except GivenError as error:
         fields = set(error.fields)
     assert fields <= set(PlanBody.model_fields)
@@ -274,22 +274,22 @@ def test_only_a_few_simulations_run_at_once(world: World) -> None:
 # --- prices ----------------------------------------------------------------------------------
 
 
-def test_prices_are_told_pool_by_pool(tmp_path: Path) -> None:
+def test_prices_are_reported_pool_by_pool(tmp_path: Path) -> None:
     market = tmp_path / "market.yaml"
     market.write_text("on_demand: {usd_per_hour: 0.286}\nspot: [{usd_per_hour: 0.158}]\n")
     world = World(Settings(market=str(market)))
     try:
-        told = PricesAnswer.model_validate(world.get(PRICES))
-        assert [(pool.name, pool.kind, pool.usd_per_hour) for pool in told.pools] == [
+        answer = PricesAnswer.model_validate(world.get(PRICES))
+        assert [(pool.name, pool.kind, pool.usd_per_hour) for pool in answer.pools] == [
             ("on-demand", "on-demand", 0.286),
             ("spot", "spot", 0.158),
         ]
-        assert world.get(PRICES)["at_s"] == told.at_s  # kept for a while
+        assert world.get(PRICES)["at_s"] == answer.at_s  # kept for a while
     finally:
         world.close()
 
 
-def test_without_a_market_it_is_told_what_to_set(world: World) -> None:
+def test_without_a_market_the_error_names_the_setting(world: World) -> None:
     assert "DOLL_MARKET" in problem(world.ask("GET", PRICES), 404)
 
 

@@ -10,7 +10,7 @@ import pytest
 from common.config.settings import Settings
 from common.errors import UnavailableError
 from services.admin import pricing
-from services.admin.pricing import PriceDesk
+from services.admin.pricing import PriceCache
 from tests.unit.admin.live.helpers import happens
 
 
@@ -27,15 +27,15 @@ def test_a_source_that_is_away_is_asked_once_for_all_who_wait(
     monkeypatch.setattr(pricing, "market_of", away)
 
     async def ask() -> None:
-        desk = PriceDesk(Settings(), lambda: 0.0)
-        waiting = [asyncio.create_task(desk.now()) for _ in range(10)]
+        cache = PriceCache(Settings(), lambda: 0.0)
+        waiting = [asyncio.create_task(cache.now()) for _ in range(10)]
         await happens(lambda: bool(looks))
         going_on.set()
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [str(each) for each in found] == ["EC2 does not answer"] * 10
         assert len(looks) == 1
         with pytest.raises(UnavailableError):
-            await desk.now()
+            await cache.now()
         assert len(looks) == 2  # whoever comes later asks anew
 
     asyncio.run(ask())

@@ -15,9 +15,9 @@ from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,
     LaunchRequested,
-    Lead,
     Planned,
     Priced,
+    ProvisionerLead,
     Reviewed,
     Settled,
     Started,
@@ -76,7 +76,7 @@ def rented(world: World) -> World:
     spec = SPEC.model_dump(mode="json") | {"provisioning": {"workers": 4, "policy": "adaptive"}}
     answer = world.ask("POST", "/v1/jobs", json=spec)
     assert answer.status_code == 201, answer.text
-    decide(world, Lead(-1, "p1", 1000.0))
+    decide(world, ProvisionerLead(-1, "p1", 1000.0))
     return world
 
 
@@ -98,13 +98,13 @@ def test_a_plan_for_a_job_takes_what_its_provisioner_has_seen_of_a_pool(rented: 
     for given, expected in ((True, (0.75, 400.0)), (False, (0.9, 1000.0))):
         answer = rented.ask("POST", "/v1/provisioning/plan", json=asked | {"seen": given})
         assert answer.status_code == 200, answer.text
-        told = {one["name"]: one for one in answer.json()["pools"]}
-        assert (told["spot"]["availability"], told["spot"]["cycle_s"]) == expected
-        assert (told["other"]["availability"], told["other"]["cycle_s"]) == (0.9, 1000.0)
+        by_name = {one["name"]: one for one in answer.json()["pools"]}
+        assert (by_name["spot"]["availability"], by_name["spot"]["cycle_s"]) == expected
+        assert (by_name["other"]["availability"], by_name["other"]["cycle_s"]) == (0.9, 1000.0)
         assert any("of spot are what" in note for note in answer.json()["notes"]) == given
 
 
-def test_the_plan_in_force_its_reason_and_the_history_are_told(rented: World) -> None:
+def test_the_plan_in_force_its_reason_and_the_history_are_reported(rented: World) -> None:
     decide(
         rented,
         Priced(0, 1000.0, {"on-demand": 0.286, "spot": 0.158}),
@@ -113,45 +113,45 @@ def test_the_plan_in_force_its_reason_and_the_history_are_told(rented: World) ->
         Started(0, 1, 1003.0, "m-1"),
         planned(2, 1100.0),
     )
-    told = ProvisioningAnswer.model_validate(rented.get(SHOW))
-    assert (told.policy, told.workers, told.running, told.settled) == ("adaptive", 4, 1, "")
-    assert told.plan is not None
-    assert told.plan.places == {"spot": 2, "on-demand": 1, "none": 1}
-    assert (told.plan.number, told.plan.reason) == (2, "one more would make it late")
-    assert told.plan.predicted_usd == 4.0
-    assert [plan.number for plan in told.plans] == [2, 1]
-    assert [plan.number for plan in told.plans[:1]] == [
+    answer = ProvisioningAnswer.model_validate(rented.get(SHOW))
+    assert (answer.policy, answer.workers, answer.running, answer.settled) == ("adaptive", 4, 1, "")
+    assert answer.plan is not None
+    assert answer.plan.places == {"spot": 2, "on-demand": 1, "none": 1}
+    assert (answer.plan.number, answer.plan.reason) == (2, "one more would make it late")
+    assert answer.plan.predicted_usd == 4.0
+    assert [plan.number for plan in answer.plans] == [2, 1]
+    assert [plan.number for plan in answer.plans[:1]] == [
         plan["number"] for plan in rented.get(f"{SHOW}?limit=1")["plans"]
     ]
-    assert told.believed["arrivals_per_s"].high == 103.0
-    assert told.stability == 1.5
-    assert told.cost is not None
-    assert (told.cost.predicted_usd, told.cost.usd_per_hour) == (4.0, 0.158)
+    assert answer.believed["arrivals_per_s"].high == 103.0
+    assert answer.stability == 1.5
+    assert answer.cost is not None
+    assert (answer.cost.predicted_usd, answer.cost.usd_per_hour) == (4.0, 0.158)
 
 
-def test_cost_is_told_against_on_demand_only_and_in_the_end_against_the_prediction(
+def test_cost_is_reported_against_on_demand_only_and_in_the_end_against_the_prediction(
     rented: World,
 ) -> None:
     review = Reviewed(0, 1200.0, 50, 50.0, 2, 3, 2.0, 4.0, 0.9, BELIEVED, "too few machines")
     decide(rented, planned(1, 1001.0), review)
-    told = ProvisioningAnswer.model_validate(rented.get(SHOW))
-    assert told.cost is not None
-    assert (told.cost.at_s, told.cost.ratio_to_on_demand) == (1200.0, 0.5)
-    assert told.cost.ratio_to_prediction is None
-    assert (told.warning, told.stability) == ("too few machines", 0.9)
+    answer = ProvisioningAnswer.model_validate(rented.get(SHOW))
+    assert answer.cost is not None
+    assert (answer.cost.at_s, answer.cost.ratio_to_on_demand) == (1200.0, 0.5)
+    assert answer.cost.ratio_to_prediction is None
+    assert (answer.warning, answer.stability) == ("too few machines", 0.9)
 
     decide(rented, Settled(0, 1300.0, "all updates are made", 3.0, 5.0, 4.0))
     over = rented.replica()
-    told = ProvisioningAnswer.model_validate(over.get(SHOW))
+    answer = ProvisioningAnswer.model_validate(over.get(SHOW))
     over.close()
-    assert told.cost is not None
-    assert (told.cost.ratio_to_on_demand, told.cost.ratio_to_prediction) == (0.6, 0.75)
-    assert told.settled == "all updates are made"
+    assert answer.cost is not None
+    assert (answer.cost.ratio_to_on_demand, answer.cost.ratio_to_prediction) == (0.6, 0.75)
+    assert answer.settled == "all updates are made"
 
 
-def test_before_the_first_plan_nothing_is_told_but_what_was_asked_for(rented: World) -> None:
-    told = ProvisioningAnswer.model_validate(rented.get(SHOW))
-    assert (told.plan, told.plans, told.cost, told.stability) == (None, (), None, None)
+def test_before_the_first_plan_only_the_request_is_shown(rented: World) -> None:
+    answer = ProvisioningAnswer.model_validate(rented.get(SHOW))
+    assert (answer.plan, answer.plans, answer.cost, answer.stability) == (None, (), None, None)
 
 
 def test_a_job_whose_workers_are_started_by_hand_has_no_provisioning(world: World) -> None:
@@ -166,8 +166,8 @@ def test_a_job_is_not_deleted_before_its_machines_are_given_back(rented: World) 
     decide(rented, LaunchRequested(0, 1, 1002.0, 0, "spot", "w0"), Started(0, 1, 1003.0, "m-1"))
     assert rented.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"}).status_code == 200
     for purge in ("", "?purge=true"):
-        told = problem(rented.ask("DELETE", f"/v1/jobs/digits{purge}"), 409)
-        assert '1 machines of the job "digits" are not given back yet' in told
+        detail = problem(rented.ask("DELETE", f"/v1/jobs/digits{purge}"), 409)
+        assert '1 machines of the job "digits" are not given back yet' in detail
 
     decide(rented, Ended(0, 1, 1100.0, "released"))
     assert rented.ask("DELETE", "/v1/jobs/digits").status_code == 204

@@ -60,8 +60,8 @@ class FakeIssuer:
             keys = [key.as_dict(private=False) for key in self.keys.values()]
             return httpx2.Response(200, json={"keys": keys})
         places = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
-        told = {name: f"{URL}/{place}" for name, place in places.items()}
-        return httpx2.Response(200, json={"issuer": URL, "jwks_uri": f"{URL}/keys", **told})
+        document = {name: f"{URL}/{place}" for name, place in places.items()}
+        return httpx2.Response(200, json={"issuer": URL, "jwks_uri": f"{URL}/keys", **document})
 
     def token(self, key: str = "first", *, by: RSAKey | None = None, **changed: Any) -> str:  # noqa: ANN401 -- claims
         """Make a token; None leaves a claim out."""
@@ -93,8 +93,8 @@ class Office:
     def as_whom(self, token: str) -> tuple[int, str]:
         """The status, and the role or the problem."""
         answer = self.world.ask("GET", "/v1/me", key=token)
-        told = answer.json()
-        return answer.status_code, told.get("role") or told["detail"]
+        body = answer.json()
+        return answer.status_code, body.get("role") or body["detail"]
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_group_makes_an_operator_and_everybody_else_looks(office: Office) -> N
         office.world.ask("POST", "/v1/jobs", key=viewer, json=JOB), 403
     )
     assert office.world.ask("POST", "/v1/jobs", key=token, json=JOB).status_code == 201
-    told = office.world.ask("PATCH", "/v1/jobs/digits", key=token, json={"wanted": "paused"})
-    assert told.json()["reason"] == "paused by oidc:ada"
+    answer = office.world.ask("PATCH", "/v1/jobs/digits", key=token, json={"wanted": "paused"})
+    assert answer.json()["reason"] == "paused by oidc:ada"
     assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # by a key, as before
 
 
@@ -181,7 +181,7 @@ def test_a_new_key_is_learnt_and_a_withdrawn_one_forgotten(office: Office) -> No
     assert status == 401
 
 
-def test_while_the_issuer_is_away_known_keys_count_and_others_are_told_so(office: Office) -> None:
+def test_while_the_issuer_is_away_known_keys_count_and_others_get_an_error(office: Office) -> None:
     known = office.issuer.token(exp=NOW_S + 10_000)
     assert office.as_whom(known)[0] == 200
 
@@ -292,8 +292,8 @@ def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
         assert (status, server.url in said) == (503, True)
         keys = [key.as_dict(private=False) for key in office.issuer.keys.values()]
         names = ("jwks_uri", "authorization_endpoint", "token_endpoint")
-        told = {"issuer": server.url, **dict.fromkeys(names, f"{server.url}/keys")}
-        good = {**told, "keys": keys}
+        document = {"issuer": server.url, **dict.fromkeys(names, f"{server.url}/keys")}
+        good = {**document, "keys": keys}
         server.answer = answered(good)
 
         def may_come_in() -> bool:
@@ -307,8 +307,8 @@ def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
     "keys", [None, [], [None], [5], [{}], [{"kty": 5}], [{"kty": "RSA", "n": 5, "e": []}]]
 )
 def test_odd_keys_are_an_unavailable_issuer(office: Office, keys: object) -> None:
-    told = dict.fromkeys(("authorization_endpoint", "token_endpoint"), f"{URL}/keys")
-    answer = {"issuer": URL, "jwks_uri": f"{URL}/keys", **told, "keys": keys}
+    document = dict.fromkeys(("authorization_endpoint", "token_endpoint"), f"{URL}/keys")
+    answer = {"issuer": URL, "jwks_uri": f"{URL}/keys", **document, "keys": keys}
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=answer))
     office.world.service.issuer = Issuer(office.world.settings, office.clock, transport)
     assert office.as_whom(office.issuer.token())[0] == 503

@@ -25,7 +25,7 @@ def topics(world: World) -> Topics:
     return made
 
 
-def test_updates_are_told_page_by_page(world: World, topics: Topics) -> None:
+def test_updates_are_reported_page_by_page(world: World, topics: Topics) -> None:
     topics.audit(lead(), *(update(0, version) for version in range(1, 6)))
     topics.audit(lead(0, ModelId(0, 3), epoch=6), update(6, 4))
     first = world.get(f"/v1/jobs/{JOB}/updates?limit=3")
@@ -50,8 +50,8 @@ def test_workers_and_streams_are_those_of_the_board_and_the_log(
 ) -> None:
     topics.arrive("clicks", 7)
     world.board(JOB).beat(WorkerId("w1"), "alive", 60.0)
-    told = world.get(f"/v1/jobs/{JOB}/workers")
-    assert [(each["name"], each["status"]) for each in told["workers"]] == [("w1", "alive")]
+    body = world.get(f"/v1/jobs/{JOB}/workers")
+    assert [(each["name"], each["status"]) for each in body["workers"]] == [("w1", "alive")]
     streams = world.get(f"/v1/jobs/{JOB}/streams")["streams"]
     assert [(each["stream"], each["lag"], each["partitions"]) for each in streams] == [
         ("clicks", 7, 2),
@@ -61,10 +61,10 @@ def test_workers_and_streams_are_those_of_the_board_and_the_log(
 
 def test_curves_have_columns_of_equal_length(world: World, topics: Topics) -> None:
     topics.audit(lead(), *(update(0, version) for version in range(1, 31)))
-    told = world.get(f"/v1/jobs/{JOB}/curves")
-    columns = [told[name] for name in ("update_at_s", "version", "loss", "updates_per_s")]
-    assert [len(column) for column in [*columns, told["metrics"]["accuracy"]]] == [30] * 5
-    assert [len(stream["lag"]) for stream in told["lag"]] == [len(told["lag_at_s"])] * 2
+    body = world.get(f"/v1/jobs/{JOB}/curves")
+    columns = [body[name] for name in ("update_at_s", "version", "loss", "updates_per_s")]
+    assert [len(column) for column in [*columns, body["metrics"]["accuracy"]]] == [30] * 5
+    assert [len(stream["lag"]) for stream in body["lag"]] == [len(body["lag_at_s"])] * 2
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -12,7 +12,7 @@ from common.errors import UnavailableError
 from services.admin.limiter import Limiter
 
 
-def test_whoever_waits_for_work_that_hangs_is_told_and_the_next_turn_comes_when_it_ends() -> None:
+def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it_ends() -> None:
     going_on, begun = threading.Event(), list[int]()
 
     def hang(number: int) -> int:

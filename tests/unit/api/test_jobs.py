@@ -13,7 +13,7 @@ from common.core.spans import Partition
 from common.jobs.changes import Change
 from common.jobs.progress import UNREAD, JobProgress, resting
 from common.jobs.spec import job_from_json
-from common.jobs.store import JobRecord, Origin
+from common.jobs.store import JobRecord, StartCheckpoint
 from services.admin.routes.requests import JOB
 
 NOW = 2000.0
@@ -26,7 +26,7 @@ CHANGED = RUNNING._replace(
         Change(1100.0, "changed", "oidc:ada", "operator", 1, {"group_size": 10}, "late"),
         Change(1200.0, "changed", "ada", "cli", 2, {"deadline_s": None}),
     ),
-    origin=Origin("letters", 3, 400, "0" * 64),
+    origin=StartCheckpoint("letters", 3, 400, "0" * 64),
 )
 HELD = RUNNING._replace(wanted="paused", reason="it raises", held=True, detail="Traceback: boom")
 OVER = RUNNING._replace(wanted="stopped", reason="400 updates applied", finished=True)

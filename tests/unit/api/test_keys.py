@@ -69,9 +69,9 @@ def test_a_created_key_is_known_to_everybody_by_its_fingerprint_alone(log: Memor
 
 
 def test_whoever_presents_a_key_has_its_role_and_others_have_none(log: MemoryLog) -> None:
-    book = KeyStore(log)
-    made = {name: book.create(name, "viewer") for name in ("a", "b", "c")}
-    keys = Keys(book.read().values())
+    key_store = KeyStore(log)
+    made = {name: key_store.create(name, "viewer") for name in ("a", "b", "c")}
+    keys = Keys(key_store.read().values())
     assert [keys.role_of(key) for key, _ in made.values()] == [
         record for _, record in made.values()
     ]
@@ -88,9 +88,9 @@ def test_whatever_is_presented_is_answered(presented: str) -> None:
 
 
 def test_a_fingerprint_does_not_let_in(log: MemoryLog) -> None:
-    book = KeyStore(log)
-    _, record = book.create("ci", "operator")
-    assert Keys(book.read().values()).role_of(record.sha256) is None
+    key_store = KeyStore(log)
+    _, record = key_store.create("ci", "operator")
+    assert Keys(key_store.read().values()).role_of(record.sha256) is None
 
 
 def test_an_operator_may_do_what_a_viewer_may_and_no_other_way_round() -> None:
@@ -101,13 +101,13 @@ def test_an_operator_may_do_what_a_viewer_may_and_no_other_way_round() -> None:
 
 
 def test_a_name_in_use_is_refused_until_it_is_revoked(log: MemoryLog) -> None:
-    book = KeyStore(log)
-    first, _ = book.create("ci", "viewer")
+    key_store = KeyStore(log)
+    first, _ = key_store.create("ci", "viewer")
     with pytest.raises(ConflictError, match=r'there is a key "ci" already.*`doll key revoke ci`'):
         KeyStore(log).create("ci", "operator")
-    book.revoke("ci")
+    key_store.revoke("ci")
     second, record = KeyStore(log).create("ci", "operator")
-    keys = Keys(book.read().values())
+    keys = Keys(key_store.read().values())
     assert keys.role_of(first) is None
     assert keys.role_of(second) == record
 
@@ -121,12 +121,12 @@ def test_a_revoked_key_lets_nobody_in_at_the_next_refresh(log: MemoryLog) -> Non
 
 
 def test_a_key_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
-    book = KeyStore(log)
+    key_store = KeyStore(log)
     with pytest.raises(NotFoundError, match="keys: none yet, make one with `doll key create NAME`"):
-        book.revoke("ci")
-    book.create("page", "viewer")
+        key_store.revoke("ci")
+    key_store.create("page", "viewer")
     with pytest.raises(NotFoundError, match='there is no key "ci"; keys: page'):
-        book.revoke("ci")
+        key_store.revoke("ci")
 
 
 @pytest.mark.parametrize("name", ["", "CI", "-x", "a b", "a/b", "ä", "a" * 101])
@@ -158,12 +158,12 @@ class RacingLog(MemoryLog):
 
 def test_of_two_who_create_one_name_at_once_the_first_has_the_key() -> None:
     log, made = RacingLog(), list[str]()
-    book = KeyStore(log)
-    book.read()
+    key_store = KeyStore(log)
+    key_store.read()
     log.meanwhile = lambda: made.append(KeyStore(log).create("ci", "operator")[0])
     with pytest.raises(ConflictError, match='there is a key "ci" already'):
-        book.create("ci", "viewer")
-    for each in (book, KeyStore(log)):
+        key_store.create("ci", "viewer")
+    for each in (key_store, KeyStore(log)):
         record = Keys(each.read().values()).role_of(made[0])
         assert record is not None
         assert record.role == "operator"
@@ -173,9 +173,9 @@ def test_a_record_that_does_not_parse_makes_the_key_it_replaces_invalid(log: Mem
     KeyStore(log).create("ci", "operator")
     KeyStore(log).create("page", "viewer")
     write(log, b'{"name": "ci", "role": "deputy"}', b"ci", 2)
-    book = KeyStore(log)
-    assert list(book.read()) == ["page"]
-    assert book.rejected == 1
+    key_store = KeyStore(log)
+    assert list(key_store.read()) == ["page"]
+    assert key_store.rejected == 1
 
 
 def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
@@ -187,9 +187,9 @@ def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None
         write(log, value, key, number)
     write(log, short, b"z")
     write(log, late, b"z", 2)
-    book = KeyStore(log)
-    assert book.read() == {"ci": record}
-    assert book.rejected == 5
+    key_store = KeyStore(log)
+    assert key_store.read() == {"ci": record}
+    assert key_store.rejected == 5
 
 
 def test_a_field_of_a_later_version_is_no_hindrance() -> None:
@@ -199,29 +199,29 @@ def test_a_field_of_a_later_version_is_no_hindrance() -> None:
 
 
 def test_compaction_changes_nothing(log: MemoryLog) -> None:
-    book = KeyStore(log)
-    book.create("ci", "viewer")
-    book.revoke("ci")
-    key, _ = book.create("ci", "operator")
+    key_store = KeyStore(log)
+    key_store.create("ci", "viewer")
+    key_store.revoke("ci")
+    key, _ = key_store.create("ci", "operator")
     log.punch(KEYS, 0)
     log.punch(KEYS, 1)
-    assert KeyStore(log).read() == book.read()
+    assert KeyStore(log).read() == key_store.read()
     assert Keys(KeyStore(log).read().values()).role_of(key)
 
 
 def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
-    late, book = KeyStore(log), KeyStore(log)
+    late, key_store = KeyStore(log), KeyStore(log)
     assert late.read() == {}
-    book.create("a", "viewer")
-    book.create("b", "viewer")
+    key_store.create("a", "viewer")
+    key_store.create("b", "viewer")
     log.expire(KEYS, 1)
     assert list(late.read()) == ["b"]
 
 
 def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one() -> None:
     log = RacingLog()
-    book = KeyStore(log)
-    leaked, _ = book.create("ci", "operator")
+    key_store = KeyStore(log)
+    leaked, _ = key_store.create("ci", "operator")
     made = list[str]()
 
     def replace() -> None:
@@ -229,7 +229,7 @@ def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one
         made.append(KeyStore(log).create("ci", "viewer")[0])
 
     log.meanwhile = replace
-    book.revoke("ci")  # of the key that there is when it is made
+    key_store.revoke("ci")  # of the key that there is when it is made
     keys = Keys(KeyStore(log).read().values())
     assert keys.role_of(leaked) is None
     assert keys.role_of(made[0]) is None
@@ -249,12 +249,12 @@ def test_a_record_of_another_program_lets_nobody_in(log: MemoryLog) -> None:
 
 def test_record_of_a_key_keeps_who_created_and_who_revoked_it(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
-    book = KeyStore(log, clock)
-    book.create("ci", "viewer")
+    key_store = KeyStore(log, clock)
+    key_store.create("ci", "viewer")
     clock.advance(5.0)
-    book.revoke("ci")
+    key_store.revoke("ci")
     assert KeyStore(log).read()["ci"].sha256 == ""
-    _, record = book.create("ci", "operator", "again")
+    _, record = key_store.create("ci", "operator", "again")
     assert [(each.at_s, each.action, each.by, each.role) for each in record.changes] == [
         (1000.0, "created", *local_user()),
         (1005.0, "revoked", *local_user()),
@@ -265,11 +265,11 @@ def test_record_of_a_key_keeps_who_created_and_who_revoked_it(log: MemoryLog) ->
 
 
 def test_record_of_a_name_whose_keys_are_replaced_every_day_stays_small(log: MemoryLog) -> None:
-    book = KeyStore(log)
+    key_store = KeyStore(log)
     for _ in range(20):
-        book.create("ci", "viewer")
-        book.revoke("ci")
-    changes = book.read()["ci"].changes
+        key_store.create("ci", "viewer")
+        key_store.revoke("ci")
+    changes = key_store.read()["ci"].changes
     assert (len(changes), changes[-1].action) == (10, "revoked")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
-from common.jobs.check import Report
+from common.jobs.check import CheckReport
 from common.jobs.store import JobStore
 from common.ports.servers import NewTopic
 from common.spot.planning.replan import read_ledger
@@ -57,7 +57,7 @@ def test_events_of_a_job_are_printed_until_it_is_deleted(world: World) -> None:
     again = {**job, "changes": [paused, resumed]}
     update = {"version": 4, "epoch": 1, "at_s": 0.0, "loss": 0.25, "metrics": {"accuracy": 1.0}}
 
-    def told(request: httpx2.Request) -> httpx2.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         if "Last-Event-ID" in request.headers:
             return httpx2.Response(404, json={"detail": 'there is no job "digits"'})
         parts = [("job", job), ("update", update), ("job", again)]
@@ -66,7 +66,7 @@ def test_events_of_a_job_are_printed_until_it_is_deleted(world: World) -> None:
             text="".join(f"id: a-1\nevent: {n}\ndata: {json.dumps(d)}\n\n" for n, d in parts),
         )
 
-    end = httpx2.MockTransport(told)
+    end = httpx2.MockTransport(respond)
     shown = world.run("job", "events", "digits", code=exits.REFUSED, end=end)
     lines = [line.split(maxsplit=2) for line in shown.stdout.splitlines()]
     assert [" ".join(rest.split()) for _, _, rest in lines] == [
@@ -78,8 +78,8 @@ def test_events_of_a_job_are_printed_until_it_is_deleted(world: World) -> None:
     ]
     assert (lines[0][:2], lines[3][0]) == (["1970-01-01", "00:00:00"], "1970-01-02")
     assert 'there is no job "digits"' in shown.stderr
-    told_json = world.run("job", "events", "digits", "--json", code=exits.REFUSED, end=end).stdout
-    assert [json.loads(line) for line in told_json.splitlines()] == [
+    json_output = world.run("job", "events", "digits", "--json", code=exits.REFUSED, end=end).stdout
+    assert [json.loads(line) for line in json_output.splitlines()] == [
         {"event": "job", "data": job},
         {"event": "update", "data": update},
         {"event": "job", "data": again},
@@ -105,7 +105,7 @@ def test_provisioning_is_shown_and_asked_for(submitted: World) -> None:
 
 def test_a_plan_in_force_is_shown(submitted: World) -> None:
     submitted.log.create_topics([NewTopic("doll.digits.plans")])
-    records = plans.Lead(-1, "p1", 1000.0), decided(1, 1001.0), decided(2, 1100.0)
+    records = plans.ProvisionerLead(-1, "p1", 1000.0), decided(1, 1001.0), decided(2, 1100.0)
     submitted.write("doll.digits.plans", *map(encode_plan, records))
     shown = submitted.run("provisioning", "show", "digits").stdout
     assert "2 on spot, 1 on on-demand, 1 on none (number 2)" in shown
@@ -122,7 +122,7 @@ def test_prices_are_of_the_services_market_or_of_a_file(world: World, tmp_path: 
     assert world.run("prices").stdout == local
 
 
-def test_a_key_that_is_not_valid_or_too_small_is_told_with_what_to_do(submitted: World) -> None:
+def test_a_key_that_is_not_valid_or_too_small_is_reported_with_a_remedy(submitted: World) -> None:
     said = submitted.run("job", "list", key="wrong", code=exits.REFUSED).stderr
     assert "this key is not valid: give one as --api-key, DOLL_API_KEY or DOLL_API_KEY_FILE" in said
     assert "wrong" not in said
@@ -193,12 +193,12 @@ class Answers(httpx2.BaseTransport):
         (404, b"gone", exits.REFUSED, "HTTP 404 Not Found"),
     ],
 )
-def test_answers_that_are_none_are_told_in_one_line(
+def test_answers_that_are_none_are_reported_in_one_line(
     world: World, status: int, content: bytes, code: int, said: str
 ) -> None:
-    told = world.run("job", "list", code=code, end=Answers(status, content)).stderr
-    assert said in told
-    assert told.count("\n") == 1
+    output = world.run("job", "list", code=code, end=Answers(status, content)).stderr
+    assert said in output
+    assert output.count("\n") == 1
 
 
 def test_job_that_was_not_checked_says_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_job_that_was_not_checked_says_why(world: World, monkeypatch: pytest.Mon
     own = JOB.replace("{name: image-classifier, classes: 10}", "{entrypoint: shop.tasks:Clicks}")
     assert own != JOB
     world.environment = {"DOLL_TASKS": "shop.tasks:Clicks"}
-    stuck = Report(unended="the check of the task did not end within 60 s")
+    stuck = CheckReport(unended="the check of the task did not end within 60 s")
     monkeypatch.setattr("services.admin.service.built_apart", lambda *_: stuck)
     monkeypatch.setattr(
         "common.jobs.check._looked_at", lambda spec, tasks, build: build(spec, tasks)

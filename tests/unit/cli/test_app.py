@@ -101,7 +101,7 @@ def test_a_command_that_runs_collects_garbage(world: World) -> None:
         gc.enable()
 
 
-def test_the_version_is_told(world: World) -> None:
+def test_the_version_is_shown(world: World) -> None:
     assert world.run("--version").stdout == f"doll {version('doll')}\n"
 
 
@@ -153,7 +153,7 @@ def test_a_command_line_that_is_wrong_says_so(world: World) -> None:
     world.run("produce", "digits", code=exits.USAGE)
 
 
-def test_a_server_that_is_away_is_told_in_one_line_with_what_to_do(world: World) -> None:
+def test_a_server_that_is_away_is_reported_in_one_line_with_what_to_do(world: World) -> None:
     world.log.go_away()
     for command in (("job", "list"), ("audit", "digits"), ("job", "watch", "digits")):
         result = world.run(*command, code=exits.UNAVAILABLE)

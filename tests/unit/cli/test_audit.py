@@ -107,7 +107,7 @@ def test_a_flaw_is_named_and_ends_with_its_own_status(
     assert data["whole"] is False
 
 
-def test_what_was_deleted_untrained_is_told_and_then_the_audit_is_not_called_whole(
+def test_what_was_deleted_untrained_is_reported_and_then_the_audit_is_not_called_whole(
     world: World,
 ) -> None:
     #  0     2          4               5
@@ -120,14 +120,16 @@ def test_what_was_deleted_untrained_is_told_and_then_the_audit_is_not_called_who
     shown = world.run("audit", "digits").stdout
     assert "records expired: 3\n" in shown
     assert "expired: clinic-a[0]@2:5" in shown
-    told = "not whole: expired: 3 (deleted from Kafka before they were trained); 2 records built"
-    assert f"digits: {told} 1 versions, each of them once" in shown
+    sentence = (
+        "not whole: expired: 3 (deleted from Kafka before they were trained); 2 records built"
+    )
+    assert f"digits: {sentence} 1 versions, each of them once" in shown
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     assert (data["whole"], data["expired_records"]) == (False, 3)
     assert data["expired"] == ["clinic-a[0]@2:4", "clinic-a[0]@4:5"]
 
 
-def test_what_was_deleted_of_a_partition_that_was_added_is_told_too(world: World) -> None:
+def test_what_was_deleted_of_a_partition_that_was_added_is_reported_too(world: World) -> None:
     submitted(world)
     world.log.add_partitions("clinic-a", 2)
     added = Partition("clinic-a", 1)
@@ -158,7 +160,7 @@ def test_what_a_takeover_took_back_does_not_count(world: World) -> None:
     assert "updates taken back: 1" in result.stdout
 
 
-def test_of_a_job_that_is_not_synchronous_it_is_told_how_stale_each_update_is(world: World) -> None:
+def test_audit_of_an_asynchronous_job_shows_how_stale_each_update_is(world: World) -> None:
     synchrony = Synchrony(1, staleness=2)
     stale = replace(update(2, batch(1, 2, 4)), synchrony=synchrony, base=0, scale=0.5, rate=0.05)
     happened(world, CLAIMS, (LEAD, replace(update(1, batch(0, 0, 2)), synchrony=synchrony), stale))
@@ -169,9 +171,9 @@ def test_of_a_job_that_is_not_synchronous_it_is_told_how_stale_each_update_is(wo
     assert "switches of synchronisation: 0" in shown
     data = json.loads(world.run("audit", "digits", "--json").stdout)
     fields = ("mode", "stale", "scale", "learning_rate", "synchrony")
-    told = [tuple(each[field] for field in fields) for each in data["versions"]]
-    as_told = {"group_size": 1, "staleness": 2}
-    assert told == [("stale", 0, 1.0, None, as_told), ("stale", 1, 0.5, 0.05, as_told)]
+    versions = [tuple(each[field] for field in fields) for each in data["versions"]]
+    as_json = {"group_size": 1, "staleness": 2}
+    assert versions == [("stale", 0, 1.0, None, as_json), ("stale", 1, 0.5, 0.05, as_json)]
 
 
 def test_records_that_do_not_parse_are_passed_over(world: World) -> None:

@@ -40,8 +40,8 @@ def test_jobs_and_keys_are_restored_as_they_were(world: World, tmp_path: Path) -
     assert saved == f"{file} has 1 record of doll.jobs and 3 records of doll.keys\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     lose(world)
-    told = world.run("restore", str(file)).stdout
-    assert told == "doll.jobs: 1 record restored\ndoll.keys: 3 records restored\n"
+    output = world.run("restore", str(file)).stdout
+    assert output == "doll.jobs: 1 record restored\ndoll.keys: 3 records restored\n"
 
     assert JobStore(world.log).get(JOB) == job
     assert KeyStore(world.log).read() == keys

@@ -17,8 +17,8 @@ from common.core.spans import Span
 from common.jobs.spec import parse_job
 from common.spot.market.market_file import load_market
 from services.cli.demo.judge import mean_accuracy
-from services.cli.demo.plan import Plan, Preemption
-from services.cli.demo.summary import Account, Bill, Summary, draw, sparkline, thinned
+from services.cli.demo.plan import DemoPlan, Preemption
+from services.cli.demo.summary import Account, DemoBill, DemoSummary, draw, sparkline, thinned
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "digits.yaml"
 
@@ -28,8 +28,10 @@ def update(version: int, epoch: int = 0, accuracy: float = 0.5, samples: int = 1
     return UpdateApplied(epoch, version, (batch,), samples, 1.0, {"accuracy": accuracy})
 
 
-def summary(lost: int = 0, flaws: tuple[str, ...] = (), bill: Bill | None = None) -> Summary:
-    return Summary(
+def summary(
+    lost: int = 0, flaws: tuple[str, ...] = (), bill: DemoBill | None = None
+) -> DemoSummary:
+    return DemoSummary(
         job="demo",
         account=Account(100, 100 - lost, 0, 0, 0, lost, 0),
         flaws=flaws,
@@ -49,15 +51,15 @@ def summary(lost: int = 0, flaws: tuple[str, ...] = (), bill: Bill | None = None
     )
 
 
-def bill(*, in_time: bool) -> Bill:
+def bill(*, in_time: bool) -> DemoBill:
     ended = "stopped after 2 updates"
-    return Bill(
+    return DemoBill(
         *(ended, in_time, 2, 9.5, 10.0, 0.001234567, 0.01, 0.1234567, 0.002, -0.38),
         *(1, ("submitted",), 2, 2, 0.05, 0.3),
     )
 
 
-def drawn(summary: Summary) -> str:
+def drawn(summary: DemoSummary) -> str:
     console = Console(width=100, record=True, file=StringIO())
     console.print(draw(summary))
     return console.export_text()
@@ -75,7 +77,7 @@ def test_a_preemption_happens_once_and_is_made_good_once() -> None:
 
 
 def test_the_job_of_a_demo_is_one_that_can_be_submitted() -> None:
-    plan = Plan("demo-1", records=100, rate_per_s=10.0, workers=3, seed=7, away_s=1.0)
+    plan = DemoPlan("demo-1", records=100, rate_per_s=10.0, workers=3, seed=7, away_s=1.0)
     spec = plan.job()
     assert spec.name == "demo-1"
     assert spec.streams == ("demo-1-a", "demo-1-b")
@@ -83,7 +85,7 @@ def test_the_job_of_a_demo_is_one_that_can_be_submitted() -> None:
 
 
 def test_with_a_market_the_job_has_a_deadline_and_the_market_can_be_read(tmp_path: Path) -> None:
-    plan = Plan("demo-1", records=12_800, rate_per_s=1280.0, workers=4, seed=7, provision=True)
+    plan = DemoPlan("demo-1", records=12_800, rate_per_s=1280.0, workers=4, seed=7, provision=True)
     spec = plan.job()
     assert spec.stop.updates == 100
     assert spec.stop.deadline_s == 23.2 == round(plan.deadline_s, 1)
@@ -127,13 +129,13 @@ def test_a_demo_is_sound_only_without_loss_and_flaw() -> None:
     assert not summary(flaws=("gap: a[0]@1:2",)).sound
 
 
-def test_a_bill_is_told_beside_the_proof() -> None:
-    told = summary(bill=bill(in_time=True))
-    data = json.loads(json.dumps(told.as_data()))
+def test_a_bill_is_reported_beside_the_proof() -> None:
+    found = summary(bill=bill(in_time=True))
+    data = json.loads(json.dumps(found.as_data()))
     assert data["spent_usd"] == 0.001235
     assert data["in_time"]
     assert data["records_lost"] == 0
-    assert "the deadline was met, and every record was used exactly once" in drawn(told)
+    assert "the deadline was met, and every record was used exactly once" in drawn(found)
     assert "the deadline was missed: stopped" in drawn(summary(bill=bill(in_time=False)))
     assert "NOT every record" in drawn(summary(lost=1, bill=bill(in_time=True)))
     assert "deadline" not in drawn(summary())

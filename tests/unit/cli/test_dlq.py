@@ -14,7 +14,13 @@ from common.jobs import replay
 from common.jobs.changes import local_user
 from common.jobs.store import JobStore
 from common.kafka import names as topics
-from common.kafka.dead_letters import Letter, Note, Place, letter_of, letters_of
+from common.kafka.dead_letters import (
+    EncodedDeadLetter,
+    Note,
+    TopicIdPartition,
+    encode_dead_letter,
+    encode_dead_letters,
+)
 from common.kafka.memory import MemoryLog, MemoryTransactions
 from common.ports.servers import NewTopic
 from common.wire import messages as wire
@@ -74,7 +80,7 @@ def happened(world: World, records: int = 10, bad: Sequence[tuple[int, str]] = (
 def fail(world: World, offset: int, reason: str = NO_LABEL, job: str = "digits") -> None:
     (record,) = [each for each in stream(world) if each.offset == offset]
     skipped = Skipped("clinic-a", 0, offset, reason)
-    put(world, letter_of(job, skipped, offset, record.value, topic_id(world)))
+    put(world, encode_dead_letter(job, skipped, offset, record.value, topic_id(world)))
 
 
 def topic_id(world: World) -> str:
@@ -83,7 +89,7 @@ def topic_id(world: World) -> str:
 
 def quarantine(world: World, record: Quarantined = QUARANTINED, job: str = "digits") -> None:
     """Write the letters of a quarantined batch."""
-    put(world, *letters_of(job, record, {Partition("clinic-a", 0): topic_id(world)}))
+    put(world, *encode_dead_letters(job, record, {Partition("clinic-a", 0): topic_id(world)}))
 
 
 def other_job(world: World, record: Quarantined) -> None:
@@ -93,11 +99,13 @@ def other_job(world: World, record: Quarantined) -> None:
     quarantine(world, record, "other")
 
 
-def put(world: World, *letters: Letter) -> None:
+def put(world: World, *dead_letters: EncodedDeadLetter) -> None:
     world.log.create_topics([NewTopic("clinic-a.dlq")])
     writer = world.log.writer()
-    for letter in letters:
-        writer.append(letter.topic, letter.value, key=letter.key, headers=letter.headers)
+    for dead_letter in dead_letters:
+        writer.append(
+            dead_letter.topic, dead_letter.value, key=dead_letter.key, headers=dead_letter.headers
+        )
     assert writer.flush(1.0)
 
 
@@ -111,17 +119,17 @@ def new(world: World, topic: str = "clinic-a", old: int = 10) -> list[tuple[byte
     return [(each.value, dict(each.headers)["replayed_from"].decode()) for each in records]
 
 
-def test_letters_of_a_job_are_counted_by_reason(world: World) -> None:
+def test_dead_letters_of_a_job_are_counted_by_reason(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN), (5, NO_LABEL), (5, NO_LABEL)])
     fail(world, 5, NO_LABEL, job="other")
     quarantine(world)
 
-    told = [line.split() for line in world.run("dlq", "show", "digits").stdout.splitlines()]
+    output = [line.split() for line in world.run("dlq", "show", "digits").stdout.splitlines()]
 
-    assert ["clinic-a", "2", "0", "0", *NO_LABEL.split()] in told
-    assert ["clinic-a", "0", "1", "0", *QUARANTINED.reason.split()] in told
-    assert told[-1] == ["4", "dead", "letters"]
-    assert ["clinic-a", "1", "0", "0", *TORN.split()] in told
+    assert ["clinic-a", "2", "0", "0", *NO_LABEL.split()] in output
+    assert ["clinic-a", "0", "1", "0", *QUARANTINED.reason.split()] in output
+    assert output[-1] == ["4", "dead", "letters"]
+    assert ["clinic-a", "1", "0", "0", *TORN.split()] in output
     assert 'no job "other"' in world.run("dlq", "show", "other", code=exits.REFUSED).stderr
 
 
@@ -159,9 +167,9 @@ def test_a_dry_run_counts_and_writes_nothing(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, TORN)])
     quarantine(world)
 
-    told = world.run("dlq", "replay", "clinic-a", "--all", "--dry-run").stdout
+    output = world.run("dlq", "replay", "clinic-a", "--all", "--dry-run").stdout
 
-    assert told == "without --dry-run: 2 records and 1 batches\n"
+    assert output == "without --dry-run: 2 records and 1 batches\n"
     assert len(stream(world)) == 10
 
 
@@ -175,30 +183,30 @@ def test_what_fails_again_goes_round_no_second_time_unless_somebody_wants_it(wor
     happened(world, bad=[(3, NO_LABEL)])
     world.log.create_topics([NewTopic("other"), NewTopic("other.dlq")])
     world.run("dlq", "replay", "clinic-a", "--all", "--to", "other")
-    letter = letter_of("j", Skipped("other", 0, 0, NO_LABEL), 0, b"r3")
-    put(world, letter)
+    dead_letter = encode_dead_letter("j", Skipped("other", 0, 0, NO_LABEL), 0, b"r3")
+    put(world, dead_letter)
 
-    told = world.run("dlq", "replay", "other", "--all", "--to", "clinic-a").stdout
+    output = world.run("dlq", "replay", "other", "--all", "--to", "clinic-a").stdout
 
-    assert told.endswith("1 had been before, and failed again: --again writes those, too\n")
+    assert output.endswith("1 had been before, and failed again: --again writes those, too\n")
     assert new(world) == []
     world.run("dlq", "replay", "other", "--all", "--to", "clinic-a", "--again")
     assert new(world) == [(b"r3", ADDRESS.format(3))]  # the first address, however often
 
 
-def test_a_record_that_is_gone_is_written_from_its_letter_if_that_has_the_whole_of_it(
+def test_a_record_that_is_gone_is_written_from_its_dead_letter_if_that_has_the_whole_of_it(
     world: World,
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, NO_LABEL)])
     cut, whole = (Skipped("clinic-a", 0, offset, NO_LABEL) for offset in (5, 8))
-    letter = letter_of("digits", cut, 5, b"r5" * 200, topic_id(world)).shortened()
-    assert letter is not None
-    put(world, letter, letter_of("digits", whole, 8, b"not r8", topic_id(world)))
+    dead_letter = encode_dead_letter("digits", cut, 5, b"r5" * 200, topic_id(world)).shortened()
+    assert dead_letter is not None
+    put(world, dead_letter, encode_dead_letter("digits", whole, 8, b"not r8", topic_id(world)))
     world.log.expire(Partition("clinic-a", 0), 6)
 
-    told = world.run("dlq", "replay", "clinic-a", "--all").stdout
+    output = world.run("dlq", "replay", "clinic-a", "--all").stdout
 
-    assert told.endswith("1 are gone, and their letters do not have the whole of them\n")
+    assert output.endswith("1 are gone, and their letters do not have the whole of them\n")
     assert [(each.value, each.key) for each in stream_from(world, 10)] == [
         (b"r3", None),
         (b"r4", None),
@@ -214,9 +222,9 @@ def test_a_batch_is_replayed_once_and_cannot_be_requeued_then(world: World) -> N
     happened(world)
     quarantine(world)
 
-    told = world.run("dlq", "replay", "clinic-a", "--reason", "KeyError").stdout
+    output = world.run("dlq", "replay", "clinic-a", "--reason", "KeyError").stdout
 
-    assert told == "batch 0: 2 records were written again\n2 records were written to clinic-a\n"
+    assert output == "batch 0: 2 records were written again\n2 records were written to clinic-a\n"
     assert new(world) == [(b"r0", ADDRESS.format(0)), (b"r2", ADDRESS.format(2))]
     world.run("dlq", "replay", "clinic-a", "--all")
     world.run("job", "requeue", "digits", "--batch", "0", code=exits.REFUSED)
@@ -228,9 +236,9 @@ def test_a_batch_that_was_requeued_is_not_replayed(world: World) -> None:
     quarantine(world)
     world.write(UPDATES, wire.encode_audit(Requeued(POISON, "ada", 1.0)))
 
-    told = world.run("dlq", "replay", "clinic-a", "--all").stdout
+    output = world.run("dlq", "replay", "clinic-a", "--all").stdout
 
-    assert told == "0 records were written to clinic-a\n"
+    assert output == "0 records were written to clinic-a\n"
 
 
 @pytest.mark.parametrize("command", [("dlq", "replay", "clinic-a"), ("job", "replay", "digits")])
@@ -376,9 +384,9 @@ def test_dead_letters_of_a_topic_that_was_made_anew_are_replayed_by_themselves(
     assert writer.flush(1.0)
     fail(world, 3)
 
-    told = world.run("dlq", "replay", "clinic-a", "--all").stdout
+    output = world.run("dlq", "replay", "clinic-a", "--all").stdout
 
-    assert told == "2 records were written to clinic-a\n"
+    assert output == "2 records were written to clinic-a\n"
     assert sorted(new(world)) == [(b"n3", ADDRESS.format(3)), (b"r5", ADDRESS.format(5))]
 
 
@@ -391,13 +399,13 @@ def test_a_batch_of_a_topic_that_was_made_anew_is_not_read_from_the_new_one(worl
         writer.append("clinic-a", b"n%d" % number)
     assert writer.flush(1.0)
 
-    told = world.run("job", "replay", "digits", "--all").stdout
+    output = world.run("job", "replay", "digits", "--all").stdout
 
-    assert "some of its records were deleted, nothing is written" in told
+    assert "some of its records were deleted, nothing is written" in output
     assert new(world) == []
 
 
-def test_a_letter_behind_a_note_is_new_unless_its_job_had_one_before(world: World) -> None:
+def test_dead_letter_behind_a_note_is_new_unless_its_job_had_one_before(world: World) -> None:
     #   letter of digits   replayed   the same letter, of a new leader   a letter of other
     happened(world, bad=[(3, NO_LABEL)])
     world.run("dlq", "replay", "clinic-a", "--all")
@@ -423,7 +431,7 @@ def test_what_was_written_to_one_topic_is_not_what_was_written_to_another(world:
 
 
 @pytest.mark.parametrize("replays", range(3))
-def test_a_topic_that_somebody_compacts_keeps_the_letters_of_all_jobs_and_what_was_replayed(
+def test_topic_that_somebody_compacts_keeps_all_dead_letters_and_what_was_replayed(
     world: World, replays: int
 ) -> None:
     happened(world, bad=[(3, NO_LABEL), (4, NO_LABEL)])
@@ -457,9 +465,9 @@ def test_a_topic_that_somebody_compacts_keeps_the_letters_of_all_jobs_and_what_w
 
 def test_a_forged_note_about_more_records_than_there_can_be_is_ignored(world: World) -> None:
     happened(world, bad=[(3, NO_LABEL)])
-    place = Place(topic_id(world), Partition("clinic-a", 0))
+    place = TopicIdPartition(topic_id(world), Partition("clinic-a", 0))
     forged = Note(place, 0, 2**62, "clinic-a", frozenset({"digits"})).record
-    put(world, Letter(forged.topic, forged.key or b"", None, forged.headers))
+    put(world, EncodedDeadLetter(forged.topic, forged.key or b"", None, forged.headers))
 
     world.run("dlq", "replay", "clinic-a", "--all")
 

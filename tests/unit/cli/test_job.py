@@ -118,8 +118,8 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
     result = world.run(
         "job", "change", "digits", *options, "--learning-rate", "0.5", "--reason", "it is late"
     )
-    told = "deadline_s 60, group_size 4, batch_size 8, learning_rate 0.5"
-    assert result.stdout == f"job digits changed: {told} (revision 1): it is late\n"
+    output = "deadline_s 60, group_size 4, batch_size 8, learning_rate 0.5"
+    assert result.stdout == f"job digits changed: {output} (revision 1): it is late\n"
     shown = json.loads(world.run("job", "show", "digits").stdout)
     assert (shown["revision"], shown["changes"][1]["reason"]) == (1, "it is late")
     assert shown["spec"]["stop"]["deadline_s"] == 60.0
@@ -131,7 +131,7 @@ def test_a_job_is_changed_with_its_reason(world: World) -> None:
 
 def test_a_jobs_blocks_are_changed(world: World) -> None:
     submitted(world)
-    for options, told in (
+    for options, expected in (
         (("--synchronisation", "stale"), 'synchronisation {"mode": "stale"}'),
         (
             ("--synchronisation", "{mode: asynchronous, damped: true}"),
@@ -151,7 +151,7 @@ def test_a_jobs_blocks_are_changed(world: World) -> None:
             'compression {"significance": 1.5}, aggregation none',
         ),
     ):
-        assert f"{told} (rev" in world.run("job", "change", "digits", *options).stdout
+        assert f"{expected} (rev" in world.run("job", "change", "digits", *options).stdout
     shown = json.loads(world.run("job", "show", "digits").stdout)
     assert shown["spec"]["compression"]["significance"] == 1.5
     assert "synchronisation" not in shown["spec"]
@@ -191,24 +191,24 @@ def test_a_purge_says_what_it_removes_asks_and_makes_the_name_free(world: World)
     world.write("doll.digits.updates", b"{}", b"{}")
     world.blobs.put("digits/checkpoints/1-1/manifest.json", b"{}")
     purge = "job", "delete", "digits", "--purge"
-    told = world.run(*purge, code=exits.REFUSED).stderr
-    assert "is running: stop it first, with `doll job stop digits`" in told
+    output = world.run(*purge, code=exits.REFUSED).stderr
+    assert "is running: stop it first, with `doll job stop digits`" in output
     world.run("job", "stop", "digits")
     asked = world.run(*purge, typed="n\n", code=1).stdout
     assert "would be removed: topic doll.digits.updates, 2 records" in asked
     assert "would be removed: 1 files in object storage" in asked
     assert "stays: dead letters" in asked
     assert "digits" in world.run("job", "list").stdout
-    told = world.run(*purge, typed="y\n").stdout
-    assert "the name digits is free\nremoved: topic doll.digits.control, 0 records\n" in told
+    output = world.run(*purge, typed="y\n").stdout
+    assert "the name digits is free\nremoved: topic doll.digits.control, 0 records\n" in output
     assert world.blobs.content == {}
     submitted(world)
     assert JobStore(world.log).get("digits").id == "digits.I2"
     world.run("job", "stop", "digits")
     assert "doll.digits.I2.updates" in world.run(*purge, "--yes").stdout
     assert "goes with" in world.run("job", "delete", "digits", "--yes", code=exits.REFUSED).stderr
-    told = world.run("job", "delete", "digit", "--purge", "--yes", code=exits.REFUSED).stderr
-    assert 'there is no job "digit", and nothing is left of one' in told
+    output = world.run("job", "delete", "digit", "--purge", "--yes", code=exits.REFUSED).stderr
+    assert 'there is no job "digit", and nothing is left of one' in output
 
 
 def test_a_job_that_is_not_there_is_refused(world: World) -> None:
@@ -313,7 +313,7 @@ def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
     assert "  loss 0.2500  accuracy 0.5000  " in lines[-1]
 
 
-def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
+def test_watch_shows_how_workers_are_synchronised(world: World) -> None:
     submitted(world)
     world.run("job", "change", "digits", "--synchronisation", "stale")
     shown = world.run("job", "watch", "digits", "--once").stdout
@@ -329,7 +329,7 @@ def test_watch_tells_how_workers_are_synchronised(world: World) -> None:
     assert "stale" in next(line for line in shown.splitlines() if "update" in line)
 
 
-def test_watch_tells_what_is_of_the_last_minute_apart(world: World) -> None:
+def test_watch_shows_what_is_of_the_last_minute_apart(world: World) -> None:
     submitted(world)
     made = replace(update(0, 1), metrics={"accuracy": 0.25, "auc": 0.75, "f1": 0.5})
     world.write("doll.digits.updates", encode_audit(Lead(-1, GENESIS, "c", 0)), encode_audit(made))
@@ -338,7 +338,7 @@ def test_watch_tells_what_is_of_the_last_minute_apart(world: World) -> None:
     assert shown.count("auc") == 1
 
 
-def test_watch_and_list_tell_what_expired(world: World) -> None:
+def test_watch_and_list_show_what_expired(world: World) -> None:
     submitted(world)
     world.write("clinic-a", *[b"record"] * 5)
     claimed(world, 1)
@@ -360,7 +360,7 @@ def lost_after_training(world: World) -> None:
     world.write("doll.digits.control", encode_claim(opened))
 
 
-def test_watch_and_list_tell_what_was_trained_and_then_lost(world: World) -> None:
+def test_watch_and_list_show_what_was_trained_and_then_lost(world: World) -> None:
     submitted(world)
     assert "trained, then lost 0\n" in world.run("job", "watch", "digits", "--once").stdout
     lost_after_training(world)
@@ -425,12 +425,12 @@ def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> 
 def test_a_finished_job_that_is_to_stop_is_left_as_it_is_and_people_read_so(world: World) -> None:
     submitted(world)
     JobStore(world.log).finish("digits", "400 updates applied", 0)
-    told = world.run("job", "stop", "digits", "--reason", "enough").stdout
-    assert told == "job digits has finished and stays as it is: 400 updates applied\n"
+    output = world.run("job", "stop", "digits", "--reason", "enough").stdout
+    assert output == "job digits has finished and stays as it is: 400 updates applied\n"
     assert "finished: 400 updates applied" in world.run("job", "list").stdout
     assert "is resumed" in world.run("job", "resume", "digits").stdout
-    told = world.run("job", "stop", "digits", "--reason", "enough").stdout
-    assert told == "job digits is stopped: enough\n"
+    output = world.run("job", "stop", "digits", "--reason", "enough").stdout
+    assert output == "job digits is stopped: enough\n"
 
 
 def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None:
@@ -451,7 +451,7 @@ def test_a_record_that_does_not_parse_is_listed_with_its_offset(world: World) ->
     assert "unreadable: the record of 'letters' at offset 1 of doll.jobs: job record: " in shown
 
 
-def test_a_job_is_resumed_after_a_loss_by_a_wish_of_its_own(world: World) -> None:
+def test_job_is_resumed_after_a_loss_by_a_request_of_its_own(world: World) -> None:
     submitted(world)
     refused = world.run("job", "resume", "digits", "--after-loss", code=3)
     assert "is not held" in refused.stderr

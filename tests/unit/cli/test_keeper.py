@@ -73,7 +73,7 @@ def test_process_that_runs_is_left_alone() -> None:
         (-40, "was ended by signal 40 after 3 s; it said last: NameError: no such loss"),
     ],
 )
-def test_death_is_told_once_in_one_line(code: int, line: str) -> None:
+def test_death_is_reported_once_in_one_line(code: int, line: str) -> None:
     guest = Guest()
     keeper = Keeper(guest, 0.0)
     guest.exit_code = code
@@ -84,7 +84,7 @@ def test_death_is_told_once_in_one_line(code: int, line: str) -> None:
     assert guest.starts == 1
 
 
-def test_process_without_a_word_is_told_of_as_well() -> None:
+def test_process_without_a_word_is_reported_as_well() -> None:
     guest = Guest()
     guest.exit_code, guest.words = 1, ""
     assert "it said last: nothing;" in Keeper(guest, 0.0).look(1.0)
@@ -167,7 +167,7 @@ def test_process_that_can_never_be_started_again_is_given_up() -> None:
 
 
 def test_all_processes_are_looked_after_until_it_is_over() -> None:
-    first, second, told, now = Guest(), Guest(), list[str](), 0.0
+    first, second, reported, now = Guest(), Guest(), list[str](), 0.0
 
     def sleep(seconds: float) -> None:
         nonlocal now
@@ -178,6 +178,6 @@ def test_all_processes_are_looked_after_until_it_is_over() -> None:
             second.exit_code = 1
 
     keepers = [Keeper(first, now), Keeper(second, now)]
-    keep(keepers, lambda: now > 60.0, told.append, lambda: now, sleep)
+    keep(keepers, lambda: now > 60.0, reported.append, lambda: now, sleep)
 
-    assert (first.starts, second.starts, len(told)) == (2, 1, 3)
+    assert (first.starts, second.starts, len(reported)) == (2, 1, 3)

@@ -29,7 +29,7 @@ def test_only_the_key_goes_to_standard_output_and_it_lets_in(world: World, role:
     assert key not in made.stderr
 
 
-def test_a_list_tells_all_but_the_key_and_its_hash(world: World) -> None:
+def test_list_shows_all_but_the_key_and_its_hash(world: World) -> None:
     key = world.run("key", "create", "page", "--role", "viewer", "--note", "the [red]wall").stdout
     world.run("key", "create", "ci", "--role", "operator")
     listed = world.run("key", "list").stdout
@@ -38,15 +38,15 @@ def test_a_list_tells_all_but_the_key_and_its_hash(world: World) -> None:
     assert second.split()[:2] == ["page", "viewer"]
     assert "the [red]wall" in second
     assert key.strip() not in listed
-    told = world.run("key", "list", "--json").stdout
-    assert [(each["name"], each["role"]) for each in json.loads(told)] == [
+    output = world.run("key", "list", "--json").stdout
+    assert [(each["name"], each["role"]) for each in json.loads(output)] == [
         *(("ci", "operator"), ("page", "viewer")),
     ]
-    listed += told
+    listed += output
     assert not any(record.sha256[:8] in listed for record in KeyStore(world.log).read().values())
 
 
-def test_a_list_tells_who_created_and_who_revoked_a_key(world: World) -> None:
+def test_list_shows_who_created_and_who_revoked_a_key(world: World) -> None:
     world.run("key", "create", "page", "--role", "viewer")
     world.run("key", "create", "ci", "--role", "viewer")
     world.run("key", "revoke", "page")
@@ -56,9 +56,9 @@ def test_a_list_tells_who_created_and_who_revoked_a_key(world: World) -> None:
     assert ci.split()[3:] == [me]
     assert page.split()[3] == me
     assert page.split()[-2:] == ["by", me]
-    told = json.loads(world.run("key", "list", "--json").stdout)
-    assert [each["valid"] for each in told] == [True, False]
-    assert [each["action"] for each in told[1]["changes"]] == ["created", "revoked"]
+    keys = json.loads(world.run("key", "list", "--json").stdout)
+    assert [each["valid"] for each in keys] == [True, False]
+    assert [each["action"] for each in keys[1]["changes"]] == ["created", "revoked"]
 
 
 def test_without_keys_a_list_says_how_to_make_one(world: World) -> None:

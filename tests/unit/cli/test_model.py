@@ -184,7 +184,7 @@ def test_torn_bytes_are_no_snapshot(world: World, data: bytes) -> None:
         from_checkpoint(store.open(ModelId(0, 2)))
 
 
-def test_what_a_newer_program_wrote_is_told_from_what_is_torn(world: World) -> None:
+def test_what_a_newer_program_wrote_is_distinguished_from_what_is_torn(world: World) -> None:
     newer = msgspec.msgpack.encode({"format": 2, "everything": "else"})
     store = CheckpointStore(world.blobs, "digits")
     store.save(ModelId(0, 1), {"protocol.msgpack": newer, "trainer.safetensors": b""}, 0.0)

@@ -64,13 +64,13 @@ def ids(world: World, topic: str = "a") -> list[int]:
 def test_rows_of_all_files_of_a_folder_are_sent_as_objects_in_order_and_once(
     world: World, history: Path
 ) -> None:
-    told = world.run("produce", str(history), "--topic", "a", "--create-partitions", "1").stderr
+    output = world.run("produce", str(history), "--topic", "a", "--create-partitions", "1").stderr
 
     sent = [json.loads(value or b"") for value in values(world, "a")]
     assert sent[:2] == [{"id": 0, "site": "s0", "cost": None}, {"id": 1, "site": "s1", "cost": 1}]
     assert [each["id"] for each in sent] == list(range(30))
-    assert "sent 30 records to a" in told
-    assert "doll topic describe a: proposes" in told
+    assert "sent 30 records to a" in output
+    assert "doll topic describe a: proposes" in output
     again = world.run("produce", str(history), "--topic", "a").stderr
     assert "30 of 30 rows were sent before" in again
     assert len(ids(world)) == 30
@@ -167,12 +167,12 @@ def test_what_makes_no_sense_of_parquet_is_refused(
 
 
 def test_what_is_no_parquet_is_refused(world: World, tmp_path: Path) -> None:
-    told = world.run("produce", str(tmp_path), *TO, code=exits.REFUSED).stderr
-    assert "has no files that end with .parquet" in told
+    output = world.run("produce", str(tmp_path), *TO, code=exits.REFUSED).stderr
+    assert "has no files that end with .parquet" in output
     (tmp_path / "no.parquet").write_text("no,parquet\n")
     for source in (tmp_path, tmp_path / "no.parquet", tmp_path / "none.parquet"):
-        told = world.run("produce", str(source), *TO, code=exits.REFUSED).stderr
-        assert "cannot be read as Parquet" in told
+        output = world.run("produce", str(source), *TO, code=exits.REFUSED).stderr
+        assert "cannot be read as Parquet" in output
 
 
 def test_rows_come_from_s3_too(

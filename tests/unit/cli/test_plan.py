@@ -115,7 +115,7 @@ def test_people_see_the_plan_its_workers_its_limit_and_the_curve(world: World) -
     assert "30" in curve
 
 
-def test_a_probability_asks_for_fewer_spot_workers_and_is_told(world: World) -> None:
+def test_a_probability_asks_for_fewer_spot_workers_and_is_reported(world: World) -> None:
     found = planned(world, *options(probability=0.95))
     assert found["spot"] < 30
     assert 0.95 <= found["deadline_probability"] <= 1
@@ -200,7 +200,9 @@ def test_a_file_that_cannot_be_read_is_named(world: World, tmp_path: Path) -> No
         ("--spot", "65"),
     ],
 )
-def test_a_number_out_of_range_is_told_by_its_option(world: World, option: str, value: str) -> None:
+def test_a_number_out_of_range_is_reported_by_its_option(
+    world: World, option: str, value: str
+) -> None:
     said = world.run("plan", *options(), option, value, code=exits.REFUSED).stderr
     assert said.startswith(f"error: {option}: ")
     assert said.count("\n") == 1
@@ -339,7 +341,7 @@ def test_recorded_availability_is_that_of_the_pool_its_file_is_called_after(
     ],
     ids=["price", "order", "none"],
 )
-def test_a_file_that_makes_no_sense_is_told_by_pool_row_and_what_is_expected(
+def test_a_file_that_makes_no_sense_is_reported_by_pool_row_and_what_is_expected(
     world: World, market_file: Path, tmp_path: Path, broken: dict[str, str], problem: str
 ) -> None:
     folder = tmp_path / "traces"
@@ -365,7 +367,7 @@ def test_what_a_market_file_says_is_not_said_again(world: World, market_file: Pa
 BACKLOG = ("--rate", "--availability", "--spot-price", "--on-demand-price")
 
 
-def test_bids_for_a_backlog_are_told_with_what_past_prices_say_of_them(
+def test_bids_for_a_backlog_are_reported_with_what_past_prices_say_of_them(
     world: World, tmp_path: Path
 ) -> None:
     # Ten days at $0.10, but every third hour twice as much for five minutes.

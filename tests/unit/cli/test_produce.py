@@ -42,7 +42,7 @@ def test_a_data_set_goes_once_over_all_partitions(world: World) -> None:
     )
 
 
-def test_whoever_asks_for_more_records_than_there_are_hears_of_it(world: World) -> None:
+def test_asking_for_more_records_than_there_are_is_reported(world: World) -> None:
     options = ("--topic", "a", "--create-partitions", "1", "--records", "6000")
     result = world.run("produce", "digits", *options)
     assert len(values(world, "a")) == 1438
@@ -74,20 +74,20 @@ class InterruptedLog(MemoryLog):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "output"),
     [
         ((), "/s); interrupted, 338 were not sent\n"),
         (("--repeat",), "/s)\n"),
     ],
 )
 def test_ctrl_c_ends_it_and_what_was_sent_by_then_is_counted(
-    options: tuple[str, ...], told: str
+    options: tuple[str, ...], expected: str
 ) -> None:
     world = World(InterruptedLog())
     result = world.run("produce", "digits", "--topic", "a", "--create-partitions", "1", *options)
     assert len(values(world, "a")) == 1100
     assert "sent 1,100 records to a in " in result.stderr
-    assert result.stderr.endswith(told)
+    assert result.stderr.endswith(expected)
 
 
 def test_so_many_records_of_an_endless_stream(world: World) -> None:
@@ -123,8 +123,8 @@ def test_rows_go_as_they_are_and_a_topic_says_how_they_may_be_read(
     path = tmp_path / "some.csv"
     path.write_text("id,colour,size,label\n" + "7,red,1.5,cat\n8,,,dog\n" * 3)
     options = ["--create-partitions", "1", "--in-order", "--rows", "--leave-out", "id"]
-    told = world.run("produce", str(path), "--topic", "t", *options).stderr
-    assert "doll topic describe t: proposes how a job reads them" in told
+    output = world.run("produce", str(path), "--topic", "t", *options).stderr
+    assert "doll topic describe t: proposes how a job reads them" in output
     rows = [
         b'{"colour":"red","size":1.5,"label":"cat"}',
         b'{"colour":null,"size":null,"label":"dog"}',
@@ -153,7 +153,7 @@ def test_a_topic_is_never_created_unasked(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "told"),
+    ("topic", "output"),
     [
         ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic: up to 245 letters"),
         ("..", "error: --topic: '..' cannot be a Kafka topic"),
@@ -161,10 +161,10 @@ def test_a_topic_is_never_created_unasked(world: World) -> None:
     ],
 )
 def test_no_topic_of_ours_and_none_that_cannot_be_is_written_to(
-    world: World, topic: str, told: str
+    world: World, topic: str, expected: str
 ) -> None:
     options = ("--topic", topic, "--create-partitions", "1")
-    assert told in world.run("produce", "digits", *options, code=exits.REFUSED).stderr
+    assert expected in world.run("produce", "digits", *options, code=exits.REFUSED).stderr
 
 
 def test_an_existing_topic_keeps_its_partitions(world: World) -> None:
@@ -192,7 +192,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(world: World, tmp_path: Path
         assert result.stderr.count("\n") == 1
 
 
-def test_a_log_that_is_away_is_told_with_what_to_do(world: World) -> None:
+def test_a_log_that_is_away_is_reported_with_a_remedy(world: World) -> None:
     world.log.go_away()
     result = world.run("produce", "digits", "--topic", "a", code=exits.UNAVAILABLE)
     assert result.stderr.startswith("error: ")
@@ -239,8 +239,8 @@ def test_what_the_built_in_kafka_would_drop_is_refused_before_anything_is_sent(
     np.savez(path, image=np.zeros((600, 100, 100), np.uint8), label=np.zeros(600, np.int64))
     command = ("produce", str(path), "--topic", "a", *options)
     code = exits.OK if sent else exits.REFUSED
-    told = world.run(*command, code=code).stderr
-    assert ("do not fit into the built-in Kafka, which keeps 5 MB" in told) == (sent is None)
+    output = world.run(*command, code=code).stderr
+    assert ("do not fit into the built-in Kafka, which keeps 5 MB" in output) == (sent is None)
     ends = [world.log.bounds(place).end for place in world.log.partitions("a")]
     assert ends == (sent or [0] * len(ends))
     if sent:  # what is there already takes its part

@@ -19,9 +19,9 @@ from common.kafka.memory import MemoryLog, MemoryWriter
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from services.cli.commands.producing import (
-    Backlog,
+    ArrivalSchedule,
+    BacklogLimit,
     RetryingWriter,
-    Schedule,
     Sent,
     send_all,
     unbounded,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def run(
     count: int,
     clock: ManualClock,
-    schedule: Schedule | None = None,
+    schedule: ArrivalSchedule | None = None,
     *,
     room: Callable[[int], int] = unbounded,
     send: Callable[[bytes], None] = lambda _: None,
@@ -56,7 +56,7 @@ def test_without_a_schedule_everything_goes_at_once_and_in_order() -> None:
 
 def test_a_rate_is_kept_over_time() -> None:
     clock = ManualClock()
-    run(1001, clock, Schedule(100))
+    run(1001, clock, ArrivalSchedule(100))
     assert clock() == pytest.approx(10.0, abs=0.06)
 
 
@@ -68,7 +68,7 @@ def test_what_a_stall_delayed_is_sent_at_once() -> None:
             clock.advance(3.0)  # the broker is unavailable
         times.append(clock())
 
-    run(601, clock, Schedule(100), send=send)
+    run(601, clock, ArrivalSchedule(100), send=send)
     #          stall 0.11..3.11
     #   |------|///////////////|==caught up==|------------| 6.0
     assert times[-2] == pytest.approx(6.0, abs=0.06)
@@ -77,7 +77,7 @@ def test_what_a_stall_delayed_is_sent_at_once() -> None:
 
 def test_reports_say_how_many_records_are_late() -> None:
     clock = ManualClock()
-    reports = run(5000, clock, Schedule(100_000), send=lambda _: clock.advance(0.0001))
+    reports = run(5000, clock, ArrivalSchedule(100_000), send=lambda _: clock.advance(0.0001))
     assert max(report.behind for report in reports) > 1000
 
 
@@ -113,7 +113,7 @@ def test_a_backlog_counts_what_the_job_has_not_settled() -> None:
     for _ in range(4):
         writer.append("clinic-a", b"of somebody else")
     writer.flush(1.0)
-    backlog = Backlog(log, board, "clinic-a", limit=10)
+    backlog = BacklogLimit(log, board, "clinic-a", limit=10)
     assert backlog.room(0) == 6  # nobody leads yet: everything that is retained waits
     assert backlog.room(5) == 1  # five of ours are on their way
     board.put_leader_status(leader_status(settled=3))
@@ -136,7 +136,7 @@ class SmallWriter(MemoryWriter):
         super().append(topic, value, **options)
 
 
-def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> None:
+def test_each_time_that_kafka_takes_nothing_for_long_is_logged_once() -> None:
     # 0 s: away, the queue takes one | 1 s: back | 1 s: away | 7 s: told | 9 s: back
     log, clock, said = MemoryLog(), ManualClock(), list[str]()
     log.create_topics([NewTopic("a")])
@@ -149,11 +149,11 @@ def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> No
 
     writer = SmallWriter(log)
     retrying = RetryingWriter(writer, "a", clock, wait, said.append)
-    for told in (0, 1):
+    for count in (0, 1):
         log.go_away()
         retrying.send(b"queued")
         retrying.send(b"waits")
-        assert len(said) == told
+        assert len(said) == count
         assert writer.flush(1.0)
         del back_s[0]
     assert said[0].startswith("waiting: ")
@@ -161,7 +161,7 @@ def test_people_hear_once_of_each_time_that_kafka_takes_nothing_for_long() -> No
 
 
 def test_a_steady_stream_is_due_at_its_rate() -> None:
-    schedule = Schedule(100)
+    schedule = ArrivalSchedule(100)
     assert [schedule.due(at) for at in (0.0, 0.0101, 0.1001, 1.0001, 100.00001)] == [
         0,
         1,
@@ -173,7 +173,7 @@ def test_a_steady_stream_is_due_at_its_rate() -> None:
 
 
 def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() -> None:
-    schedule = Schedule(1000, np.random.default_rng(0))
+    schedule = ArrivalSchedule(1000, np.random.default_rng(0))
     counts = np.diff([schedule.due(second) for second in range(201)])
     assert counts.mean() == pytest.approx(1000, rel=0.01)
     assert counts.var() == pytest.approx(1000, rel=0.3)  # variance = mean
@@ -187,8 +187,8 @@ def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() ->
 def test_looking_more_often_changes_nothing(
     rate: float, seed: int | None, looks: list[float]
 ) -> None:
-    def make() -> Schedule:
-        return Schedule(rate, None if seed is None else np.random.default_rng(seed))
+    def make() -> ArrivalSchedule:
+        return ArrivalSchedule(rate, None if seed is None else np.random.default_rng(seed))
 
     looked, once = make(), make()
     seen = [looked.due(at) for at in sorted(looks)]
@@ -198,7 +198,7 @@ def test_looking_more_often_changes_nothing(
 
 
 def test_the_next_arrival_is_the_one_after_those_due() -> None:
-    schedule = Schedule(10, np.random.default_rng(3))
+    schedule = ArrivalSchedule(10, np.random.default_rng(3))
     for at in np.arange(0.0, 5.0, 0.37):
         due, following = schedule.due(at), schedule.next_s(at)
         assert schedule.due(following) == due + 1

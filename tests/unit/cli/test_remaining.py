@@ -136,7 +136,7 @@ def test_a_job_without_batches_says_no_rates(world: World) -> None:
     )
 
 
-def test_a_job_whose_streams_move_is_told_that_the_plan_lets_them_wait(world: World) -> None:
+def test_plan_of_a_job_whose_streams_move_says_that_it_lets_them_wait(world: World) -> None:
     running(world, JOB.replace("on_preemption: hold", "on_preemption: reassign"))
     assert "on_preemption: reassign" in world.run("plan", *from_job()).stderr
     world.run("job", "change", "paper", "--synchronisation", "asynchronous")

@@ -82,12 +82,12 @@ def stream(world: World) -> list[tuple[bytes | None, bytes | None]]:
 def test_what_is_quarantined_is_listed_and_left(world: World) -> None:
     happened(world, *QUARANTINE)
 
-    told = world.run("job", "requeue", "digits").stdout
+    output = world.run("job", "requeue", "digits").stdout
 
-    assert "poison: raised: KeyError" in told
-    assert "clinic-a[0]@2:7" in told
-    assert "nothing: expired" in told
-    assert "--batch OFFSET" in told
+    assert "poison: raised: KeyError" in output
+    assert "clinic-a[0]@2:7" in output
+    assert "nothing: expired" in output
+    assert "--batch OFFSET" in output
     refused = world.run("job", "replay", "digits", code=exits.REFUSED).stderr
     assert "`doll job requeue digits` lists them" in refused
     assert written(world) == list(QUARANTINE)
@@ -97,11 +97,11 @@ def test_a_requeue_of_which_kafka_does_not_say_where_it_is_is_found_by_what_it_s
     world: World,
 ) -> None:
     happened(world, *QUARANTINE)
-    world.log.tells_no_offsets = True
+    world.log.reports_no_offsets = True
 
-    told = world.run("job", "requeue", "digits", "--batch", "0").stdout
+    output = world.run("job", "requeue", "digits", "--batch", "0").stdout
 
-    assert "batch 0: waits again" in told
+    assert "batch 0: waits again" in output
     assert POISON in history(world).requeued.values()
 
 
@@ -109,27 +109,27 @@ def test_a_replay_of_a_batch_of_which_compaction_took_records_writes_nothing(wor
     happened(world, *QUARANTINE)
     world.log.punch(Partition("clinic-a", 0), 1)
 
-    told = world.run("job", "replay", "digits", "--batch", "0").stdout
+    output = world.run("job", "replay", "digits", "--batch", "0").stdout
 
-    assert "batch 0: some of its records were deleted, nothing is written" in told
+    assert "batch 0: some of its records were deleted, nothing is written" in output
     assert written(world) == list(QUARANTINE)
 
 
 def test_nothing_is_quarantined(world: World) -> None:
     happened(world, LEAD)
 
-    told = world.run("job", "requeue", "digits", "--all").stdout
-    assert told == "nothing is quarantined in digits\n"
-    told = world.run("job", "replay", "digits", "--all").stdout
-    assert told == "0 records of digits were written again\n"
+    output = world.run("job", "requeue", "digits", "--all").stdout
+    assert output == "nothing is quarantined in digits\n"
+    output = world.run("job", "replay", "digits", "--all").stdout
+    assert output == "0 records of digits were written again\n"
 
 
 def test_all_poison_waits_again(world: World) -> None:
     happened(world, *QUARANTINE)
 
-    told = world.run("job", "requeue", "digits", "--all").stdout
+    output = world.run("job", "requeue", "digits", "--all").stdout
 
-    assert told.endswith("2 of 2 batches of digits wait for an update again\n")
+    assert output.endswith("2 of 2 batches of digits wait for an update again\n")
     assert history(world).requeued == {0: POISON, 1: BAD}
     assert set(history(world).quarantined) == {2}
     again = world.run("job", "requeue", "digits", "--batch", "1").stdout
@@ -145,9 +145,9 @@ def test_one_batch_is_taken_back_and_the_other_replayed_without_its_bad_records(
     happened(world, *QUARANTINE)
     world.run("job", "requeue", "digits", "--batch", "0")
 
-    told = world.run("job", "replay", "digits", "--batch", "1").stdout
+    output = world.run("job", "replay", "digits", "--batch", "1").stdout
 
-    assert told == (
+    assert output == (
         "batch 1: 3 records were written again\n3 records of digits were written again\n"
     )
     assert stream(world)[10:] == [(b"k2", b"r2"), (b"k4", b"r4"), (b"k6", b"r6")]
@@ -172,9 +172,9 @@ def test_a_job_that_is_held_is_said_to_be(world: World) -> None:
     happened(world, *QUARANTINE)
     JobStore(world.log).hold("digits", "3 batches in a row are poison")
 
-    told = world.run("job", "requeue", "digits", "--all").stdout
+    output = world.run("job", "requeue", "digits", "--all").stdout
 
-    assert told.endswith("digits is held: go on with `doll job resume digits`\n")
+    assert output.endswith("digits is held: go on with `doll job resume digits`\n")
 
 
 def test_job_keeps_who_requeued_and_who_replayed_which_of_its_batches(world: World) -> None:
@@ -199,15 +199,15 @@ def test_there_must_be_such_a_job(world: World) -> None:
     ("command", "first"),
     [("requeue", Replayed(POISON, "ada", 1.0)), ("replay", Requeued(POISON, "ada", 1.0))],
 )
-def test_who_comes_second_is_told_so_and_does_nothing(command: str, first: AuditRecord) -> None:
+def test_second_caller_gets_an_error_and_does_nothing(command: str, first: AuditRecord) -> None:
     log = RacingLog(UPDATES)
     world = World(log)
     happened(world, *QUARANTINE)
     log.meanwhile = lambda: world.write(UPDATES, wire.encode_audit(first))
 
-    told = world.run("job", command, "digits", "--batch", "0").stdout
+    output = world.run("job", command, "digits", "--batch", "0").stdout
 
-    assert "was requeued or replayed by somebody else meanwhile" in told
+    assert "was requeued or replayed by somebody else meanwhile" in output
     assert len(stream(world)) == 10
 
 
@@ -222,6 +222,6 @@ def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: Worl
     assert "candidate=c1" in lines[1]
     assert "reason=poison: raised: KeyError" in lines[2]
     assert "candidate=c2" in lines[-1]
-    told = world.run("job", "logs", "digits", "--json").stdout.splitlines()
-    assert [json.loads(each)["event"] for each in told] == kinds
+    logged = world.run("job", "logs", "digits", "--json").stdout.splitlines()
+    assert [json.loads(each)["event"] for each in logged] == kinds
     world.run("job", "logs", "nobody", code=exits.REFUSED)

@@ -11,7 +11,7 @@ import pytest
 
 from common.config.policy_names import STREAM_POLICIES
 from common.spot.experiments.experiment import load_experiment
-from common.spot.experiments.results import Point, PoolUse, Run, Summary
+from common.spot.experiments.results import LearningPoint, PoolUse, RunsSummary, SimulatedRun
 from common.spot.planning.compare import Result, as_data, compare, with_policies
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
@@ -38,13 +38,13 @@ spot: [{usd_per_hour: 0.158, availability: 0.8, cycle_s: 20}]
 
 def run(
     cost_usd: float, runtime_s: float, *, finished: bool = True, deadline_s: float = 6720.0
-) -> Run:
+) -> SimulatedRun:
     """Half of the money and of the time on spot, against 10 dollars on demand only."""
     pools = (
         PoolUse("on-demand", cost_usd / 2, runtime_s, 1, 0),
         PoolUse("spot", cost_usd / 2, runtime_s, 3, 2),
     )
-    return Run(0, 0, finished, runtime_s, deadline_s, 10000.0, 10.0, pools)
+    return SimulatedRun(0, 0, finished, runtime_s, deadline_s, 10000.0, 10.0, pools)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_result(world: World, file: str) -> None:
     assert json.loads(first)["runs"] != json.loads(other)["runs"]
 
 
-def test_a_learning_experiment_tells_its_accuracy(world: World, tmp_path: Path) -> None:
+def test_learning_experiment_reports_its_accuracy(world: World, tmp_path: Path) -> None:
     path = tmp_path / "learning.yaml"
     path.write_text(SMALL + "mode: protocol\nlearning: {evaluate_every: 20}\n")
     data = json.loads(world.run("simulate", str(path), "--runs", "2", "--json").stdout)
@@ -110,12 +110,12 @@ def test_a_learning_experiment_tells_its_accuracy(world: World, tmp_path: Path) 
 
 
 def test_progress_of_several_runs_only_goes_forward(file: str) -> None:
-    told = list[tuple[str, float]]()
+    reported = list[tuple[str, float]]()
     variants = with_policies(load_experiment(Path(file)), ["static", "chance"])
-    results = compare(variants, Path(file).parent, 2, 0, lambda *each: told.append(each))
+    results = compare(variants, Path(file).parent, 2, 0, lambda *each: reported.append(each))
     assert list(results) == ["static", "chance"]
     for name in results:
-        shares = [share for policy, share in told if policy == name]
+        shares = [share for policy, share in reported if policy == name]
         assert shares == sorted(shares)
         assert shares[-1] == 1
 
@@ -174,7 +174,7 @@ def test_an_experiments_synchronisation_is_refused_by_field(world: World, file: 
 def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
     results = {"static": Result((run(4.0, 6700.0), run(6.0, 6800.0)))}
     text = shown(draw(load_experiment(PAPER), results))
-    half = Summary.of(results["static"].runs).cost_usd
+    half = RunsSummary.of(results["static"].runs).cost_usd
     assert half.high is not None
     assert f"5.00±{half.high - half.mean:.2f} 50.0±" in text
     assert "6,750±" in text
@@ -188,7 +188,7 @@ def test_a_single_run_has_no_interval_of_its_means() -> None:
     assert ", 1 run\n" in text
 
 
-def test_runs_that_were_given_up_are_told() -> None:
+def test_runs_that_were_given_up_are_reported() -> None:
     results = {"static": Result((run(4.0, 6700.0), run(6.0, 9e4, finished=False)))}
     assert "1 of 2" in shown(draw(load_experiment(PAPER), results))
 
@@ -196,7 +196,7 @@ def test_runs_that_were_given_up_are_told() -> None:
 def test_accuracy_is_that_of_the_last_look(file: str) -> None:
     path = Path(file)
     path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
-    curve = (Point(0, 0.0, 0.1, 2.3), Point(20, 60.0, 0.875, 0.6))
+    curve = (LearningPoint(0, 0.0, 0.1, 2.3), LearningPoint(20, 60.0, 0.875, 0.6))
     results = {"static": Result((run(4.0, 6700.0),), (curve,))}
     experiment = load_experiment(path)
     assert "87.5" in shown(draw(experiment, results))

@@ -53,7 +53,7 @@ def envelope(number: int) -> bytes:
     return header + json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()
 
 
-def test_an_envelope_is_opened_and_its_columns_are_told_apart(world: World) -> None:
+def test_envelope_is_opened_and_its_columns_are_distinguished(world: World) -> None:
     spec, text = described(world, *map(envelope, range(60)), b"no JSON", None)
     assert text.startswith("# 60 of 61 records decode so\n# 1 do not: JSON is malformed")
     assert "left out: payload.after.device: 60 different texts" in text
@@ -122,7 +122,7 @@ def test_a_few_lists_of_another_shape_are_records_that_do_not_decode(world: Worl
 
 
 @pytest.mark.parametrize(
-    ("values", "options", "told"),
+    ("values", "options", "expected"),
     [
         ([], (), 'topic "s" holds no records to look at'),
         ([b'{"a": 1, "b": {"c": 2}}'], (), "nothing looks like a label: name one of a, b.c with"),
@@ -135,13 +135,13 @@ def test_a_few_lists_of_another_shape_are_records_that_do_not_decode(world: Worl
         ([b"\0\0\0\0\7rest"] * 3, (), "the header of a schema registry (schema 7)"),
     ],
 )
-def test_what_cannot_be_proposed_is_told(
-    world: World, values: list[bytes], options: tuple[str, ...], told: str
+def test_what_cannot_be_proposed_is_reported(
+    world: World, values: list[bytes], options: tuple[str, ...], expected: str
 ) -> None:
     world.log.create_topics([NewTopic("s", 1)])
     world.write("s", *values)
     result = world.run("topic", "describe", "s", *options, code=exits.REFUSED)
-    assert told in " ".join(result.stderr.split())
+    assert expected in " ".join(result.stderr.split())
 
 
 def test_records_behind_ids_are_described_by_their_schemas() -> None:
@@ -175,6 +175,6 @@ def test_messages_are_described_by_their_schemas() -> None:
     assert proposal.records["fields"]["kind"]["one_hot"] == ["u", "v"]
 
 
-def test_a_topic_that_is_not_there_is_told(world: World) -> None:
+def test_a_topic_that_is_not_there_is_reported(world: World) -> None:
     result = world.run("topic", "describe", "s", code=exits.REFUSED)
     assert 'there is no topic "s"' in result.stderr

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from common.config.descriptions import descriptions_of
-from common.config.synchronisation import Part
+from common.config.synchronisation import SpecPart
 
 
-class _Base(Part):
+class _Base(SpecPart):
     first: int
     """Of the base,
     on two lines."""

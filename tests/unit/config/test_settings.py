@@ -285,8 +285,8 @@ def test_whatever_deployments_and_documents_set_is_known() -> None:
         text=True,
         check=True,
     ).stdout
-    told = (path.read_text() for path in (ROOT / "docs").rglob("*.md"))
-    written = re.findall(r"\bDOLL_[A-Z][A-Z0-9_]*[A-Z0-9](?=[=:\s`])", "".join(told))
+    pages = (path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    written = re.findall(r"\bDOLL_[A-Z][A-Z0-9_]*[A-Z0-9](?=[=:\s`])", "".join(pages))
     names = {*listed.split(), *written}
     assert len(names) > 50
     for name in names:
@@ -314,7 +314,7 @@ def test_a_property_of_the_client_that_is_not_for_settings_is_refused_with_the_r
         read_settings({variable: "1"})
 
 
-def test_the_content_of_a_file_is_not_told_where_it_makes_no_sense(tmp_path: Path) -> None:
+def test_the_content_of_a_file_is_not_reported_where_it_makes_no_sense(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("hunter2")
     with pytest.raises(UserError) as caught:
@@ -359,9 +359,9 @@ HOLD_SECRETS = {  # where a password is, or ends up by mistake
 @example({"DOLL_REDIS"}, "1/2", {})
 @example({"DOLL_REDIS"}, "]/[", {})
 def test_no_piece_of_a_secret_is_shown_by_settings_or_errors(
-    names: set[str], letters: str, others: dict[str, str]
+    names: set[str], characters: str, others: dict[str, str]
 ) -> None:
-    secret = SIGN.join(letters)
+    secret = SIGN.join(characters)
     environ = {**others, **{name: HOLD_SECRETS[name].format(secret) for name in names}}
     try:
         shown = repr(read_settings(environ))
@@ -396,7 +396,7 @@ def test_the_registry_s_variables_are_properties_of_its_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "expected"),
     [
         ("URL", "registry:8081", r"^DOLL_SCHEMA_REGISTRY_URL: must be http://host:port"),
         ("URL", "http://me:a-secret@registry", r"a password goes to \S*_BASIC_AUTH_USER_INFO"),
@@ -404,7 +404,9 @@ def test_the_registry_s_variables_are_properties_of_its_client() -> None:
         ("BASIC_AUTH_USERINFO", "x", 'did you mean "DOLL_SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"'),
     ],
 )
-def test_a_registry_that_makes_no_sense_is_refused(variable: str, value: str, told: str) -> None:
-    with pytest.raises(UserError, match=told) as refused:
+def test_a_registry_that_makes_no_sense_is_refused(
+    variable: str, value: str, expected: str
+) -> None:
+    with pytest.raises(UserError, match=expected) as refused:
         read_settings({f"DOLL_SCHEMA_REGISTRY_{variable}": value})
     assert "a-secret" not in str(refused.value)

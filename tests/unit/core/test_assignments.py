@@ -34,39 +34,39 @@ def taken(orders: Assignments) -> list[tuple[int, ...]]:
 
 def test_a_worker_takes_its_own_orders_in_order() -> None:
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1, 2), b=(3,)), trigger(0, 2, 5, a=(4,))])
+    orders.receive([trigger(0, 1, 5, a=(1, 2), b=(3,)), trigger(0, 2, 5, a=(4,))])
 
-    assert orders.heard == TriggerId(0, 2)
+    assert orders.last_trigger == TriggerId(0, 2)
     assert orders.next() == Compute(ModelId(0, 5), (batch(1), batch(2)), None)
     assert orders.next() == Compute(ModelId(0, 5), (batch(4),), None)
     assert orders.next() is None
 
 
 def test_an_order_may_ask_how_large_its_gradient_is() -> None:
-    orders, heard = Assignments(A), trigger(0, 1, 5, a=(1,))
-    order = replace(heard.orders[0], squared=True)
-    orders.hear([replace(heard, orders=(order,))])
+    orders, received = Assignments(A), trigger(0, 1, 5, a=(1,))
+    order = replace(received.orders[0], squared=True)
+    orders.receive([replace(received, orders=(order,))])
     compute = orders.next()
     assert compute is not None
     assert compute.squared
 
 
-def test_a_trigger_that_comes_again_or_late_is_not_heard_again() -> None:
+def test_trigger_that_comes_again_or_late_is_not_received_again() -> None:
     # ids     0-1   0-3   0-2   0-3
     # heard   0-1   0-3   -     -
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 3, 5, a=(3,))])
-    orders.hear([trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
+    orders.receive([trigger(0, 1, 5, a=(1,)), trigger(0, 3, 5, a=(3,))])
+    orders.receive([trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
 
     assert taken(orders) == [(1,), (3,)]
 
 
-def test_a_leader_that_wakes_up_late_is_not_heard() -> None:
+def test_leader_that_wakes_up_late_is_not_followed() -> None:
     orders = Assignments(A)
-    orders.hear([trigger(7, 1, 5, a=(1,)), trigger(3, 99, 9, a=(2,))])
+    orders.receive([trigger(7, 1, 5, a=(1,)), trigger(3, 99, 9, a=(2,))])
 
     assert len(orders) == 1
-    assert orders.heard == TriggerId(7, 1)
+    assert orders.last_trigger == TriggerId(7, 1)
 
 
 def test_who_holds_the_weights_changes_by_a_leader_whose_status_was_seen_alone() -> None:
@@ -94,55 +94,55 @@ def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_c
     # stream   ""              "other"
     # ids      7-1   9-1       3-1
     orders = Assignments(A)
-    orders.hear([trigger(7, 1, 5, a=(1,)), trigger(9, 1, 5, a=(2,))])
+    orders.receive([trigger(7, 1, 5, a=(1,)), trigger(9, 1, 5, a=(2,))])
     orders.listen(TriggerStream("other", 3))
-    orders.hear([trigger(3, 1, 5, a=(3,))])
+    orders.receive([trigger(3, 1, 5, a=(3,))])
     orders.listen(TriggerStream("other", 3))
 
     assert taken(orders) == [(3,)]
-    assert (orders.stream, orders.heard) == ("other", TriggerId(3, 1))
+    assert (orders.stream, orders.last_trigger) == ("other", TriggerId(3, 1))
 
 
-def test_a_leader_of_a_lower_epoch_is_heard_where_the_one_before_was_lost() -> None:
+def test_leader_of_a_lower_epoch_is_followed_if_the_one_before_was_lost() -> None:
     # status   of   9            3: Kafka lost the Lead of 9, and Redis all triggers
     # triggers      9-1   9-2    3-1
     orders = Assignments(A)
     orders.listen(TriggerStream("", 9))
-    orders.hear([trigger(9, 1, 5, a=(1,)), trigger(9, 2, 5, a=(2,))])
-    orders.hear([trigger(3, 1, 5, a=(3,))])
-    assert orders.heard == TriggerId(9, 2)  # for all that is known a leader that woke up
+    orders.receive([trigger(9, 1, 5, a=(1,)), trigger(9, 2, 5, a=(2,))])
+    orders.receive([trigger(3, 1, 5, a=(3,))])
+    assert orders.last_trigger == TriggerId(9, 2)  # for all that is known a leader that woke up
 
     orders.listen(TriggerStream("", 3))
-    orders.hear([trigger(3, 1, 5, a=(3,))])
+    orders.receive([trigger(3, 1, 5, a=(3,))])
     assert taken(orders) == [(3,)]
 
 
-def test_a_leader_of_a_lower_epoch_is_heard_where_nobody_saw_the_status_of_the_one_before() -> None:
+def test_leader_of_a_lower_epoch_is_followed_if_nobody_saw_the_status_of_the_one_before() -> None:
     # status                3: the leader before it told its own when Redis was away already
     # triggers   9-1        3-1
     orders = Assignments(A)
-    orders.hear([trigger(9, 1, 5, a=(1,))])
+    orders.receive([trigger(9, 1, 5, a=(1,))])
     orders.listen(TriggerStream("", 3))
-    orders.hear([trigger(3, 1, 5, a=(3,))])
+    orders.receive([trigger(3, 1, 5, a=(3,))])
 
     assert taken(orders) == [(3,)]
 
 
-def test_a_status_that_is_behind_the_triggers_does_not_make_them_heard_again_and_again() -> None:
+def test_status_that_is_behind_the_triggers_does_not_repeat_them() -> None:
     orders = Assignments(A)
     orders.listen(TriggerStream("", 3))
     for _ in range(3):
-        orders.hear([trigger(9, 1, 5, a=(1,))])
+        orders.receive([trigger(9, 1, 5, a=(1,))])
         orders.listen(TriggerStream("", 3))
         while orders.next() is not None:
             orders.done()
 
-    assert orders.heard == TriggerId(9, 1)
+    assert orders.last_trigger == TriggerId(9, 1)
 
 
 def test_a_newer_model_makes_older_orders_void() -> None:
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
+    orders.receive([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
 
     assert orders.next() is None  # nobody waits for it any more
 
@@ -150,66 +150,66 @@ def test_a_newer_model_makes_older_orders_void() -> None:
 def test_orders_of_versions_that_are_awaited_still_stay_and_are_computed_at_the_newest() -> None:
     # triggers   version 5: 1, 2    version 7, awaits 5: nothing for a    version 8, awaits 6
     orders = Assignments(A)
-    orders.hear([replace(trigger(0, 1, 5, a=(1,)), weights=b"5"), trigger(0, 2, 5, a=(2,))])
-    orders.hear([replace(trigger(0, 3, 7, b=(3,)), awaits=5, weights=b"7")])
+    orders.receive([replace(trigger(0, 1, 5, a=(1,)), weights=b"5"), trigger(0, 2, 5, a=(2,))])
+    orders.receive([replace(trigger(0, 3, 7, b=(3,)), awaits=5, weights=b"7")])
     assert orders.next() == Compute(ModelId(0, 7), (batch(1),), b"7")
-    orders.hear([replace(trigger(0, 4, 8, b=(4,)), awaits=6)])
+    orders.receive([replace(trigger(0, 4, 8, b=(4,)), awaits=6)])
     assert orders.next() is None
-    orders.hear([replace(trigger(1, 1, 9, b=(4,)), awaits=0)])
+    orders.receive([replace(trigger(1, 1, 9, b=(4,)), awaits=0)])
     assert orders.next() is None
 
 
 def test_an_order_that_waits_is_awaited_as_the_newest_one_of_its_batches_is() -> None:
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1, 2)), replace(trigger(0, 2, 7, a=(2,)), awaits=5)])
-    orders.hear([replace(trigger(0, 3, 8, b=(3,)), awaits=7)])
+    orders.receive([trigger(0, 1, 5, a=(1, 2)), replace(trigger(0, 2, 7, a=(2,)), awaits=5)])
+    orders.receive([replace(trigger(0, 3, 8, b=(3,)), awaits=7)])
 
     assert taken(orders) == [(1, 2)]
 
 
 def test_what_is_under_way_is_not_queued_again_while_it_is_awaited() -> None:
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1,))])
+    orders.receive([trigger(0, 1, 5, a=(1,))])
     orders.next()
-    orders.hear([replace(trigger(0, 2, 6, a=(1,)), awaits=5)])
+    orders.receive([replace(trigger(0, 2, 6, a=(1,)), awaits=5)])
     known = len(orders)
-    orders.hear([replace(trigger(0, 3, 7, a=(1,)), awaits=6)])
+    orders.receive([replace(trigger(0, 3, 7, a=(1,)), awaits=6)])
 
     assert (known, len(orders)) == (0, 1)
 
 
 def test_a_gradient_that_is_walked_is_another_one() -> None:
     orders = Assignments(A)
-    walked = replace(trigger(0, 2, 5), orders=(Assignment(A, (batch(1),), local_rate=0.5),))
-    orders.hear([trigger(0, 1, 5, a=(1,)), walked])
+    stepped = replace(trigger(0, 2, 5), orders=(Assignment(A, (batch(1),), local_rate=0.5),))
+    orders.receive([trigger(0, 1, 5, a=(1,)), stepped])
 
     assert [each.local_rate for each in iter(orders.next, None)] == [0.0, 0.5]
 
 
 def test_what_queues_already_is_not_queued_again() -> None:
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
+    orders.receive([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(2,)), trigger(0, 3, 5, a=(3,))])
 
     assert taken(orders) == [(1, 2), (3,)]
 
 
 def test_an_order_under_way_is_not_queued_again_unless_for_another_model() -> None:
     orders = Assignments(B)
-    orders.hear([trigger(0, 1, 5, b=(1, 2))])
+    orders.receive([trigger(0, 1, 5, b=(1, 2))])
     orders.next()
-    orders.hear([trigger(0, 2, 5, b=(1,))])
+    orders.receive([trigger(0, 2, 5, b=(1,))])
     again = len(orders)
-    orders.hear([trigger(0, 3, 6, b=(1,))])
+    orders.receive([trigger(0, 3, 6, b=(1,))])
 
     assert (again, len(orders)) == (0, 1)
 
 
 def test_an_order_answered_may_be_ordered_again() -> None:
     orders = Assignments(B)
-    orders.hear([trigger(0, 1, 5, b=(1,))])
+    orders.receive([trigger(0, 1, 5, b=(1,))])
     orders.next()
     orders.done()
-    orders.hear([trigger(0, 2, 5, b=(1,))])
+    orders.receive([trigger(0, 2, 5, b=(1,))])
 
     assert len(orders) == 1  # its first answer may have got lost
 
@@ -218,16 +218,16 @@ def test_who_leaves_says_what_it_still_finishes_and_begins_nothing_more() -> Non
     orders = Assignments(A)
     assert orders.leave() is None  # no leader ever spoke
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
+    orders.receive([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
     orders.next()
     assert orders.leave() == WorkerLeaving(A, ModelId(0, 5), (1, 2))
-    orders.hear([trigger(0, 3, 5, a=(4,))])
+    orders.receive([trigger(0, 3, 5, a=(4,))])
     assert orders.next() is None
 
 
 def test_who_has_answered_or_has_no_time_left_finishes_nothing() -> None:
     orders = Assignments(A)
-    orders.hear([trigger(0, 1, 5, a=(1,))])
+    orders.receive([trigger(0, 1, 5, a=(1,))])
     orders.next()
     assert orders.leave(finish=False) == WorkerLeaving(A, ModelId(0, 5))
     orders.done()

@@ -258,26 +258,26 @@ def test_a_batch_that_was_taken_back_is_used_once_and_one_that_was_replayed_neve
     back, again = Requeued(batch(0), "ada", 1.0), Requeued(batch(0), "ada", 2.0)
     sealed = Replayed(batch(1), "ada", 1.0)
 
-    told = audit_of(claims(3), LEAD, *poison, back, again, sealed, sealed, update(1, batch(0)))
+    audit = audit_of(claims(3), LEAD, *poison, back, again, sealed, sealed, update(1, batch(0)))
 
-    assert (told.requeued, told.replayed, told.flaws) == ((back,), (sealed,), ())
-    assert [record.batch.offset for record in told.quarantined] == [1, 2]
-    assert (told.trained, told.unsettled, told.settled[P]) == (10, 0, 30)
+    assert (audit.requeued, audit.replayed, audit.flaws) == ((back,), (sealed,), ())
+    assert [record.batch.offset for record in audit.quarantined] == [1, 2]
+    assert (audit.trained, audit.unsettled, audit.settled[P]) == (10, 0, 30)
 
 
 def test_what_was_taken_back_and_not_trained_yet_waits() -> None:
     poison = Quarantined(0, batch(0), "poison: raised")
-    told = audit_of(claims(1), LEAD, poison, Requeued(batch(0), "ada", 1.0))
+    audit = audit_of(claims(1), LEAD, poison, Requeued(batch(0), "ada", 1.0))
 
-    assert (told.flaws, told.quarantined, told.unsettled) == ((), (), 10)
-    assert told.settled[P] == 0
+    assert (audit.flaws, audit.quarantined, audit.unsettled) == ((), (), 10)
+    assert audit.settled[P] == 0
 
 
 def test_training_what_was_replayed_is_a_flaw() -> None:
     poison = Quarantined(0, batch(0), "poison: raised")
-    told = audit_of(claims(1), LEAD, poison, Replayed(batch(0), "ada", 1.0), update(1, batch(0)))
+    audit = audit_of(claims(1), LEAD, poison, Replayed(batch(0), "ada", 1.0), update(1, batch(0)))
 
-    assert "used twice" in {flaw.kind for flaw in told.flaws}
+    assert "used twice" in {flaw.kind for flaw in audit.flaws}
 
 
 def test_records_that_were_deleted_untrained_are_expired_whoever_had_claimed_them() -> None:
@@ -291,11 +291,11 @@ def test_records_that_were_deleted_untrained_are_expired_whoever_had_claimed_the
     ]
     late = Quarantined(0, Batch(2, A, (span(P, 20, 30),), 8), "expired")
 
-    told = audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 37, Q: 0})
+    audit = audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 37, Q: 0})
 
-    assert (told.flaws, told.expired) == ((), (span(P, 10, 20), Span(*P, 30, 37)))
-    assert told.expired_records == 10 + 8 + 7
-    assert told.settled == {P: 30, Q: 0}
+    assert (audit.flaws, audit.expired) == ((), (span(P, 10, 20), Span(*P, 30, 37)))
+    assert audit.expired_records == 10 + 8 + 7
+    assert audit.settled == {P: 30, Q: 0}
     # What was deleted after it had been claimed is in an update, or waits for one.
     assert audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 25}).expired_records == 18
 
@@ -327,7 +327,7 @@ def of(generation: int, start: int, end: int) -> Span:
     return Span(*P, start, end, generation, known=end)
 
 
-def test_what_was_trained_and_then_lost_is_told_and_each_record_in_the_log_is_once() -> None:
+def test_what_was_trained_and_then_lost_is_reported_and_each_record_in_the_log_is_once() -> None:
     # control  0 A 0:10   1 A 10:20   2 A 20:30   3 P opened at 15   4 A 15:25 of the next
     #          J=1        J=1         expired                        J=2
     control: list[ControlRecord | None] = [

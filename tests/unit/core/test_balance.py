@@ -93,7 +93,7 @@ class Fleet:
                 self._waiting[each.worker] -= 1
         for post in of_kind(said, do.PostTrigger):
             for orders in self._orders.values():
-                orders.hear([post.trigger])
+                orders.receive([post.trigger])
         for worker in sorted(self._idle):
             self._compute(worker)
         if of_kind(said, do.Apply):

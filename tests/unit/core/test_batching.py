@@ -17,7 +17,7 @@ from common.core.batching import (
     SKIPPED_BYTES,
     Batcher,
     Cut,
-    Run,
+    DecodedRun,
     most_group_size,
     span_bytes,
 )
@@ -40,8 +40,10 @@ def skipped(partition: Partition, offset: int) -> Skipped:
     return Skipped(*partition, offset, "does not decode")
 
 
-def run(partition: Partition, good: range, bad: range = range(0)) -> Run:
-    return Run(partition, good, tuple(skipped(partition, offset) for offset in bad), 0.0, 0.0)
+def run(partition: Partition, good: range, bad: range = range(0)) -> DecodedRun:
+    return DecodedRun(
+        partition, good, tuple(skipped(partition, offset) for offset in bad), 0.0, 0.0
+    )
 
 
 def bad_records(cut: Cut) -> int:
@@ -62,7 +64,7 @@ def test_a_batch_is_cut_where_its_last_sample_is() -> None:
     # s[1]             100 101 102
     # b = 3  |---------|-------|--
     batcher = placed(3)
-    (first,) = batcher.add(Run(P, [0, 1, 4, 5], (), 0.0, 0.0), now=0.0)
+    (first,) = batcher.add(DecodedRun(P, [0, 1, 4, 5], (), 0.0, 0.0), now=0.0)
     (second,) = batcher.add(run(Q, range(100, 103)), now=0.0)
 
     assert first.address == (span(P, 0, 5),)
@@ -72,7 +74,7 @@ def test_a_batch_is_cut_where_its_last_sample_is() -> None:
 
 def test_a_hole_belongs_to_the_span_of_the_record_behind_it() -> None:
     batcher = placed(1)
-    cuts = batcher.add(Run(P, [3, 7], (), 0.0, 0.0), now=0.0)
+    cuts = batcher.add(DecodedRun(P, [3, 7], (), 0.0, 0.0), now=0.0)
     assert [cut.address for cut in cuts] == [(span(P, 0, 4),), (span(P, 4, 8),)]
 
 
@@ -80,9 +82,11 @@ def test_a_run_that_is_a_whole_batch_is_cut_as_if_it_came_in_parts() -> None:
     whole, parts = placed(2), placed(2)
     for first in (3, 6):
         offsets, epoch, at = [first, first + 1], first // 3, float(first)
-        (cut,) = whole.add(Run(P, offsets, (), at, at + 0.5, epoch), now=0.0)
-        assert parts.add(Run(P, offsets[:1], (), at, at, epoch), now=0.0) == ()
-        assert parts.add(Run(P, offsets[1:], (), at + 0.5, at + 0.5, epoch), now=0.0) == (cut,)
+        (cut,) = whole.add(DecodedRun(P, offsets, (), at, at + 0.5, epoch), now=0.0)
+        assert parts.add(DecodedRun(P, offsets[:1], (), at, at, epoch), now=0.0) == ()
+        assert parts.add(DecodedRun(P, offsets[1:], (), at + 0.5, at + 0.5, epoch), now=0.0) == (
+            cut,
+        )
     assert (cut.address[0].start, cut.address[0].before) == (5, 1)
     assert whole.samples == 0
     assert (whole.position(P), whole.epoch(P)) == (parts.position(P), parts.epoch(P)) == (8, 2)
@@ -178,7 +182,7 @@ def test_a_thousand_bad_records_close_no_batch_below_min_batch(chunk: int) -> No
     for start in range(0, 2600, chunk):
         here = range(start, min(start + chunk, 2600))
         bad = tuple(skipped(P, offset) for offset in here if offset not in good)
-        cuts += batcher.add(Run(P, [o for o in here if o in good], bad, 0.0, 0.0), now=0.0)
+        cuts += batcher.add(DecodedRun(P, [o for o in here if o in good], bad, 0.0, 0.0), now=0.0)
 
     assert [(cut.samples, bad_records(cut)) for cut in cuts] == [(2, 1499)]
     assert cuts[0].address == (span(P, 0, 1501),)
@@ -193,7 +197,7 @@ def test_the_size_of_a_record_of_kafka_goes_before_min_batch(chunk: int) -> None
     batcher.add(run(Q, range(100, 101)), now=0.0)
     bad = [Skipped(*P, offset, f"{offset} {'x' * 1000}") for offset in range(5000)]  # all different
     for start in range(0, 5000, chunk):
-        cuts += batcher.add(Run(P, (), tuple(bad[start : start + chunk]), 0.0, 0.0), now=0.0)
+        cuts += batcher.add(DecodedRun(P, (), tuple(bad[start : start + chunk]), 0.0, 0.0), now=0.0)
 
     assert [cut.samples for cut in cuts[:2]] == [1, 0]
     assert all(len(msgspec.json.encode(cut.skipped)) < SKIPPED_BYTES for cut in cuts)
@@ -201,7 +205,7 @@ def test_the_size_of_a_record_of_kafka_goes_before_min_batch(chunk: int) -> None
 
 def test_expired_records_are_passed_over_with_the_open_part_of_their_partition() -> None:
     batcher = placed(4, min_batch=3)
-    batcher.add(Run(P, [0, 1], (), 0.0, 0.0, epoch=2), now=0.0)
+    batcher.add(DecodedRun(P, [0, 1], (), 0.0, 0.0, epoch=2), now=0.0)
     batcher.add(run(Q, range(100, 101)), now=0.0)
     assert batcher.expire(P, 9) == Span(*P, 0, 9, 0, -1, 2, 2)
     assert (batcher.samples, batcher.position(P), batcher.has_open(P)) == (1, 9, False)
@@ -209,7 +213,7 @@ def test_expired_records_are_passed_over_with_the_open_part_of_their_partition()
 
 
 @pytest.mark.parametrize("again", [run(P, range(2, 5)), run(P, range(5, 6), bad=range(2, 3))])
-def test_a_run_from_below_the_position_is_refused_and_changes_nothing(again: Run) -> None:
+def test_a_run_from_below_the_position_is_refused_and_changes_nothing(again: DecodedRun) -> None:
     batcher = placed(10)
     batcher.add(run(P, range(3)), now=0.0)
     with pytest.raises(ValueError, match=r"s\[0\] gave offset 2 below its position 3"):
@@ -258,7 +262,7 @@ def test_bad_records_of_a_dropped_partition_close_nothing() -> None:
 def test_bad_records_are_named_together_by_partition_and_reason() -> None:
     batcher = placed(2)
     torn = [Skipped(*P, offset, "torn") for offset in (0, 1, 4)]
-    batcher.add(Run(P, (), (*torn, Skipped(*P, 5, "no label")), 0.0, 0.0), now=0.0)
+    batcher.add(DecodedRun(P, (), (*torn, Skipped(*P, 5, "no label")), 0.0, 0.0), now=0.0)
     (cut,) = batcher.add(run(Q, range(101, 103), bad=range(100, 101)), now=0.0)
 
     assert cut.skipped == (
@@ -274,7 +278,7 @@ def test_a_batch_closes_before_its_bad_records_fill_a_record_of_kafka(chunk: int
     batcher, cuts = placed(10**6), list[Cut]()
     bad = [Skipped(*P, offset, f"{offset} {'x' * 1000}") for offset in range(5000)]  # all different
     for start in range(0, 5000, chunk):
-        cuts += batcher.add(Run(P, (), tuple(bad[start : start + chunk]), 0.0, 0.0), now=0.0)
+        cuts += batcher.add(DecodedRun(P, (), tuple(bad[start : start + chunk]), 0.0, 0.0), now=0.0)
 
     assert cuts
     assert len({bad_records(cut) for cut in cuts}) == 1
@@ -327,7 +331,7 @@ def readings(draw: st.DrawFn) -> list[Read]:
     return reads
 
 
-def chunked(reads: list[Read], breaks: list[bool]) -> list[Run]:
+def chunked(reads: list[Read], breaks: list[bool]) -> list[DecodedRun]:
     """The same records as runs; a run ends at a break, or where the partition changes."""
     chunks = list[list[Read]]()
     for read, breaks_here in zip(reads, breaks, strict=True):
@@ -335,7 +339,7 @@ def chunked(reads: list[Read], breaks: list[bool]) -> list[Run]:
             chunks.append([])
         chunks[-1].append(read)
     return [
-        Run(
+        DecodedRun(
             chunk[0].partition,
             [read.offset for read in chunk if read.good],
             tuple(skipped(read.partition, read.offset) for read in chunk if not read.good),
@@ -347,7 +351,7 @@ def chunked(reads: list[Read], breaks: list[bool]) -> list[Run]:
 
 
 def cut_all(
-    batch_size: int, runs: list[Run], group_size: int = 1, min_batch: int = 1
+    batch_size: int, runs: list[DecodedRun], group_size: int = 1, min_batch: int = 1
 ) -> tuple[list[Cut], Cut | None]:
     """Return the full batches, and the partial one that is left."""
     batcher = placed(batch_size, group_size=group_size, min_batch=min_batch)

@@ -321,7 +321,7 @@ def woken(bench: Bench, seconds: float) -> list[tuple[CoordinatorCommand, ...]]:
 
 
 def test_a_job_with_nobody_to_ask_wakes_up_to_renew_its_lease_and_for_nothing_else() -> None:
-    bench = Bench(replace(QUIET, hot_every_s=1.0, lease_ttl_s=1.0, calm_s=0.5))
+    bench = Bench(replace(QUIET, hot_every_s=1.0, lease_ttl_s=1.0, idle_s=0.5))
     bench.lead()
 
     said = woken(bench, 10.0)
@@ -330,7 +330,7 @@ def test_a_job_with_nobody_to_ask_wakes_up_to_renew_its_lease_and_for_nothing_el
     assert all(of_kind(each, do.AskLease) for each in said)
     looks = sum(len(of_kind(each, do.ReadHeartbeats)) for each in said)
     leader_statuses = sum(len(of_kind(each, do.PutLeaderStatus)) for each in said)
-    assert looks == leader_statuses == pytest.approx(15, abs=1)  # the renewal after calm_s
+    assert looks == leader_statuses == pytest.approx(15, abs=1)  # the renewal after idle_s
 
 
 def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> None:
@@ -462,10 +462,10 @@ def test_a_quarantine_outlives_a_snapshot_taken_before_its_claim_was_replayed() 
     assert third.leader_status.waiting == 1
 
 
-def test_strikes_and_the_count_of_samples_outlive_a_leader() -> None:
+def test_failure_counts_and_the_count_of_samples_outlive_a_leader() -> None:
     # one   J=1 of a0 b1   b3 raises: 1 strike   snapshot
     # two                                                   b3 raises: 2 > 1, poison
-    one, other = two(replace(QUIET, hot_every_s=1.0, strikes=1))
+    one, other = two(replace(QUIET, hot_every_s=1.0, max_failures=1))
     one.lead()
     one.see(A, B)
     one.announce(A, B, A, B)
@@ -474,7 +474,7 @@ def test_strikes_and_the_count_of_samples_outlive_a_leader() -> None:
     one.feed(events.RepliesRead((Failed(B, one.model, (3,), "raised"),)))
     one.tick(1.0)
     (snapshot,) = one.published
-    assert (snapshot.samples, snapshot.strikes) == (20, {3: 1})
+    assert (snapshot.samples, snapshot.failure_counts) == (20, {3: 1})
 
     other.lead(snapshot)
     other.see(A, B)

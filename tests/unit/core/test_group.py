@@ -23,12 +23,12 @@ from common.core.group.replica import (
     CopyState,
     Enter,
     OfferState,
-    Replica,
     Say,
     ShareWeights,
     StoreState,
+    WeightReplica,
 )
-from common.core.group.stages import Machine
+from common.core.group.stages import MemberMachine
 from common.core.group.state_reports import LIFETIME_S, StateReports
 from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import (
@@ -71,8 +71,8 @@ class Process:
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
         self.digest = OWN  # of its model's layout
-        machine = Machine(self.member, "spot", float(life))
-        self.replica = Replica(self.member, f"{host}:{life}", numbers=10, machine=machine)
+        machine = MemberMachine(self.member, "spot", float(life))
+        self.replica = WeightReplica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
         self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()  # and what it held then
         self.weights: tuple[int, ...] | None = None
@@ -95,7 +95,7 @@ class Group:
             worker: Process(worker, life, hosts.get(worker, "127.0.0.1"))
             for life, worker in enumerate(workers, start=1)
         }
-        self.heard = 0
+        self.read_triggers = 0
         self.stores = list[tuple[WorkerId, "Slices"]]()
         self.deaf = set[WorkerId]()  # who stores nothing
         self.others = list[Process]()  # further processes of workers' names
@@ -121,16 +121,16 @@ class Group:
         while triggers := self.unheard():
             for trigger in triggers:
                 for process in (*self.of.values(), *self.others):
-                    self.tell(process, process.replica.hear(trigger))
+                    self.carry_out(process, process.replica.receive(trigger))
                     self._compute(process, trigger)
 
     def unheard(self) -> list[UpdateTrigger]:
         """Triggers that nobody has heard yet."""
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
-        new, self.heard = triggers[self.heard :], len(triggers)
+        new, self.read_triggers = triggers[self.read_triggers :], len(triggers)
         return new
 
-    def tell(self, process: Process, commands: Iterable[ReplicaCommand]) -> None:
+    def carry_out(self, process: Process, commands: Iterable[ReplicaCommand]) -> None:
         """Carry out what a member wants."""
         for command in commands:
             match command:
@@ -141,25 +141,25 @@ class Group:
                 case ApplyResult():
                     process.weights = process.result
                 case CopyState(source, made) if source is not None and not self._is_there(source):
-                    self.tell(process, process.replica.copied(None, 0, (source,)))
+                    self.carry_out(process, process.replica.copied(None, 0, (source,)))
                 case CopyState(source, made):
                     self._copy(process, source, made)
                 case OfferState(to):
                     process.offered.append(to)
                 case StoreState(made, slices) if process.member.worker not in self.deaf:
                     self.stores.append((process.member.worker, slices))
-                    self.tell(process, process.replica.stored(made, slices))
+                    self.carry_out(process, process.replica.stored(made, slices))
                 case ShareWeights():
                     process.shared.append((command, process.weights))
 
     def _copy(self, process: Process, source: Member | None, made: ModelId) -> None:
         maker = process if source is None else self.of[source.worker]
         if maker.digest != process.digest:  # what is copied fits, or is refused
-            self.tell(process, process.replica.copied(None))
+            self.carry_out(process, process.replica.copied(None))
             return
         process.weights = () if source is None else maker.weights
         origin = maker.replica.origin or maker.member.life if made == GENESIS else 0
-        self.tell(process, process.replica.copied(made, origin))
+        self.carry_out(process, process.replica.copied(made, origin))
 
     def _is_there(self, member: Member) -> bool:
         process = self.of.get(member.worker)
@@ -177,7 +177,7 @@ class Group:
                 )
                 self.computed += () if known else offsets
                 said = process.replica.computed(ready, order.batches, process.replica.held)
-                self.tell(process, [said])
+                self.carry_out(process, [said])
 
     computed: tuple[int, ...] = ()
 
@@ -197,7 +197,7 @@ class Group:
             assert process.weights is not None
             added = [o for part in entered.reduce.parts for message in part for o in message]
             process.result = (*process.weights, *sorted(added))
-            self.tell(process, process.replica.finished(entered.reduce.attempt, digest))
+            self.carry_out(process, process.replica.finished(entered.reduce.attempt, digest))
 
     def accuse(self, worker: WorkerId, other: WorkerId) -> None:
         """One says that it cannot reach another."""
@@ -206,14 +206,14 @@ class Group:
             *(worker, orders.model, process.member.life, orders.id, process.replica.made),
             *(0, (self.of[other].member,), "", 0, process.replica.slices),
         )
-        self.tell(process, [Say(report)])
+        self.carry_out(process, [Say(report)])
 
     def break_off(self, *workers: WorkerId) -> None:
         """It fails at these."""
         for worker in workers:
             process = self.of[worker]
             assert process.entered is not None
-            self.tell(process, process.replica.failed(process.entered.reduce.attempt))
+            self.carry_out(process, process.replica.failed(process.entered.reduce.attempt))
 
     def read_back(self) -> None:
         """The leader reads its record; all hear of it."""
@@ -300,7 +300,7 @@ def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs(
     later = Bench(GROUP, updates=group.bench.updates, control=group.bench.control, name="c2")
     later.lead(genesis(FIRST))
     assert later.model.version == 1
-    group.bench, group.heard = later, 0
+    group.bench, group.read_triggers = later, 0
     group.see()
     group.settle()
     later.tick(later.now + 1.0)
@@ -374,7 +374,7 @@ def test_what_a_member_says_too_late_of_an_attempt_that_is_over_changes_nothing(
     group.see()
     assert late is not None
     said = group.of[D].replica.finished(late.reduce.attempt, DIGEST)  # before it hears of it
-    group.tell(group.of[D], said)
+    group.carry_out(group.of[D], said)
     group.settle()
     assert group.updates == []
 
@@ -383,16 +383,16 @@ def test_what_a_member_says_too_late_of_an_attempt_that_is_over_changes_nothing(
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), D: (0, 1, 2)}
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_the_leader_looks_for_the_dead_as_soon_as_one_cannot_be_reached(told: bool) -> None:  # noqa: FBT001 -- both ways
+@pytest.mark.parametrize("named", [True, False])
+def test_the_leader_looks_for_the_dead_as_soon_as_one_cannot_be_reached(named: bool) -> None:  # noqa: FBT001 -- both ways
     group = begun(A, B, C)
     group.kill(C)
     process = group.of[A]
     assert process.entered is not None
     looks = len(of_kind(group.bench.said, do.ReadHeartbeats))
-    lost = (Member(C, 3),) if told else ()
-    group.tell(process, process.replica.failed(process.entered.reduce.attempt, "left", lost))
-    assert len(of_kind(group.bench.said, do.ReadHeartbeats)) - looks == int(told)
+    lost = (Member(C, 3),) if named else ()
+    group.carry_out(process, process.replica.failed(process.entered.reduce.attempt, "left", lost))
+    assert len(of_kind(group.bench.said, do.ReadHeartbeats)) - looks == int(named)
 
 
 def test_what_enough_members_have_counts_though_one_died_of_it() -> None:
@@ -426,7 +426,7 @@ def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_agai
     before = group.bench
 
     later = group.bench = Bench(GROUP, updates=before.updates, control=before.control, name="c2")
-    group.heard = 0
+    group.read_triggers = 0
     later.lead(*before.published[-1:])
     group.see()
     later.read_control()
@@ -556,7 +556,7 @@ def test_a_candidate_looks_again_where_an_update_came_before_its_lead() -> None:
     assert later.model.version == 1
 
 
-def test_a_member_hears_a_leader_of_a_lower_epoch_where_the_record_of_the_last_was_lost() -> None:
+def test_member_follows_a_leader_of_a_lower_epoch_if_the_record_of_the_last_was_lost() -> None:
     group = begun(A, B)
     replica = group.of[A].replica
     trigger = of_kind(group.bench.said, do.PostTrigger)[-1].trigger
@@ -564,32 +564,32 @@ def test_a_member_hears_a_leader_of_a_lower_epoch_where_the_record_of_the_last_w
     model = ModelId(0, trigger.model.version)
     orders = replace(trigger.group, membership=Membership(1), reduce=None)
     earlier = replace(trigger, id=TriggerId(0, 1), model=model, group=orders)
-    assert replica.hear(earlier) == ()
+    assert replica.receive(earlier) == ()
 
     replica.listen(TriggerId(-1, 0))
-    said = [each for each in replica.hear(earlier) if isinstance(each, Say)]
+    said = [each for each in replica.receive(earlier) if isinstance(each, Say)]
     assert [type(each.reply) for each in said] == [Broken, StateReport]
-    assert replica.heard == TriggerId(0, 1)
+    assert replica.last_trigger == TriggerId(0, 1)
 
 
 def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
-    replica, orders = Replica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=2)
+    replica, orders = WeightReplica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=2)
     trigger = UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders)
-    replica.hear(trigger)
+    replica.receive(trigger)
     replica.copied(GENESIS, 2)
     ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, 1)
     then = replica.held
     assert replica.computed(ready, (batch(5),), then).reply == ready
 
-    replica.hear(replace(trigger, id=TriggerId(0, 1), group=replace(orders, origin=3)))
+    replica.receive(replace(trigger, id=TriggerId(0, 1), group=replace(orders, origin=3)))
     replica.copied(GENESIS, 3)
     assert isinstance(replica.computed(ready, (batch(5),), then).reply, StateReport)
     assert replica.known((batch(5),), 0.0) is None
 
 
 def test_a_gradient_of_a_batch_that_was_lost_is_not_that_of_the_next_at_its_offset() -> None:
-    replica, orders = Replica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=1)
-    replica.hear(UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders))
+    replica, orders = WeightReplica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=1)
+    replica.receive(UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders))
     replica.copied(GENESIS, 1)
     ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, 1)
     lost, now = replace(batch(6), offset=5), batch(5)
@@ -624,7 +624,7 @@ def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
     process = group.of[C]
     assert process.entered is not None
     attempt = process.entered.reduce.attempt
-    group.tell(process, process.replica.failed(attempt, "left", (group.of[A].member,)))
+    group.carry_out(process, process.replica.failed(attempt, "left", (group.of[A].member,)))
     group.break_off(A, B)
     group.settle()
     group.bench.tick(1.0)
@@ -632,8 +632,8 @@ def test_who_does_not_reach_a_member_is_left_out_and_the_status_says_why(
     status = group.bench.leader_status.group
     assert status is not UNSET
     assert set(status.members) == {B, C}
-    told = f"a ({one}:1) and c ({other}:3) do not reach each other: {remedy}"
-    assert status.left_out == {A: told}
+    reason = f"a ({one}:1) and c ({other}:3) do not reach each other: {remedy}"
+    assert status.left_out == {A: reason}
 
 
 def test_a_sum_that_is_not_finite_time_and_again_holds_the_job() -> None:
@@ -642,7 +642,9 @@ def test_a_sum_that_is_not_finite_time_and_again_holds_the_job() -> None:
         assert of_kind(group.bench.said, do.Hold) == []
         entered = group.of[A].entered
         assert entered is not None
-        group.tell(group.of[A], group.of[A].replica.failed(entered.reduce.attempt, "not_finite"))
+        group.carry_out(
+            group.of[A], group.of[A].replica.failed(entered.reduce.attempt, "not_finite")
+        )
         group.settle()
 
     assert the(group.bench.said, do.Hold).reason.startswith("diverged: a sum of finite gradients")
@@ -899,7 +901,7 @@ def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_r
     assert hot.made.version == 2
 
     later = group.bench = Bench(sliced(), updates=before.updates, name="c2")
-    group.heard = 0
+    group.read_triggers = 0
     later.lead(hot)
     group.kill(A, B)
     assert "back to version 1" in group.fall_back()
@@ -907,13 +909,17 @@ def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_r
 
 def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -> None:
     one, other = Member(A, 1), Member(B, 2)
-    told = GroupOrders(GENESIS, Membership(1), origin=1, copies=(Copy(other, one, ()),))
-    trigger = UpdateTrigger(TriggerId(0, 1), GENESIS, (), group=told)
-    replicas = [Replica(each, machine=Machine(each, "spot", 0.0)) for each in (one, other)]
-    replicas[0].hear(replace(trigger, id=TriggerId(0, 0), group=replace(told, copies=())))
+    orders_of_copies = GroupOrders(GENESIS, Membership(1), origin=1, copies=(Copy(other, one, ()),))
+    trigger = UpdateTrigger(TriggerId(0, 1), GENESIS, (), group=orders_of_copies)
+    replicas = [
+        WeightReplica(each, machine=MemberMachine(each, "spot", 0.0)) for each in (one, other)
+    ]
+    replicas[0].receive(
+        replace(trigger, id=TriggerId(0, 0), group=replace(orders_of_copies, copies=()))
+    )
     replicas[0].copied(GENESIS, 1)
 
-    offered, copied = (replica.hear(trigger) for replica in replicas)
+    offered, copied = (replica.receive(trigger) for replica in replicas)
     assert OfferState(other, TriggerId(0, 1)) in offered
     assert CopyState(one, GENESIS, TriggerId(0, 1)) in copied
 
@@ -954,7 +960,7 @@ def test_a_backup_comes_to_its_end_while_updates_go_on() -> None:
 
     group.deaf.clear()
     process = group.of[B]
-    group.tell(process, process.replica.stored(made, process.replica.slices))
+    group.carry_out(process, process.replica.stored(made, process.replica.slices))
     group.settle()
     assert checkpoints(group) == [(1, [1]), (3, [1, 3])]  # and the one in force after it
 
@@ -980,7 +986,7 @@ def test_a_version_whose_owner_died_before_it_was_stored_is_given_up_for_the_one
     assert checkpoints(group) == [(2, [2])]
 
 
-def test_who_never_heard_that_it_is_to_store_a_version_says_so_and_another_is_stored() -> None:
+def test_member_without_the_order_to_store_a_version_says_so_and_another_is_stored() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.bench.read_updates()
@@ -990,7 +996,7 @@ def test_who_never_heard_that_it_is_to_store_a_version_says_so_and_another_is_st
             assert orders is not UNSET
             if process is group.of[B]:
                 trigger = replace(trigger, group=replace(orders, stores=()))  # noqa: PLW2901
-            group.tell(process, process.replica.hear(trigger))
+            group.carry_out(process, process.replica.receive(trigger))
     assert checkpoints(group) == []
 
     update(group, A, B, C)
@@ -1003,14 +1009,14 @@ def test_who_never_heard_that_it_is_to_store_a_version_says_so_and_another_is_st
 
 def test_who_is_asked_again_to_store_a_version_does_it_once_and_says_it_twice() -> None:
     member, made = Member(A, 1), ModelId(3, 1)
-    replica = Replica(member)
+    replica = WeightReplica(member)
     orders = GroupOrders(made, Membership(1, (member,)), stores=(member,))
     trigger = UpdateTrigger(TriggerId(3, 1), made, (), group=replace(orders, stores=()))
-    replica.hear(trigger)
+    replica.receive(trigger)
     replica.copied(made)
 
     def again(number: int) -> list[ReplicaCommand]:
-        said = replica.hear(replace(trigger, id=TriggerId(3, number), group=orders))
+        said = replica.receive(replace(trigger, id=TriggerId(3, number), group=orders))
         return [c for c in said if not (isinstance(c, Say) and isinstance(c.reply, StateReport))]
 
     assert again(2) == [StoreState(made)]
@@ -1035,8 +1041,8 @@ def test_what_owners_can_pass_on_to_nobody_goes_through_storage() -> None:
 def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_says_why() -> None:
     group = Group(A, B, bench=Bench(sliced(count=4)))
     for process in group.of.values():
-        machine = Machine(process.member, "spot", 1.0, room=1)
-        process.replica = Replica(process.member, "127.0.0.1:1", 10, machine)
+        machine = MemberMachine(process.member, "spot", 1.0, room=1)
+        process.replica = WeightReplica(process.member, "127.0.0.1:1", 10, machine)
     group.lead()
     group.bench.announce(A, B, A)
     group.settle()
@@ -1086,31 +1092,31 @@ def test_who_came_back_says_so_where_the_one_before_is_asked_for_something(field
     # What it said as it began to hear is older than what the one before had heard.
     before, member = Member(A, 1), Member(A, 2)
     asked = {"copies": (Copy(before),), "stores": (before,), "hot": before, "offer": before}
-    replica = Replica(member, "127.0.0.1:2", numbers=10)
+    replica = WeightReplica(member, "127.0.0.1:2", numbers=10)
     nothing = GroupOrders(GENESIS, Membership(1))
     named = replace(nothing, **{field: asked[field]})
     reports = list[list[int]]()
     for number, orders in enumerate([nothing, nothing, named], start=1):
-        said = replica.hear(UpdateTrigger(TriggerId(3, number), ModelId(3, 0), (), group=orders))
+        said = replica.receive(UpdateTrigger(TriggerId(3, number), ModelId(3, 0), (), group=orders))
         replies = [each.reply for each in of_kind(said, Say)]
-        reports.append([reply.heard.number for reply in of_kind(replies, StateReport)])
+        reports.append([reply.last_trigger.number for reply in of_kind(replies, StateReport)])
     assert reports == [[1], [], [3]]
 
 
 def test_an_older_word_undoes_no_newer_one() -> None:
     reports = StateReports()
     reports.posted(TriggerId(3, 1))
-    reports.hear(said(2, MADE))
-    reports.hear(said(1, None))
+    reports.receive(said(2, MADE))
+    reports.receive(said(1, None))
     assert reports.whole([A], MADE, 0) == {Member(A, 1)}
 
 
 def test_what_was_said_before_a_version_counted_says_nothing_of_it() -> None:
     reports = StateReports()
     reports.commit([Member(A, 1)], MADE, Membership(1).owned)
-    reports.hear(said(4, None))
+    reports.receive(said(4, None))
     reports.posted(TriggerId(3, 5))
-    reports.hear(said(4, None))
+    reports.receive(said(4, None))
     assert reports.whole([A, B], MADE, 0) == {Member(A, 1)}
     assert reports.unknown([A, B]) == {B}
 

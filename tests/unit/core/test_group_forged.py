@@ -89,7 +89,7 @@ def await_updates(group: Group, more: int) -> None:
         for worker, process in new.items():
             if process.entered is not None and strangers:  # whom nobody reaches
                 attempt = process.entered.reduce.attempt
-                group.tell(process, process.replica.failed(attempt, "left", tuple(strangers)))
+                group.carry_out(process, process.replica.failed(attempt, "left", tuple(strangers)))
             else:
                 group.finish(worker)
         group.read_back()
@@ -107,11 +107,11 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
         "made: it holds version 1000000, the newest one is 1",
     ),
     "a trigger that was never posted": (
-        lambda g: state(g, heard=TriggerId(g.bench.epoch, 2**62)),
+        lambda g: state(g, last_trigger=TriggerId(g.bench.epoch, 2**62)),
         "heard: it names a trigger that the leader has not posted",
     ),
     "another leader's trigger": (
-        lambda g: state(g, heard=TriggerId(g.bench.epoch + 1, 1)),
+        lambda g: state(g, last_trigger=TriggerId(g.bench.epoch + 1, 1)),
         "heard: it names a trigger that the leader has not posted",
     ),
     "slices that there are not": (lambda g: state(g, slices=(99,)), "slices: it holds slice 99"),
@@ -142,7 +142,9 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
         "",
     ),
     "an old report once more": (
-        lambda g: state(g, worker=A, life=g.of[A].member.life, heard=TriggerId(g.bench.epoch, 1)),
+        lambda g: state(
+            g, worker=A, life=g.of[A].member.life, last_trigger=TriggerId(g.bench.epoch, 1)
+        ),
         "",
     ),
 }
@@ -150,7 +152,7 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(case: str) -> None:
-    make, told = CASES[case]
+    make, expected = CASES[case]
     group = begun(A, B, C)
     group.finish(A, B, C)
     group.read_back()
@@ -163,7 +165,7 @@ def test_updates_go_on_whatever_is_forged_and_the_status_says_what_was_refused(c
 
     status = group.bench.leader_status.group
     assert status is not UNSET
-    assert told in status.left_out.get(forged.worker, "")
+    assert expected in status.left_out.get(forged.worker, "")
     assert all(seconds <= WITHIN_S for seconds in status.waits.values())
     await_updates(group, 3)
     assert {A, B, C} == set(group.of)

@@ -174,13 +174,13 @@ def test_what_a_leader_wrote_behind_a_record_that_was_lost_does_not_count() -> N
     assert history.feed(5, Quarantined(80, batch(7), "poison: raised", 1))
 
 
-def test_only_a_lead_that_carries_out_a_new_wish_judges_what_was_lost_before_it() -> None:
+def test_only_a_lead_that_carries_out_a_new_request_judges_what_was_lost_before_it() -> None:
     # epoch          70   80       90   100
     # wishes so far  0    1: new   1    2: new
-    wishes = {70: 0, 80: 1, 90: 1, 100: 2}
+    after_losses = {70: 0, 80: 1, 90: 1, 100: 2}
     history, judged = History(), list[int]()
-    for offset, (epoch, wish) in enumerate(wishes.items()):
-        assert history.feed(offset, Lead(history.epoch, GENESIS, f"c{epoch}", epoch, wish))
+    for offset, (epoch, after_loss) in enumerate(after_losses.items()):
+        assert history.feed(offset, Lead(history.epoch, GENESIS, f"c{epoch}", epoch, after_loss))
         judged.append(history.judged)
 
     assert judged == [-1, 80, 80, 100]

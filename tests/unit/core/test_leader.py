@@ -67,7 +67,7 @@ def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
 # --- rounds ----------------------------------------------------------------------------------
 
 
-def test_an_update_of_two_classes_says_how_well_the_last_minute_told_them_apart() -> None:
+def test_update_of_two_classes_says_how_well_the_last_minute_separated_them() -> None:
     bench = leading()
     for found, now in (((0,) * 32 + (SAMPLES,), 1.0), ((SAMPLES,), 30.0), ((SAMPLES,), 200.0)):
         bench.tick(now)
@@ -77,9 +77,9 @@ def test_an_update_of_two_classes_says_how_well_the_last_minute_told_them_apart(
         positives = (0,) * BINS + (SAMPLES,) + (0,) * (BINS - 1)  # all of them in the lowest bin
         replies = with_(first, scores=negatives), with_(second, scores=positives)
         bench.feed(events.RepliesRead(replies))
-    told = [apply.update.metrics for apply in of_kind(bench.said, do.Apply)]
-    assert [each["auc"] for each in told] == [0.0, 0.25, 0.5]
-    assert {each["right"] for each in told} == {1.0}
+    metrics = [apply.update.metrics for apply in of_kind(bench.said, do.Apply)]
+    assert [each["auc"] for each in metrics] == [0.0, 0.25, 0.5]
+    assert {each["right"] for each in metrics} == {1.0}
 
 
 def test_a_leader_begins_with_its_model_its_leader_status_and_a_look_at_the_workers() -> None:
@@ -126,7 +126,7 @@ def test_orders_of_a_worker_started_again_with_another_model_go_to_others() -> N
     beats = {A: Heartbeat(ALIVE, OWN), B: Heartbeat(ALIVE, OTHER)}
     assert asked(bench.feed(events.WorkersSeen(beats))) == {A: [1]}
     assert bench.machine.leader is not None
-    assert bench.machine.leader.strikes == {}
+    assert bench.machine.leader.failure_counts == {}
 
 
 def test_the_kth_batch_begins_a_round_and_its_last_gradient_makes_the_update() -> None:
@@ -217,14 +217,14 @@ def test_the_batches_of_a_dead_worker_go_to_another_with_the_model() -> None:
 
 
 def test_a_leaving_worker_may_finish_and_is_not_blamed() -> None:
-    bench = leading(replace(QUIET, strikes=0))
+    bench = leading(replace(QUIET, max_failures=0))
     bench.announce(A, B)
     bench.see(A, C, leaving=[B])
     assert len(of_kind(bench.said, do.PostTrigger)) == 1  # it may be at it still
     bench.see(A, C)
     assert asked(bench.said[-2:]) == {C: [1]}
     said = bench.feed(events.WantedChanged("stopped"))
-    assert the(said, do.PublishSnapshot).snapshot.strikes == {}
+    assert the(said, do.PublishSnapshot).snapshot.failure_counts == {}
 
 
 def test_what_is_overdue_is_asked_of_others_with_the_model() -> None:
@@ -311,7 +311,7 @@ def test_what_a_leaving_worker_finishes_is_not_asked_of_others() -> None:
     assert asked(bench.announce(A, B)) == {B: [2, 3]}  # nothing new for who leaves
 
 
-def test_who_is_overdue_is_asked_last_until_it_is_heard_of() -> None:
+def test_worker_that_is_overdue_is_asked_last_until_it_answers() -> None:
     bench = leading(QUIET, A, B)
     bench.announce(A, B)
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
@@ -387,7 +387,7 @@ def test_a_snapshot_holds_the_round_in_flight_as_waiting() -> None:
     assert (snapshot.made, snapshot.control_position) == (ModelId(-1, 0), 3)
 
 
-def test_lag_tools_are_told_what_a_checkpoint_covers_once_it_is_published() -> None:
+def test_lag_tools_see_what_a_checkpoint_covers_once_it_is_published() -> None:
     bench = leading(replace(QUIET, checkpoint_every_updates=1))
     bench.announce(A, B, C)
     bench.compute()

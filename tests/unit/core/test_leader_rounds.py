@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 STALE = changed(staleness=1, bound=4)
-LONE = changed(group_size=1, staleness=4, lone=True)
+SINGLE_WORKER = changed(group_size=1, staleness=4, single_worker=True)
 
 
 def leading(settings: CoordinatorSettings, *workers: WorkerId) -> Bench:
@@ -309,7 +309,7 @@ def test_a_round_of_an_earlier_k_that_lacks_a_batch_gives_way() -> None:
 
 def test_each_worker_goes_its_own_way() -> None:
     # a: 0, then 2 at once, then 3; b: 1 all the while
-    bench = leading(LONE)
+    bench = leading(SINGLE_WORKER)
     assert asked(bench.announce(A)) == {A: [0]}
     assert asked(bench.announce(B, A, A)) == {B: [1]}
     for number, following in enumerate((2, 3)):
@@ -321,12 +321,12 @@ def test_each_worker_goes_its_own_way() -> None:
 
 
 def test_all_of_a_group_goes_to_one_worker() -> None:
-    bench = leading(changed(LONE, group_size=3, bound=6))
+    bench = leading(changed(SINGLE_WORKER, group_size=3, bound=6))
     assert asked(bench.announce(A, B, A)) == {A: [0, 2, 1]}  # its own first
 
 
 def test_batches_of_who_is_gone_are_asked_of_the_next_that_is_idle() -> None:
-    bench = leading(LONE, A, B)
+    bench = leading(SINGLE_WORKER, A, B)
     bench.announce(B, A, A)
     bench.announce(B)
     bench.see(A)  # b is gone, with 0 in hand and 3 waiting
@@ -336,7 +336,7 @@ def test_batches_of_who_is_gone_are_asked_of_the_next_that_is_idle() -> None:
 
 def test_what_is_overtaken_too_often_goes_first() -> None:
     # b is late and goes on to claim: its batches go before a's own 1, but not more than s + 1 times
-    bench = leading(changed(LONE, staleness=1), A, B)
+    bench = leading(changed(SINGLE_WORKER, staleness=1), A, B)
     bench.announce(B)
     assert asked(bench.tick(0.5)) == {A: [0]}
     bench.announce(A, B, B, B, B)
@@ -347,7 +347,7 @@ def test_what_is_overtaken_too_often_goes_first() -> None:
 def test_what_is_overtaken_by_rounds_that_end_together_goes_first() -> None:
     # b's 3 waits while 0, 1 and 2 are computed, whose gradients come in one look at the board:
     # they and a's 4 were before it, so that c is asked for it, and not for its own
-    bench = leading(changed(LONE, staleness=2), A, B, C)
+    bench = leading(changed(SINGLE_WORKER, staleness=2), A, B, C)
     bench.announce(A, B, C, B, A, A, A, C, C)
     offsets = {A: 0, B: 1, C: 2}
     replies = [gradient(worker, bench.model, [batch(offsets[worker])]) for worker in offsets]
@@ -356,21 +356,21 @@ def test_what_is_overtaken_by_rounds_that_end_together_goes_first() -> None:
 
 
 def test_staleness_may_grow_with_the_workers_that_live() -> None:
-    bench = leading(changed(LONE, staleness=0, staleness_per_worker=4), A, B)
+    bench = leading(changed(SINGLE_WORKER, staleness=0, staleness_per_worker=4), A, B)
     bench.announce(A)
     bench.compute()
     bench.see(A, B, C)
     bench.announce(A)
     bench.compute()
     made = [apply.update.synchrony for apply in of_kind(bench.said, do.Apply)]
-    assert made == [Synchrony(1, staleness, lone=True) for staleness in (8, 12)]
+    assert made == [Synchrony(1, staleness, single_worker=True) for staleness in (8, 12)]
 
 
 # --- trouble ----------------------------------------------------------------------------------
 
 
 def test_divergence_is_seen_over_rounds_of_one_batch() -> None:
-    bench = leading(LONE)
+    bench = leading(SINGLE_WORKER)
     bench.announce(A, B)
     fail(bench, A, 0, "not_finite")
     assert of_kind(bench.said, do.Hold) == []
@@ -379,7 +379,7 @@ def test_divergence_is_seen_over_rounds_of_one_batch() -> None:
 
 
 def test_a_finite_gradient_in_between_is_no_divergence() -> None:
-    bench = leading(LONE, A, B, C)
+    bench = leading(SINGLE_WORKER, A, B, C)
     bench.announce(A, B, C)
     fail(bench, A, 0, "not_finite")
     send(bench, C, 2)
@@ -389,7 +389,7 @@ def test_a_finite_gradient_in_between_is_no_divergence() -> None:
 
 def test_a_failure_is_of_the_order_that_it_was_asked_by_not_of_a_later_one() -> None:
     # b fails on 1 at version 0; the same message comes again when it has 1 in hand at version 1
-    bench = leading(replace(STALE, strikes=0, bound=8), A, B, C)
+    bench = leading(replace(STALE, max_failures=0, bound=8), A, B, C)
     bench.announce(A, B, A, C)
     send(bench, A, 0)
     late = Failed(B, bench.model, (1,), "unreadable", "why")
@@ -422,12 +422,12 @@ def test_a_gradient_of_weights_that_there_are_not_does_not_count() -> None:
         ),
         max_size=60,
     ),
-    lone=st.booleans(),
+    single_worker=st.booleans(),
 )
 def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
-    steps: list[tuple[str, int, int]], *, lone: bool
+    steps: list[tuple[str, int, int]], *, single_worker: bool
 ) -> None:
-    first = changed(staleness=1, lone=lone)
+    first = changed(staleness=1, single_worker=single_worker)
     bench, of_revision = leading(first, A, B, C), [first]
     orders = list[tuple[int, Assignment]]()  # with the version that they were asked at
     for step, one, two in steps:
@@ -437,7 +437,9 @@ def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
         elif step == "change":
             revision = len(of_revision)
             of_revision.append(
-                changed(first, group_size=one, staleness=two, revision=revision, lone=two > 1)
+                changed(
+                    first, group_size=one, staleness=two, revision=revision, single_worker=two > 1
+                )
             )
             bench.feed(events.SettingsChanged(of_revision[-1]))
         elif step == "tick":

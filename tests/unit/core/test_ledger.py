@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.ledger import Decision, Ledger
+from common.core.ledger import ClaimOutcome, Ledger
 from common.core.messages import Batch, BatchReady, Claim, Opened, Skipped, SpanExpired
 from common.core.spans import LogPosition, Partition, Span, address_of
 from tests.unit.core.examples import FIRST, A, B, C, P, Q, ready, span
@@ -46,7 +46,9 @@ def test_an_accepted_batch_is_the_claim_under_its_control_offset() -> None:
     bad = (Skipped("s", 0, 3, "no label"),)
     claim = BatchReady(A, (span(P, 0, 10),), 9, bad)
     decision = Ledger(FIRST, position=40).decide(41, claim)
-    assert decision == Decision(accepted=True, reason="", batch=Batch(41, A, claim.address, 9, bad))
+    assert decision == ClaimOutcome(
+        accepted=True, reason="", batch=Batch(41, A, claim.address, 9, bad)
+    )
 
 
 def test_one_wrong_span_refuses_the_whole_claim() -> None:
@@ -62,7 +64,7 @@ def test_one_wrong_span_refuses_the_whole_claim() -> None:
 )
 def test_what_holds_no_samples_settles_without_waiting(claim: Claim) -> None:
     ledger = Ledger(FIRST)
-    assert ledger.decide(0, claim) == Decision(accepted=True, reason="", batch=None)
+    assert ledger.decide(0, claim) == ClaimOutcome(accepted=True, reason="", batch=None)
     assert ledger.claimed[P] == 10
 
 
@@ -117,7 +119,7 @@ def control_topics(draw: st.DrawFn) -> list[tuple[int, Claim | None]]:
     return topic
 
 
-def decide_all(ledger: Ledger, topic: Iterable[tuple[int, Claim | None]]) -> list[Decision]:
+def decide_all(ledger: Ledger, topic: Iterable[tuple[int, Claim | None]]) -> list[ClaimOutcome]:
     return [ledger.decide(offset, claim) for offset, claim in topic]
 
 

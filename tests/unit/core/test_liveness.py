@@ -81,7 +81,7 @@ def test_nobody_who_beats_is_lost_and_only_those_who_were_there_depart(
         assert {worker for worker, beat in seen.items() if beat.status != LEAVING} <= liveness.live
 
 
-def test_who_is_in_doubt_is_not_trusted_until_it_is_heard_of_or_time_has_passed() -> None:
+def test_member_in_doubt_is_not_trusted_until_it_answers_or_time_has_passed() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B, C), now=0.0)
     liveness.suspect([A], 0.0)

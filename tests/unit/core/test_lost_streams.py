@@ -10,7 +10,7 @@ import pytest
 from common.core import commands as do
 from common.core import events
 from common.core.events import StreamsSeen
-from common.core.losses import Parted
+from common.core.losses import Divergence
 from common.core.messages import Failed, Opened, Quarantined, Requeued
 from common.core.spans import LogPosition, Span
 from tests.unit.core.bench import QUIET, Bench, changed
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 NEW = 99  # generation
-CUT = Parted(0, LogPosition(15, "id", 2), 40, recreated=False)
-ANEW = Parted(0, LogPosition(0, "other", -1), 7, recreated=True)
+CUT = Divergence(0, LogPosition(15, "id", 2), 40, recreated=False)
+ANEW = Divergence(0, LogPosition(0, "other", -1), 7, recreated=True)
 
 
 def of(generation: int, start: int, end: int) -> Span:
@@ -33,9 +33,11 @@ def of(generation: int, start: int, end: int) -> Span:
     return Span(*P, start, end, generation, known=end)
 
 
-def seen(parted: Parted | None = None, *, sure: bool = True, control_end: int = 0) -> StreamsSeen:
+def seen(
+    diverged: Divergence | None = None, *, sure: bool = True, control_end: int = 0
+) -> StreamsSeen:
     """What a look at the streams says."""
-    lost = {} if parted is None else {P: parted}
+    lost = {} if diverged is None else {P: diverged}
     return StreamsSeen({P: "id", Q: "id"}, NEW, lost, sure, control_end)
 
 
@@ -63,7 +65,7 @@ def resumed(read_from: ReadFrom = "") -> Bench:
 
 
 @pytest.mark.parametrize(
-    ("parted", "said"),
+    ("diverged", "said"),
     [
         (
             CUT,
@@ -84,18 +86,18 @@ def resumed(read_from: ReadFrom = "") -> Bench:
     ],
 )
 def test_a_stream_that_is_another_log_holds_the_job_and_the_reason_says_what_goes_on(
-    parted: Parted, said: str
+    diverged: Divergence, said: str
 ) -> None:
     bench = leading(changed(group_size=9))
     bench.read_control(ready(A, of(0, 0, 10)), ready(A, of(0, 10, 20)))
-    commands = bench.feed(seen(parted))
+    commands = bench.feed(seen(diverged))
     assert the(commands, do.Hold).reason == said
     assert of_kind(commands, do.StepDown)
     assert of_kind(commands, do.OpenPartition) == []
 
 
 @pytest.mark.parametrize(
-    ("read_from", "parted", "opened"),
+    ("read_from", "diverged", "opened"),
     [
         ("", CUT, Opened(P, 0, NEW, "id", 15, 2)),
         ("earliest", CUT, Opened(P, 0, NEW, "id", 15, 2)),
@@ -104,19 +106,19 @@ def test_a_stream_that_is_another_log_holds_the_job_and_the_reason_says_what_goe
         ("", ANEW, None),
     ],
 )
-def test_a_leader_after_a_wish_to_go_on_opens_what_its_first_looks_find_lost(
-    read_from: ReadFrom, parted: Parted, opened: Opened | None
+def test_leader_after_a_request_to_resume_opens_what_its_first_looks_find_lost(
+    read_from: ReadFrom, diverged: Divergence, opened: Opened | None
 ) -> None:
     bench = resumed(read_from)
     bench.read_control(ready(A, of(0, 0, 20)))
     bench.feed(seen(sure=False))  # nobody can tell yet whether something is lost
-    commands = bench.feed(seen(parted))
+    commands = bench.feed(seen(diverged))
     assert bool(of_kind(commands, do.Hold)) == (opened is None)
     records = [command.record for command in of_kind(commands, do.OpenPartition)]
     assert records == ([] if opened is None else [opened])
 
 
-def test_a_wish_is_for_what_is_found_lost_first() -> None:
+def test_request_is_for_what_is_found_lost_first() -> None:
     bench = resumed()
     bench.feed(seen())
     assert of_kind(bench.feed(seen(CUT)), do.Hold)
@@ -179,7 +181,7 @@ def test_a_new_leader_expires_what_was_gone_before_it() -> None:
 
 
 def test_a_batch_that_is_taken_back_after_its_records_were_lost_expires() -> None:
-    bench = leading(changed(group_size=1, strikes=0))
+    bench = leading(changed(group_size=1, max_failures=0))
     bench.see(A)
     bench.read_control(ready(A, of(0, 0, 10)))
     (order,) = bench.orders

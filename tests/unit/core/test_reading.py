@@ -9,14 +9,14 @@ from statistics import median
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.reading import Piece, RunsInTurn, behind_s
+from common.core.reading import PartitionRecords, RunsInTurn, behind_s
 from common.core.spans import Partition
 
 PLACES = [Partition("s", index) for index in range(5)]
 A, B, C = PLACES[:3]
 
 
-def order(pieces: list[Piece]) -> list[Partition]:
+def order(pieces: list[PartitionRecords]) -> list[Partition]:
     return [piece.partition for piece in pieces for _ in range(piece.records)]
 
 
@@ -36,7 +36,7 @@ def test_a_trickle_beside_a_large_backlog_has_its_floor() -> None:
 
 
 def test_who_is_alone_is_given_out_in_one_piece() -> None:
-    assert RunsInTurn().plan({A: 500, B: 0}, {B: 9}, 2_000, 32) == [Piece(A, 500)]
+    assert RunsInTurn().plan({A: 500, B: 0}, {B: 9}, 2_000, 32) == [PartitionRecords(A, 500)]
 
 
 def test_who_runs_dry_and_has_more_is_waited_for() -> None:
@@ -50,7 +50,7 @@ def test_a_run_that_did_not_fit_is_ended_by_the_next_request() -> None:
     first = turns.plan(here, here, 20, 32)
     second = turns.plan(here, here, 44, 32)
     assert [piece.records for piece in first] == [20]
-    assert second[0] == Piece(first[0].partition, 12)
+    assert second[0] == PartitionRecords(first[0].partition, 12)
     assert second[1].partition != first[0].partition
 
 

@@ -23,14 +23,14 @@ from common.core.snapshots import Snapshot
 from tests.unit.core.bench import QUIET, Bench
 from tests.unit.core.examples import FIRST, A, B, C, P, batch, gradient, ready, span, the
 from tests.unit.core.test_leader import asked, leading
-from tests.unit.core.test_leader_trouble import fail
+from tests.unit.core.test_leader_failures import fail
 
 if TYPE_CHECKING:
     from common.core.messages import ControlRecord
     from common.core.settings import CoordinatorSettings
     from tests.unit.core.leaders import Topic
 
-LAX = replace(QUIET, strikes=0, poison_in_a_row=100, poison_share=1.0)
+LAX = replace(QUIET, max_failures=0, poison_in_a_row=100, poison_share=1.0)
 FIRST_LEAD = Lead(-1, GENESIS, "c0#1", 0)
 # Batches 0 and 1 are claimed of P, 20 records; 1 is poison.
 POISON = Quarantined(0, batch(1, B), "poison: raised: why", number=1)
@@ -158,7 +158,7 @@ def test_what_was_quarantined_and_taken_back_after_the_snapshot_waits_once() -> 
 
 
 @pytest.mark.parametrize("snapshot", [BEHIND, AHEAD])
-def test_a_new_leader_hears_of_a_requeue_of_what_an_earlier_one_quarantined(
+def test_new_leader_learns_of_a_requeue_of_what_an_earlier_one_quarantined(
     snapshot: Snapshot,
 ) -> None:
     bench = successor(snapshot, POISON)
@@ -169,8 +169,10 @@ def test_a_new_leader_hears_of_a_requeue_of_what_an_earlier_one_quarantined(
     assert bench.leader_status.waiting == 2
 
 
-@pytest.mark.parametrize("heard", ["before it leads", "before its claim", "after its claim"])
-def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> None:
+@pytest.mark.parametrize(
+    "order_of_events", ["before it leads", "before its claim", "after its claim"]
+)
+def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(order_of_events: str) -> None:
     # The snapshot knows that b1 is quarantined, but its control position is below b1's claim.
     snapshot = with_(
         BEHIND,
@@ -179,10 +181,10 @@ def test_a_batch_whose_claim_is_still_to_be_replayed_waits_once(heard: str) -> N
         quarantined=(batch(1, B),),
         waiting=(batch(0, A),),
     )
-    before = [REQUEUED] if heard == "before it leads" else []
+    before = [REQUEUED] if order_of_events == "before it leads" else []
     bench = Bench(LAX, updates=[FIRST_LEAD, POISON, *before], control=list(CLAIMS), name="c2")
     bench.lead(snapshot)
-    if heard == "after its claim":
+    if order_of_events == "after its claim":
         bench.read_control()
         assert bench.leader_status.waiting == 1
     if not before:
@@ -229,13 +231,13 @@ def test_where_a_claim_was_lost_and_none_counts_there_its_quarantine_is_forgotte
     assert bench.leader_status.waiting == 2
 
 
-def test_a_requeue_forgets_the_strikes() -> None:
-    snapshot = with_(AHEAD, strikes={1: 7})
+def test_requeue_forgets_the_failures() -> None:
+    snapshot = with_(AHEAD, failure_counts={1: 7})
     bench = successor(snapshot, POISON, REQUEUED)
     bench.read_updates()
 
     said = bench.feed(events.WantedChanged("stopped"))
-    assert the(said, do.PublishSnapshot).snapshot.strikes == {}
+    assert the(said, do.PublishSnapshot).snapshot.failure_counts == {}
 
 
 # --- copies that are not published yet -----------------------------------------------------------

@@ -271,7 +271,7 @@ def test_order_in_slower_hands_is_passed_on_and_the_first_gradient_counts() -> N
     assert timed.orders(3.0, A, B) == timed.relieve(3.0, A, B) == {}
     assert timed.answer(A, 3.5, 3.5, batch(0)) == ""
     assert timed.answer(B, 1.0, 4.0, batch(0)) == "batches [0] do not wait"
-    assert timed.suspects.strikes == {}
+    assert timed.suspects.failure_counts == {}
     assert timed.relieve(4.0, A, B) == {}
     assert timed.rounds.due() is None
 
@@ -345,23 +345,23 @@ def test_what_was_counted_is_lost_with_its_member_and_asked_of_others() -> None:
 # --- suspects --------------------------------------------------------------------------------
 
 
-def test_a_suspect_travels_alone_and_only_then_earns_strikes() -> None:
+def test_suspect_travels_alone_and_only_then_counts_failures() -> None:
     # asked    A: 0 1   (died)   A: 0   (raised)   A: 0   (died)
     # strikes       0 0               1                 2 > 1: poison
     suspects = Suspects(LIMIT)
     one = _One(batch(0), batch(1), suspects=suspects)
     assert asked(one.orders(0.0, {A})) == {A: [0, 1]}
     assert one.rounds.vanish(A) == ()
-    assert suspects.strikes == {0: 0, 1: 0}
+    assert suspects.failure_counts == {0: 0, 1: 0}
 
     assert asked(one.orders(0.0, {A})) == {A: [0]}
     assert one.orders(0.0, {A}) == ()  # nothing travels with it
     assert one.fail(A, [0]) == ()
-    assert suspects.strikes == {0: 1, 1: 0}
+    assert suspects.failure_counts == {0: 1, 1: 0}
 
     assert asked(one.orders(0.0, {A, B})) == {B: [0], A: [1]}
     assert one.count(gradient(A, MODEL, [batch(1)])) == ""
-    assert suspects.strikes == {0: 1}  # a gradient acquits
+    assert suspects.failure_counts == {0: 1}  # a gradient acquits
     assert one.rounds.vanish(B) == (batch(0),)
 
 
@@ -374,7 +374,7 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
     one.rounds.requeue(B, [0], MODEL.version)
     assert asked(one.orders(0.0, {C})) == {C: [0]}
     assert one.fail(A, [0]) == ()  # it has nothing in hand
-    assert suspects.strikes == {}
+    assert suspects.failure_counts == {}
 
 
 def test_a_worker_that_dies_after_its_deadline_is_not_forgotten() -> None:
@@ -387,10 +387,10 @@ def test_a_worker_that_dies_after_its_deadline_is_not_forgotten() -> None:
     assert one.overdue(LATE_S)
     assert asked(one.orders(LATE_S, {A, B})) == {B: [0]}
     assert one.rounds.vanish(A) == ()
-    assert suspects.strikes == {0: 1}
+    assert suspects.failure_counts == {0: 1}
 
     assert one.count(gradient(B, MODEL, [batch(0)])) == ""
-    assert suspects.strikes == {}
+    assert suspects.failure_counts == {}
 
 
 def test_what_is_overdue_may_be_what_a_worker_dies_of() -> None:
@@ -404,7 +404,7 @@ def test_what_is_overdue_may_be_what_a_worker_dies_of() -> None:
     assert asked(one.orders(LATE_S, {A})) == {A: [1]}
 
     assert one.rounds.vanish(A) == ()
-    assert suspects.strikes == {0: 0, 1: 0}  # suspected, not struck
+    assert suspects.failure_counts == {0: 0, 1: 0}  # suspected, not struck
 
 
 def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
@@ -418,7 +418,7 @@ def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
 
     one.fail(A, [1])  # it raised
 
-    assert suspects.strikes == {1: 1}
+    assert suspects.failure_counts == {1: 1}
 
 
 # --- several in flight -----------------------------------------------------------------------

@@ -64,7 +64,7 @@ class _AnyRound(RuleBasedStateMachine):
 
     @rule(live=st.sets(workers))
     def hand_out(self, live: set[WorkerId]) -> None:
-        suspects, waiting = self.suspects.strikes.keys(), self.todo - self.held()
+        suspects, waiting = self.suspects.failure_counts.keys(), self.todo - self.held()
         for order in self.rounds.orders(self.now, live, MODEL.version):
             offsets = {each.offset for each in order.batches}
             assert order.worker in live
@@ -83,7 +83,7 @@ class _AnyRound(RuleBasedStateMachine):
         self.now += later_s
         orders = self.rounds.relieve(self.now, live, MODEL.version)
         new = {each.offset for order in orders for each in order.batches}
-        assert not new & self.suspects.strikes.keys()
+        assert not new & self.suspects.failure_counts.keys()
         for hand in self.hands:
             if not hand.late and hand.offsets & new:
                 assert hand.offsets <= new  # all of an order is passed on, or nothing
@@ -156,13 +156,13 @@ class _AnyRound(RuleBasedStateMachine):
         alone: set[int],
         fail: Callable[[WorkerId, set[int]], tuple[Batch, ...]],
     ) -> None:
-        before = self.suspects.strikes
+        before = self.suspects.failure_counts
         mine = [hand for hand in self.hands if hand.worker == worker]
         blamed = {offset for hand in mine for offset in hand.offsets} & offsets
         poison = {each.offset for each in fail(worker, offsets)}
         struck = {offset: before.get(offset, 0) + (offset in alone) for offset in blamed}
-        assert self.suspects.strikes == before | struck
-        assert poison == {offset for offset, strikes in struck.items() if strikes > LIMIT}
+        assert self.suspects.failure_counts == before | struck
+        assert poison == {offset for offset, failures in struck.items() if failures > LIMIT}
         self.void(worker, offsets)
         for offset in poison:
             assert self.rounds.settle(offset) == self.batches[offset]

@@ -35,9 +35,9 @@ def judge(
     search: SnapshotSearch,
     found: events.SnapshotsFound,
     now: float,
-    wish: events.WantedChanged = RUNNING,
+    request: events.WantedChanged = RUNNING,
 ) -> object:
-    return search.found(found, wish, now)
+    return search.found(found, request, now)
 
 
 def snapshot(by: int, version: int, updates_position: int) -> Snapshot:
@@ -143,17 +143,17 @@ COVERED = replace(snapshot(by=0, version=1, updates_position=2), samples=1000)
 
 
 def after_a_loss(
-    wish: events.WantedChanged = RUNNING, topic: Topic = CUT, *others: Snapshot
+    request: events.WantedChanged = RUNNING, topic: Topic = CUT, *others: Snapshot
 ) -> object:
     """Search the board, then storage, where one snapshot is ahead of the updates topic."""
     search = SnapshotSearch(TTL_S)
     search.begin()
     lost = {AHEAD.rank: SHORT}
     hot = replace(found("hot", topic, AHEAD), lost=lost)
-    assert judge(search, hot, 0.0, wish) == FindSnapshots("all")  # nobody is waited for
-    answer = judge(search, replace(found("all", topic, AHEAD, *others), lost=lost), 0.0, wish)
+    assert judge(search, hot, 0.0, request) == FindSnapshots("all")  # nobody is waited for
+    answer = judge(search, replace(found("all", topic, AHEAD, *others), lost=lost), 0.0, request)
     if answer == FindSnapshots("genesis"):
-        answer = judge(search, found("genesis", topic, genesis(FIRST)), 0.0, wish)
+        answer = judge(search, found("genesis", topic, genesis(FIRST)), 0.0, request)
     return answer
 
 
@@ -169,18 +169,18 @@ def test_a_snapshot_of_which_kafka_lost_records_holds_the_job_and_says_what_goin
     )
 
 
-def test_by_its_owners_wish_the_best_covered_snapshot_is_taken() -> None:
+def test_by_its_owners_request_the_best_covered_snapshot_is_taken() -> None:
     answer = after_a_loss(events.WantedChanged("running", after_loss=1), CUT, COVERED)
 
     assert isinstance(answer, Chosen)
     assert (answer.snapshot, answer.above, answer.loss) == (COVERED, 0, f"version 3: {SHORT}")
 
 
-def test_a_wish_counts_for_one_lead_only() -> None:
-    wish = events.WantedChanged("running", after_loss=1)
+def test_request_counts_for_one_lead_only() -> None:
+    request = events.WantedChanged("running", after_loss=1)
     carried_out = replace(COVERED, after_loss=1)
 
-    assert isinstance(after_a_loss(wish, CUT, carried_out), Lost)
+    assert isinstance(after_a_loss(request, CUT, carried_out), Lost)
     again = events.WantedChanged("running", after_loss=2)
     assert isinstance(after_a_loss(again, CUT, carried_out), Chosen)
 
@@ -194,14 +194,14 @@ def test_what_a_lead_after_the_loss_passed_over_holds_nobody_again() -> None:
 
 
 def test_version_0_wants_to_be_asked_for_by_name() -> None:
-    wish = events.WantedChanged("running", after_loss=1)
-    answer = after_a_loss(wish, [])
+    request = events.WantedChanged("running", after_loss=1)
+    answer = after_a_loss(request, [])
     assert isinstance(answer, Lost)
     assert (
         "`doll job resume --after-loss --from-start` begins again with version 0" in answer.reason
     )
 
-    answer = after_a_loss(replace(wish, from_start=True), [])
+    answer = after_a_loss(replace(request, from_start=True), [])
     assert isinstance(answer, Chosen)
     assert answer.snapshot == genesis(FIRST)
 
@@ -209,23 +209,23 @@ def test_version_0_wants_to_be_asked_for_by_name() -> None:
 UNREADABLE = "there are checkpoints, but none to go on from (3-50: manifest.json is missing)"
 
 
-def test_checkpoints_that_nobody_can_read_are_passed_over_by_their_owners_wish_only() -> None:
-    def search_all(wish: events.WantedChanged) -> object:
+def test_checkpoints_that_nobody_can_read_are_passed_over_by_their_owners_request_only() -> None:
+    def search_all(request: events.WantedChanged) -> object:
         search = SnapshotSearch(TTL_S)
         search.begin()
-        assert judge(search, found("hot", []), 0.0, wish) == FindSnapshots("all")
-        assert judge(search, found("all", []), 0.0, wish) == FindSnapshots("genesis")
+        assert judge(search, found("hot", []), 0.0, request) == FindSnapshots("all")
+        assert judge(search, found("all", []), 0.0, request) == FindSnapshots("genesis")
         nothing = replace(found("genesis", CUT, genesis(FIRST)), unreadable=UNREADABLE)
-        return judge(search, nothing, 0.0, wish)
+        return judge(search, nothing, 0.0, request)
 
-    wish = events.WantedChanged("running", after_loss=1)
-    for short in (RUNNING, wish, events.WantedChanged("running", from_start=True)):
+    request = events.WantedChanged("running", after_loss=1)
+    for short in (RUNNING, request, events.WantedChanged("running", from_start=True)):
         answer = search_all(short)
         assert isinstance(answer, Lost)
         assert answer.reason.startswith(f"{UNREADABLE}: bring them back")
         assert "`doll job resume --after-loss --from-start` begins again" in answer.reason
 
-    chosen = search_all(replace(wish, from_start=True))
+    chosen = search_all(replace(request, from_start=True))
     assert isinstance(chosen, Chosen)
     assert (chosen.snapshot, chosen.loss) == (genesis(FIRST), UNREADABLE)
 
@@ -251,7 +251,7 @@ EMPTY = "s3://models/ lists no checkpoint of this job"
 
 def search_storage(
     *there: Snapshot,
-    wish: events.WantedChanged = RUNNING,
+    request: events.WantedChanged = RUNNING,
     topic: Topic = NAMED,
     search: SnapshotSearch | None = None,
     now: float = TTL_S,
@@ -260,11 +260,11 @@ def search_storage(
     """Search for a candidate that finds nothing on the board."""
     search = search or SnapshotSearch(0.0)
     search.begin()
-    assert judge(search, found("hot", topic), now, wish) == FindSnapshots("all")
+    assert judge(search, found("hot", topic), now, request) == FindSnapshots("all")
     stored = replace(found("all", topic, *there), storage=EMPTY, **more)
-    answer = judge(search, stored, now, wish)
+    answer = judge(search, stored, now, request)
     if answer == FindSnapshots("genesis"):
-        answer = judge(search, found("genesis", topic, genesis(FIRST)), now, wish)
+        answer = judge(search, found("genesis", topic, genesis(FIRST)), now, request)
     return answer
 
 
@@ -310,22 +310,22 @@ def test_history_that_names_no_checkpoint_starts_at_version_0() -> None:
 
 
 def test_owner_may_go_on_without_the_named_checkpoint() -> None:
-    wish = events.WantedChanged("running", after_loss=1)
+    request = events.WantedChanged("running", after_loss=1)
 
-    chosen = search_storage(BEFORE, wish=wish)
+    chosen = search_storage(BEFORE, request=request)
     assert isinstance(chosen, Chosen)
     assert (chosen.snapshot, chosen.loss) == (BEFORE, f"a checkpoint is missing: 0-2, but {EMPTY}")
-    assert isinstance(search_storage(wish=wish), Missing)
-    chosen = search_storage(wish=replace(wish, from_start=True))
+    assert isinstance(search_storage(request=request), Missing)
+    chosen = search_storage(request=replace(request, from_start=True))
     assert isinstance(chosen, Chosen)
     assert chosen.snapshot == genesis(FIRST)
 
 
-def test_wish_that_a_lead_carried_out_does_not_count_for_a_checkpoint() -> None:
+def test_request_that_a_lead_carried_out_does_not_count_for_a_checkpoint() -> None:
     topic: Topic = [*LED, Lead(0, ModelId(0, 3), "c2", 70, 1), CheckpointStored(70, 3)]
-    wish = events.WantedChanged("running", after_loss=1, from_start=True)
+    request = events.WantedChanged("running", after_loss=1, from_start=True)
 
-    assert isinstance(search_storage(wish=wish, topic=topic), Missing)
+    assert isinstance(search_storage(request=request, topic=topic), Missing)
 
 
 def test_storage_that_gives_no_list_is_waited_for_if_there_are_updates() -> None:
@@ -405,7 +405,7 @@ def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:
     assert chosen.history.log.topic_id == "u1"
 
 
-def test_where_kafka_tells_no_ids_now_those_of_the_snapshot_stay() -> None:
+def test_where_kafka_has_no_ids_now_those_of_the_snapshot_stay() -> None:
     search = SnapshotSearch(TTL_S)
     search.begin()
     hot = replace(snapshot(0, 2, 3), control_topic_id="c1", updates_topic_id="u1", control_epoch=4)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.core.spread import (
     JobDemand,
+    PlacementView,
     Sightings,
-    View,
     WorkerPlacement,
     elsewhere,
     next_step,
@@ -37,8 +37,8 @@ def worker(index: int, at: str, stay_s: float = 1000.0, **more: object) -> Worke
     return msgspec.convert(fields, WorkerPlacement)
 
 
-def view(jobs: list[JobDemand], workers: list[WorkerPlacement], *stale: str) -> View:
-    return View(tuple(jobs), tuple(workers), frozenset(stale))
+def view(jobs: list[JobDemand], workers: list[WorkerPlacement], *stale: str) -> PlacementView:
+    return PlacementView(tuple(jobs), tuple(workers), frozenset(stale))
 
 
 def four(at: str, stay_s: float = 1000.0, **more: object) -> list[WorkerPlacement]:
@@ -70,7 +70,7 @@ def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
 
 
 @pytest.mark.parametrize(
-    ("workers", "told"),
+    ("workers", "expected"),
     [
         ([], ""),
         ([worker(1, "")], ""),  # about to come
@@ -89,11 +89,13 @@ def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
         ([worker(1, "other", avoided=["mine"])], ""),  # which says why itself
     ],
 )
-def test_workers_of_other_jobs_that_could_come_are_told_of(
-    workers: list[WorkerPlacement], told: str
+def test_workers_of_other_jobs_that_could_come_are_reported(
+    workers: list[WorkerPlacement], expected: str
 ) -> None:
     mine = job("mine", 10)
-    assert elsewhere(view([mine], workers), mine) == (told and f"it is another job's turn: {told}")
+    assert elsewhere(view([mine], workers), mine) == (
+        expected and f"it is another job's turn: {expected}"
+    )
 
 
 # --- the plan, by example --------------------------------------------------------------------
@@ -131,7 +133,7 @@ def test_who_came_lately_stays_while_there_is_work() -> None:
     assert len(plan(view([HUGE, DRAINED], four("drained", stay_s=5.0)))) == 4  # there is none
 
 
-def test_a_job_whose_leader_is_not_heard_of_neither_gives_nor_gets() -> None:
+def test_job_whose_leader_is_silent_neither_gives_nor_gets() -> None:
     #              a: 4 workers   b: none
     # a is stale   stay           needs 8, gets none
     # b is stale   stay           may need some
@@ -246,7 +248,7 @@ placements = st.lists(
     unique_by=lambda placement: placement.worker,
 )
 views = st.builds(
-    View,
+    PlacementView,
     demands.map(tuple),
     placements.map(tuple),
     st.frozensets(st.sampled_from(NAMES), max_size=2),
@@ -257,7 +259,7 @@ free = st.lists(st.sampled_from(NAMES), max_size=9).map(
 )
 
 
-def moved(seen: View, stay_s: float = 1000.0) -> View:
+def moved(seen: PlacementView, stay_s: float = 1000.0) -> PlacementView:
     """The same view once everybody has followed the plan."""
     moves = plan(seen)
     return replace(
@@ -272,16 +274,18 @@ def moved(seen: View, stay_s: float = 1000.0) -> View:
 
 
 @given(views, st.randoms(use_true_random=False))
-def test_the_plan_is_the_same_in_whatever_order_things_are_seen(seen: View, random: Random) -> None:
+def test_the_plan_is_the_same_in_whatever_order_things_are_seen(
+    seen: PlacementView, random: Random
+) -> None:
     jobs, workers = list(seen.jobs), list(seen.workers)
     random.shuffle(jobs)
     random.shuffle(workers)
 
-    assert plan(View(tuple(jobs), tuple(workers), seen.stale)) == plan(seen)
+    assert plan(PlacementView(tuple(jobs), tuple(workers), seen.stale)) == plan(seen)
 
 
 @given(views)
-def test_whoever_moves_may_leave_and_can_do_what_it_goes_to(seen: View) -> None:
+def test_whoever_moves_may_leave_and_can_do_what_it_goes_to(seen: PlacementView) -> None:
     jobs = {demand.job: demand for demand in seen.jobs}
     workers = {it.worker: it for it in seen.workers}
     for name, to in plan(seen).items():
@@ -295,7 +299,7 @@ def test_whoever_moves_may_leave_and_can_do_what_it_goes_to(seen: View) -> None:
 
 
 @given(views, st.sampled_from((0.0, 1000.0)))
-def test_workers_that_follow_the_plan_come_to_rest(seen: View, stay_s: float) -> None:
+def test_workers_that_follow_the_plan_come_to_rest(seen: PlacementView, stay_s: float) -> None:
     for _ in range(len(seen.workers) + 1):
         seen = moved(seen, stay_s)
 
@@ -306,14 +310,14 @@ def test_workers_that_follow_the_plan_come_to_rest(seen: View, stay_s: float) ->
 def test_where_all_can_do_everything_one_move_each_is_enough(
     jobs: tuple[JobDemand, ...], workers: tuple[WorkerPlacement, ...], stay_s: float
 ) -> None:
-    assert plan(moved(View(jobs, workers), stay_s)) == {}
+    assert plan(moved(PlacementView(jobs, workers), stay_s)) == {}
 
 
 @given(demands.map(tuple), free)
 def test_a_drained_job_keeps_at_most_one_worker_while_another_lacks_some(
     jobs: tuple[JobDemand, ...], workers: tuple[WorkerPlacement, ...]
 ) -> None:
-    after = moved(View(jobs, workers))
+    after = moved(PlacementView(jobs, workers))
     known = [it.worker_records_per_s for it in jobs if it.worker_records_per_s]
     mean = sum(known) / len(known) if known else SPEED_PER_S
     here = {it.job: sum(w.job == it.job for w in after.workers) for it in jobs}
@@ -328,7 +332,7 @@ def test_what_owners_ask_for_is_filled_before_anything_else(
     jobs: tuple[JobDemand, ...], workers: tuple[WorkerPlacement, ...]
 ) -> None:
     idle = tuple(msgspec.structs.replace(it, stay_s=1000.0) for it in workers)
-    after = moved(View(jobs, idle))
+    after = moved(PlacementView(jobs, idle))
     targets = {it.job: it.target for it in jobs if it.runs and (it.backlog or it.arrivals_per_s)}
     bound = sum(it.job in targets for it in after.workers)
     if sum(targets.values()) <= bound:
@@ -374,13 +378,13 @@ def test_who_is_nowhere_leaves_nobody_alone_and_goes_at_once() -> None:
 
 
 def test_without_a_view_nobody_moves() -> None:
-    assert next_step(View(), "w0")[:2] == ("", False)
+    assert next_step(PlacementView(), "w0")[:2] == ("", False)
     assert next_step(view([], [worker(0, "a")]), "w0")[:2] == ("", False)
-    assert not plan(View())
+    assert not plan(PlacementView())
 
 
 @given(views, st.sampled_from([f"w{number}" for number in range(9)]))
-def test_who_is_pinned_never_moves(seen: View, name: str) -> None:
+def test_who_is_pinned_never_moves(seen: PlacementView, name: str) -> None:
     pinned = replace(
         seen, workers=tuple(msgspec.structs.replace(it, pinned=True) for it in seen.workers)
     )
@@ -413,7 +417,7 @@ def test_when_redis_comes_back_empty_nobody_moves_and_jobs_are_left_as_they_are(
     sightings = Sightings()
     sightings.see([job("a"), worker(0, "a")], 0.0)
 
-    assert sightings.see([], 1.0) == View()
+    assert sightings.see([], 1.0) == PlacementView()
     back = sightings.see([worker(0, "a", number=1)], 2.0)
     assert ([it.job for it in back.jobs], len(back.workers), back.stale) == (["a"], 1, frozenset())
     assert sightings.see([], 6.0).stale == {"a"}
@@ -437,7 +441,7 @@ def test_what_nobody_keeps_may_be_removed_after_a_minute() -> None:
     assert sightings.forget(60.0) == (("a",), ("w0",))
 
 
-def test_a_persons_word_is_heard_before_a_leaders() -> None:
+def test_a_persons_request_counts_before_a_leaders() -> None:
     seen = view([job("a", 9), job("gone", 9), job("paused", 9)], [], "a", "gone")
     known = {"a": job("a"), "new": job("new"), "paused": job("paused", runs=False)}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.group.stages import Machine, servers_of, stage_of, wanted_owners
+from common.core.group.stages import MemberMachine, servers_of, stage_of, wanted_owners
 from common.core.messages import Member, WorkerId
 from common.core.settings import SliceSettings
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 ROOMS = (0, 3, 2, 9, 9)
 
 
-def machines(reliable: int, spot: int) -> list[Machine]:
+def machines(reliable: int, spot: int) -> list[MemberMachine]:
     """The first spot machine has run longest."""
     return [
-        Machine(
+        MemberMachine(
             Member(WorkerId(f"w{number}"), number),
             "reliable" if number < reliable else "spot",
             float(number),

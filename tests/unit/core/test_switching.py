@@ -15,7 +15,7 @@ from common.core import events
 from common.core.completion import LOSS_WINDOW, Completion
 from common.core.messages import Failed, Synchrony, UpdateApplied
 from common.core.modes import FEWER, ModeSelector
-from common.core.schedule import Schedule
+from common.core.schedule import RateSchedule
 from common.core.settings import CoordinatorSettings, Mode, Rule
 from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET, Bench, changed
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROUNDS = 4
 OWN = Mode(8)
 MANY = Rule(Mode(8, staleness=1), workers_from=4)
-IDLE = Rule(Mode(2, staleness=8, lone=True), busy_below=0.5)
+IDLE = Rule(Mode(2, staleness=8, single_worker=True), busy_below=0.5)
 SETTINGS = CoordinatorSettings(OWN, 16, rules=(MANY, IDLE), rule_rounds=ROUNDS)
 
 
@@ -106,7 +106,7 @@ def test_a_rule_that_the_owner_took_away_ends_at_once() -> None:
 
 def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
     # It has not seen yet how busy workers are, nor how many they are.
-    rounds = _Rounds(last=Synchrony(2, 8, lone=True))
+    rounds = _Rounds(last=Synchrony(2, 8, single_worker=True))
     assert rounds.begin(3, count=100) is IDLE.mode
     assert rounds.begin(2) is OWN
     other = _Rounds(last=Synchrony(5))  # of rules that are there no more
@@ -211,7 +211,7 @@ def test_what_counts_updates_counts_by_the_k_of_the_job() -> None:
 def test_the_schedule_goes_by_the_k_of_the_job_and_from_where_a_leader_fell() -> None:
     # K=1 of 2 by a rule: J   1    2    3   │ a successor, from J=2, begins before it sees workers
     # counts before as        0    0.5  1   │ 1: K=2, and so twice the rate
-    schedule = Schedule("step", updates=1, factor=0.25)
+    schedule = RateSchedule("step", updates=1, factor=0.25)
     settings = replace(BY_FLEET, schedule=schedule, hot_every_updates=1)
     settings = replace(settings, mode=replace(settings.mode, learning_rate=1.0))
     one = leading(settings, A, B)
@@ -236,7 +236,7 @@ def test_the_schedule_goes_by_the_k_of_the_job_and_from_where_a_leader_fell() ->
 def test_a_schedule_rises_to_the_whole_rate_and_falls_to_no_rate_of_zero(
     kind: ScheduleKind, warmup: int, each: int
 ) -> None:
-    schedule = Schedule(kind, warmup, each)
+    schedule = RateSchedule(kind, warmup, each)
     shares = [schedule.share(float(progress)) for progress in range(warmup + 1)]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -246,11 +246,11 @@ def test_a_schedule_rises_to_the_whole_rate_and_falls_to_no_rate_of_zero(
 
 
 def test_a_schedule_is_its_formula() -> None:
-    assert Schedule("step", 2, 10, 0.5).share(31) == 0.25
-    assert Schedule("cosine", 0, 10, final=0.2).share(5) == pytest.approx(0.6)
-    assert Schedule("cosine", 0, 10, final=0.2).share(99) == pytest.approx(0.2)
-    assert Schedule("inverse_sqrt", 5, 10).share(35) == 0.5
-    assert [Schedule(warmup=4).share(done) for done in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
+    assert RateSchedule("step", 2, 10, 0.5).share(31) == 0.25
+    assert RateSchedule("cosine", 0, 10, final=0.2).share(5) == pytest.approx(0.6)
+    assert RateSchedule("cosine", 0, 10, final=0.2).share(99) == pytest.approx(0.2)
+    assert RateSchedule("inverse_sqrt", 5, 10).share(35) == 0.5
+    assert [RateSchedule(warmup=4).share(done) for done in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 9.0)), min_size=1, max_size=80))

@@ -12,7 +12,7 @@ from common.core import commands as do
 from common.core import events, worker_messages
 from common.core.assignments import Assignments
 from common.core.audit import Audit, audit
-from common.core.batching import Run
+from common.core.batching import DecodedRun
 from common.core.coordinator import Coordinator
 from common.core.liveness import Heartbeat
 from common.core.settings import WorkerSettings
@@ -94,8 +94,10 @@ class _Member:
                 continue
             end = min(self.world.ends[partition], start + self.stream.room)
             if start < end:
-                self.feed(worker_messages.Decoded(Run(partition, range(start, end), (), 0.0, 0.0)))
-        self.orders.hear(self.world.triggers)
+                self.feed(
+                    worker_messages.Decoded(DecodedRun(partition, range(start, end), (), 0.0, 0.0))
+                )
+        self.orders.receive(self.world.triggers)
         while (order := self.orders.next()) is not None:
             reply = gradient(self.name, order.model, order.batches)
             self.world.replies.setdefault(order.model.epoch, []).append(reply)
@@ -110,7 +112,7 @@ class _Member:
                     yield worker_messages.LeaderStatusSeen(self.world.leader_status)
                 case worker_messages.SetReading(reading):
                     self.reading = reading
-                case worker_messages.Heartbeat(status):
+                case worker_messages.SendHeartbeat(status):
                     self.world.heartbeats[self.name] = Heartbeat(status)
 
 

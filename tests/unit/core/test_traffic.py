@@ -18,7 +18,7 @@ from tests.unit.core.examples import A, B, answer, of_kind
 EACH = 1000  # bytes of a worker for an update
 
 
-def told(*counts: tuple[int, int], life: int = 1) -> UpdateTraffic:
+def traffic_of(*counts: tuple[int, int], life: int = 1) -> UpdateTraffic:
     """One that heard of these versions and totals of one worker."""
     traffic = UpdateTraffic()
     for version, total in counts:
@@ -27,7 +27,7 @@ def told(*counts: tuple[int, int], life: int = 1) -> UpdateTraffic:
 
 
 def test_the_difference_of_two_counts_is_what_the_updates_between_took() -> None:
-    traffic = told((3, 500))
+    traffic = traffic_of((3, 500))
     assert traffic.take() is UNSET
     traffic.observe(A, Traffic(1, 500 + 4 * EACH), 7)
     traffic.observe(B, Traffic(9, 10), 7)
@@ -39,36 +39,36 @@ def test_the_difference_of_two_counts_is_what_the_updates_between_took() -> None
 
 
 def test_another_process_of_that_name_begins_anew() -> None:
-    traffic = told((1, 0), (2, EACH))
+    traffic = traffic_of((1, 0), (2, EACH))
     traffic.observe(A, Traffic(2, 5), 3)
     assert traffic.take() == EACH
     traffic.observe(A, Traffic(2, 5 + EACH), 4)
     assert traffic.take() == EACH
 
 
-def test_who_was_not_heard_of_for_long_is_forgotten() -> None:
-    traffic = told((1, 0))
+def test_member_that_is_silent_for_long_is_forgotten() -> None:
+    traffic = traffic_of((1, 0))
     traffic.observe(B, Traffic(2, 0), VERSIONS_KEPT + 2)
     traffic.observe(A, Traffic(1, EACH), VERSIONS_KEPT + 3)
     assert traffic.take() is UNSET
 
 
 @given(
-    heard=st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 30)), max_size=60),
+    received=st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 30)), max_size=60),
     takes=st.sets(st.integers(0, 60)),
 )
 def test_messages_that_come_late_twice_or_never_only_delay_what_is_known(
-    heard: list[tuple[str, int]], takes: set[int]
+    received: list[tuple[str, int]], takes: set[int]
 ) -> None:
     # Of any messages in any order: each update took EACH of each worker, so that is what is said.
     traffic, said = UpdateTraffic(), list[object]()
-    for place, (worker, version) in enumerate(heard):
+    for place, (worker, version) in enumerate(received):
         traffic.observe(A if worker == A else B, Traffic(1, EACH * version), version)
         if place in takes:
             said.append(traffic.take())
     said.append(traffic.take())
     assert set(said) <= {EACH, UNSET}
-    ahead = {worker: [version for who, version in heard if who == worker] for worker in (A, B)}
+    ahead = {worker: [version for who, version in received if who == worker] for worker in (A, B)}
     known = any(max(each) > each[0] for each in ahead.values() if each)
     assert (EACH in said) == known
 

@@ -46,7 +46,7 @@ def step(
     batches: int = 4,
     *,
     says: bool = True,
-    told: bool = True,
+    measured: bool = True,
     noise: float = NOISE,
 ) -> UpdateApplied:
     """A round of two workers, whose sum is told of."""
@@ -63,7 +63,7 @@ def step(
         )
     )
     apply = the(said, do.Apply)
-    if apply.measured and told:
+    if apply.measured and measured:
         model = ModelId(apply.update.epoch, apply.update.version)
         bench.feed(events.Summed(model, square(len(apply.update.batches), noise)))
     return apply.update
@@ -112,12 +112,12 @@ def test_k_moves_at_once_where_enough_batches_wait_for_it() -> None:
     assert sum(len(order.batches) for order in bench.orders) == 2
 
 
-def test_what_is_told_twice_or_of_another_leader_does_not_count() -> None:
+def test_what_is_written_twice_or_of_another_leader_does_not_count() -> None:
     bench = leading(TUNED, A, B)
     for _ in range(ROUNDS - 1):
         update = step(bench)
     last = ModelId(update.epoch, update.version)
-    waiting = step(bench, told=False)
+    waiting = step(bench, measured=False)
     assert bench.machine.leader is not None
     for model in (last, last._replace(version=99), ModelId(update.epoch + 1, waiting.version)):
         bench.feed(events.Summed(model, square(4)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.core import worker_messages as do
 from common.core import worker_messages as events
-from common.core.batching import Run
+from common.core.batching import DecodedRun
 from common.core.commands import PostTrigger
 from common.core.events import RepliesRead
 from common.core.ledger import Ledger
@@ -48,7 +48,7 @@ class _Stream(Worker):
     def read(
         self, start: int, end: int, partition: Partition = P, now: float = 0.0
     ) -> tuple[WorkerCommand, ...]:
-        return self.on(events.Decoded(Run(partition, range(start, end), (), 0.0, 0.0)), now)
+        return self.on(events.Decoded(DecodedRun(partition, range(start, end), (), 0.0, 0.0)), now)
 
     def deliver(self, **offsets: int) -> None:
         """Report control offsets by number of announcement: `_1=4, _2=7`."""
@@ -282,13 +282,13 @@ def test_rest_below_min_batch_waits_for_a_record_and_the_heartbeat_says_so() -> 
     before = stream.on(events.Tick(), 0.5)
     said = stream.on(events.Tick(), 2.0)
     assert (claims(before), claims(said)) == ([], [])
-    assert the(before, do.Heartbeat) == do.Heartbeat(ALIVE)
-    assert the(said, do.Heartbeat) == do.Heartbeat(TOO_FEW)
+    assert the(before, do.SendHeartbeat) == do.SendHeartbeat(ALIVE)
+    assert the(said, do.SendHeartbeat) == do.SendHeartbeat(TOO_FEW)
 
     stream.read(1, 2, now=3.0)
     said = stream.on(events.Tick(), 3.0)
     assert claims(said) == [BatchReady(A, (span(P, 0, 2),), 2)]
-    assert the(said, do.Heartbeat) == do.Heartbeat(ALIVE)
+    assert the(said, do.SendHeartbeat) == do.SendHeartbeat(ALIVE)
 
 
 def test_rest_below_min_batch_is_claimed_as_expired_with_what_retention_deleted() -> None:
@@ -376,13 +376,13 @@ def test_leaving_stops_reading_and_goes_on_beating() -> None:
     stream = _Stream()
     stream.stand(0)
     paused = do.SetReading(reading=False, reason="leaving")
-    assert stream.on(events.Leaving(), 0.0)[1:] == (do.Heartbeat("leaving"), paused)
-    assert stream.on(events.Tick(), 0.0) == (do.Heartbeat("leaving"), do.ReadLeaderStatus())
+    assert stream.on(events.Leaving(), 0.0)[1:] == (do.SendHeartbeat("leaving"), paused)
+    assert stream.on(events.Tick(), 0.0) == (do.SendHeartbeat("leaving"), do.ReadLeaderStatus())
 
 
 def test_it_looks_often_while_it_waits_for_a_place_and_seldom_while_it_reads() -> None:
     stream = _Stream()
-    assert stream.on(events.Tick(), 1.0) == (do.Heartbeat("alive"), do.ReadLeaderStatus())
+    assert stream.on(events.Tick(), 1.0) == (do.SendHeartbeat("alive"), do.ReadLeaderStatus())
     assert stream.due() == pytest.approx(1.0 + SETTINGS.leader_status_hungry_s)
     stream.stand(0)
     assert stream.due() == pytest.approx(1.0 + SETTINGS.leader_status_s)
@@ -533,7 +533,7 @@ def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
     )
     seen = events.LeaderStatusSeen(leader_status)
     assert stream.on(seen, 0.0) == (do.Unplace(P), do.Place({P: LogPosition(39, "id", 2)}))
-    commands = stream.on(events.Decoded(Run(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
+    commands = stream.on(events.Decoded(DecodedRun(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
     (claim,) = claims(commands)
     assert claim.address == (Span(*P, 40, 50, 9, 2, 50, 3),)
     # What retention deletes next follows the record that was read last.
@@ -621,7 +621,9 @@ def test_it_begins_after_the_last_record_that_is_known_and_claims_from_where_oth
 
     # A record that was there before has expired as it was claimed; what comes at 40 is next.
     assert stream.on(events.RecordBelow(P, 2), 0.0) == ()
-    (claim,) = claims(stream.on(events.Decoded(Run(P, range(40, 50), (), 0.0, 0.0, epoch=2)), 0.0))
+    (claim,) = claims(
+        stream.on(events.Decoded(DecodedRun(P, range(40, 50), (), 0.0, 0.0, epoch=2)), 0.0)
+    )
     assert claim.address == (Span(*P, 40, 50, 0, 2, 50, 2),)
 
 
@@ -635,7 +637,7 @@ def test_a_record_below_its_position_that_came_after_a_cut_means_another_log() -
 def test_leader_epochs_that_go_back_mean_another_log() -> None:
     stream = _Stream()
     stream.on(of_log(40, LogPosition(40, "id", 2)), 0.0)
-    stale = events.Decoded(Run(P, range(40, 50), (), 0.0, 0.0, epoch=1))
+    stale = events.Decoded(DecodedRun(P, range(40, 50), (), 0.0, 0.0, epoch=1))
     assert stream.on(stale, 0.0) == (do.Unplace(P),)
     assert stream.position(P) is None
 
@@ -736,7 +738,7 @@ def test_once_full_it_waits_until_a_quarter_is_free_or_less_than_a_group_waits()
     assert read == [False, False, False, True]
 
 
-def test_who_waits_for_room_need_not_hear_of_triggers_that_give_none() -> None:
+def test_worker_that_waits_for_room_is_not_woken_by_triggers_that_give_none() -> None:
     # bound 8, K = 4    settled of its own    1      2      3, and it reads
     #                   or waiting anywhere   8      6      5, and it reads
     def full() -> _Stream:
@@ -755,7 +757,7 @@ def test_who_waits_for_room_need_not_hear_of_triggers_that_give_none() -> None:
     assert [full().is_news(0, each) for each in said] == reads
 
 
-def test_who_waits_for_room_hears_of_other_leaders_and_of_older_programs() -> None:
+def test_worker_that_waits_for_room_learns_of_other_leaders_and_of_older_programs() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 30)

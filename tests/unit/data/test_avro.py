@@ -204,14 +204,14 @@ def test_values_are_found_by_paths_through_unions_names_and_maps() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_record_is_told(schema: object, data: bytes, reason: str) -> None:
+def test_what_is_wrong_with_a_record_is_reported(schema: object, data: bytes, reason: str) -> None:
     top = {"type": "record", "name": "T", "fields": [{"name": "x", "type": schema}]}
     _, reasons = read(top, [data], "x")
     assert reason in reasons[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{", "Input data was truncated"),
         ('{"type": "record", "name": "R"}', "'fields'"),
@@ -222,8 +222,8 @@ def test_what_is_wrong_with_a_record_is_told(schema: object, data: bytes, reason
         ("3", "3 names no type"),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=f"it is no Avro schema: .*{told}"):
+def test_a_schema_that_makes_no_sense_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=f"it is no Avro schema: .*{expected}"):
         AvroReader(text)
 
 

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from common.data.codecs import CODEC_NAMES, make_codec
 from common.data.columns import bucket_of
-from common.data.fields import DTYPE_NAMES, Columns, Decoded, Field
+from common.data.fields import DTYPE_NAMES, Columns, DecodedColumns, Field
 from common.errors import UserError
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\'), min_size=1)
@@ -179,14 +179,14 @@ HASHED = [
 ]
 
 
-def hashed(*values: bytes | None) -> Decoded:
+def hashed(*values: bytes | None) -> DecodedColumns:
     return make_codec("json", HASHED, buckets=1000).decode(values)
 
 
 def test_features_that_no_field_names_are_hashed() -> None:
-    told = b'{"age": 41, "label": 1, "city": "Pune", "shop": null, "code": ""}'
+    value_bytes = b'{"age": 41, "label": 1, "city": "Pune", "shop": null, "code": ""}'
     decoded = hashed(
-        b"\0\0\0\0\7" + told, b'{"label": 0}', b'{"label": 0, "seen": true, "sum": -2.5}'
+        b"\0\0\0\0\7" + value_bytes, b'{"label": 0}', b'{"label": 0, "seen": true, "sum": -2.5}'
     )
     assert decoded.skipped == []
     assert decoded.records["label"].tolist() == [1, 0, 0]
@@ -201,7 +201,7 @@ def test_features_that_no_field_names_are_hashed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (b'{"a": 1}', "'label'"),
         (b'{"label": 1, "a": 1, "b": 2, "c": 3, "d": 4}', "it has more features than 3"),
@@ -214,13 +214,13 @@ def test_features_that_no_field_names_are_hashed() -> None:
     ],
 )
 def test_a_record_whose_features_cannot_be_hashed_is_skipped(
-    value: bytes | None, told: str
+    value: bytes | None, expected: str
 ) -> None:
     good = b'{"label": 7, "a": 1}'
     decoded = hashed(good, value, good)
     ((index, reason),) = decoded.skipped
     assert index == 1
-    assert told in reason
+    assert expected in reason
     assert decoded.kept.tolist() == [0, 2]
     assert decoded.records["label"].tolist() == [7, 7]
     assert decoded.records["index"].shape == (2, 3)

@@ -20,7 +20,7 @@ from common.jobs.spec import JobSpec, job_from_json, parse_job
 from common.learning.tasks import build_model
 
 if TYPE_CHECKING:
-    from common.data.fields import Decoded
+    from common.data.fields import DecodedColumns
 
 ENVELOPE = """
 features:
@@ -44,7 +44,7 @@ def job(fields: str, **task: Any) -> JobSpec:  # noqa: ANN401 -- any JSON
     return parse_job(yaml.safe_dump(text, sort_keys=False), allowed)
 
 
-def decoded(fields: str, *records: object) -> Decoded:
+def decoded(fields: str, *records: object) -> DecodedColumns:
     return codec_of(job(fields)).decode([json.dumps(record).encode() for record in records])
 
 
@@ -76,8 +76,8 @@ def test_an_envelope_is_read_by_path() -> None:
     assert found.records["country"].tolist() == hashes
     assert found.records["label"].tolist() == [1, 0]
     assert found.kept.tolist() == [0, 2]
-    told = "field 'country', payload.after.country: is null or absent, and has no `default`"
-    assert found.skipped == [(1, told)]
+    expected = "field 'country', payload.after.country: is null or absent, and has no `default`"
+    assert found.skipped == [(1, expected)]
 
 
 def test_a_dot_of_a_key_is_escaped_and_a_field_s_own_name_is_one_key() -> None:
@@ -118,7 +118,7 @@ def test_values_become_numbers(field: str, values: list[object], numbers: list[o
 
 
 @pytest.mark.parametrize(
-    ("field", "record", "told"),
+    ("field", "record", "expected"),
     [
         ("{dtype: int64}", {}, "field 'x': is null or absent, and has no `default`"),
         ("{dtype: int64}", {"x": None}, "field 'x': is null or absent, and has no `default`"),
@@ -145,9 +145,9 @@ def test_values_become_numbers(field: str, values: list[object], numbers: list[o
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_skipped_with_the_field_and_what_was_found(
-    field: str, record: object, told: str
+    field: str, record: object, expected: str
 ) -> None:
-    assert told in reason(field, record)
+    assert expected in reason(field, record)
 
 
 def test_a_path_that_two_fields_read_differently_is_read_for_each() -> None:
@@ -186,7 +186,7 @@ def test_the_parser_that_knows_types_and_the_one_that_does_not_agree(
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "expected"),
     [
         ("{dtype: int8, from: a..b}", "x: from: must be keys with dots between them"),
         ("{dtype: int8, from: [a, '']}", "x: from: must be keys with dots between them"),
@@ -208,10 +208,10 @@ def test_the_parser_that_knows_types_and_the_one_that_does_not_agree(
         ("{dtype: int8, form: a}", 'unknown field "records.fields.x.form" (did you mean "from"?)'),
     ],
 )
-def test_columns_that_make_no_sense_are_refused_by_path(field: str, told: str) -> None:
+def test_columns_that_make_no_sense_are_refused_by_path(field: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         job(f"x: {field}")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_records_without_names_have_no_columns() -> None:

@@ -196,7 +196,7 @@ def test_the_numbers_before_a_record_say_which_message_it_is() -> None:
         (b"\xd2\x05\x01\x09", "it ends too early"),
     ],
 )
-def test_what_is_wrong_with_a_record_is_told(data: bytes, reason: str) -> None:
+def test_what_is_wrong_with_a_record_is_reported(data: bytes, reason: str) -> None:
     _, reasons = read([ROW + data], "DOUBLE_one", "DOUBLE_many", "inner.x")
     assert reasons == {0: reason}
 
@@ -210,7 +210,7 @@ def test_messages_that_never_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('syntax = "proto3"; message R {}', "it is no descriptor in base64"),
         (schema('name: "a" dependency: "b.proto"'), "it imports b.proto, which the registry"),
@@ -223,6 +223,6 @@ def test_messages_that_never_end_are_refused() -> None:
         ),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_a_schema_that_makes_no_sense_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
         ProtobufReader(text)

@@ -129,6 +129,6 @@ def test_a_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path: Pat
             read_records(tmp_path / name)
 
 
-def test_a_name_without_a_reader_hears_what_is_offered(tmp_path: Path) -> None:
+def test_name_without_a_reader_gets_the_names_that_are_offered(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="built-in set `digits`"):
         read_records(tmp_path / "some.parquet")

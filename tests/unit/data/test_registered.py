@@ -20,7 +20,7 @@ from tests.unit.data.test_columns import ENVELOPE, job
 
 if TYPE_CHECKING:
     from common.core.messages import SchemaKind
-    from common.data.fields import Decoded
+    from common.data.fields import DecodedColumns
 
 FIRST = {"x": ["null", "double"], "n": "long", "label": "boolean", "image": "bytes"}
 LATER = {"label": "boolean", "n": "int", "new": "string", "image": "bytes"}  # without x
@@ -66,7 +66,7 @@ def codec(fields: str, *schemas: dict[str, Any]) -> RegisteredCodec:
     return made
 
 
-def decoded(fields: str, types: dict[str, Any], *rows: dict[str, Any]) -> Decoded:
+def decoded(fields: str, types: dict[str, Any], *rows: dict[str, Any]) -> DecodedColumns:
     schema = schema_of(types)
     return codec(fields, schema).decode([framed(1, schema, row) for row in rows])
 

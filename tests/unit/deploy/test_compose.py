@@ -60,7 +60,7 @@ def test_a_service_is_contained_limited_and_started_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ONCE))
-def test_a_service_tells_whether_it_is_well_and_has_time_to_end(name: str) -> None:
+def test_service_reports_its_health_and_has_time_to_end(name: str) -> None:
     service = SERVICES[name]
     assert {"test", "interval", "timeout", "retries", "start_period"} == set(service["healthcheck"])
     assert seconds(service["stop_grace_period"]) >= 30
@@ -277,11 +277,13 @@ def test_grafana_asks_this_prometheus() -> None:
 
 
 def test_grafana_fetches_nothing_and_lets_nobody_in_without_the_password() -> None:
-    told = compose.environment_of(SERVICES["grafana"])
-    assert told["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
-    assert told["GF_PLUGINS_PREINSTALL_AUTO_UPDATE"] == "false"
-    assert told["GF_SECURITY_ADMIN_PASSWORD__FILE"].startswith(SECRETS)
-    assert not [name for name in told if name.startswith("GF_AUTH_")]  # no anonymous, as it comes
+    environment = compose.environment_of(SERVICES["grafana"])
+    assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
+    assert environment["GF_PLUGINS_PREINSTALL_AUTO_UPDATE"] == "false"
+    assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"].startswith(SECRETS)
+    assert not [
+        name for name in environment if name.startswith("GF_AUTH_")
+    ]  # no anonymous, as it comes
 
 
 def test_grafana_finds_the_dashboards() -> None:

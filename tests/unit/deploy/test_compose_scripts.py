@@ -60,7 +60,7 @@ def test_secrets_that_are_there_stay(tmp_path: Path) -> None:
     assert {**again, "grafana_password": ""} == {**first, "grafana_password": ""}
 
 
-def test_a_folder_in_place_of_a_secret_is_told_and_nothing_is_made(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_secret_is_reported_and_nothing_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     (folder / "s3_credentials").mkdir(parents=True)
     done = run(str(SCRIPTS / "make-secrets"), str(folder))

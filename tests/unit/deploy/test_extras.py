@@ -109,7 +109,7 @@ class Case(NamedTuple):
     modules: Sequence[str]
     have: Collection[str]
 
-    def told(self) -> tuple[list[str], Sequence[str]]:
+    def arguments(self) -> tuple[list[str], Sequence[str]]:
         """What is refused then, and what is imported."""
         refused = [
             top
@@ -123,7 +123,7 @@ def imported(*cases: Case, first: Sequence[Case] = ()) -> list[set[str]]:
     """What is loaded after each of these, in a process of its own that begins with the first."""
     answer = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", IMPORT],
-        input=json.dumps([[case.told() for case in each] for each in (first, cases)]),
+        input=json.dumps([[case.arguments() for case in each] for each in (first, cases)]),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def test_the_chart_is_of_our_version() -> None:
-    told = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     (version,) = re.findall(
         r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
-    assert told["version"] == told["appVersion"] == version
+    assert chart["version"] == chart["appVersion"] == version
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ("coordinator.replicas=1", "coordinator"),
         ("worker.replica=3", "replica"),
@@ -34,9 +34,9 @@ def test_the_chart_is_of_our_version() -> None:
         ("provisioner.enabled=true", "provisioner.market"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_and_named(wrong: str, told: str) -> None:
+def test_values_that_make_no_sense_are_refused_and_named(wrong: str, expected: str) -> None:
     options = ("--kube-version", "1.37", "--set", wrong)
-    assert told in helm("template", str(CHART), *options, refused=True).stderr
+    assert expected in helm("template", str(CHART), *options, refused=True).stderr
 
 
 def test_a_registry_a_tag_and_roles_are_where_they_belong() -> None:

@@ -100,7 +100,7 @@ def fields_of(value: object, below: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_as_kubernetes_wants_it_to_the_letter(
+def test_every_object_is_exactly_as_kubernetes_wants_it(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = cache(kubernetes_validate.utils.schema_contents)  # it would be read for each object

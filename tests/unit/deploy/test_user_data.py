@@ -52,14 +52,14 @@ class Booted(NamedTuple):
 def machine() -> Iterator[MetadataServer]:
     """The metadata of a machine that carries an order's tags."""
     server = MetadataServer()
-    told = {
+    files = {
         "tags/instance/doll:job": "digits",
         "tags/instance/doll:worker": "digits-w3-17",
         "placement/region": REGION,
         "instance-id": MACHINE,
         "instance-life-cycle": "on-demand",
     }
-    for path, value in told.items():
+    for path, value in files.items():
         server.answer(f"/latest/meta-data/{path}", value.encode())
     try:
         yield server

@@ -20,11 +20,11 @@ print("torch" in sys.modules, [name for name in {OTHERS!r} if name in sys.module
 
 @pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux only")
 def test_a_demo_waits_for_no_code_that_only_other_services_run() -> None:
-    told = subprocess.run(  # noqa: S603 -- our own interpreter and program
+    result = subprocess.run(  # noqa: S603 -- our own interpreter and program
         [sys.executable, "-c", PEEK],
         env={"OPENBLAS_NUM_THREADS": "1"},
         check=True,
         capture_output=True,
         text=True,
     )
-    assert told.stdout.strip() == "True []"
+    assert result.stdout.strip() == "True []"

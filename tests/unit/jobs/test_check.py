@@ -10,8 +10,8 @@ import pytest
 
 from common.errors import GivenError
 from common.jobs.check import (
-    Order,
-    Report,
+    CheckReport,
+    CheckRequest,
     Unchecked,
     built_apart,
     check_submission,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OWN = "tests.unit.jobs.odd_tasks"
 MEMORY_MIB = 2_048
-Build: TypeAlias = "Callable[[JobSpec, Collection[str]], Report]"
+Build: TypeAlias = "Callable[[JobSpec, Collection[str]], CheckReport]"
 
 
 def spec(**task: Any) -> JobSpec:  # noqa: ANN401 -- options of a task
@@ -46,15 +46,15 @@ def own(name: str, **options: int) -> JobSpec:
     return spec(entrypoint=f"{OWN}:{name}", **options)
 
 
-def told(made: JobSpec) -> str:
+def problem_of(made: JobSpec) -> str:
     """What the other process says, by the same program in this one."""
     entrypoint = made.task.entrypoint or ""
     return built_here(made, (entrypoint,)).refused
 
 
-def built_here(made: JobSpec, allowed: Collection[str]) -> Report:
+def built_here(made: JobSpec, allowed: Collection[str]) -> CheckReport:
     """Build a task in this process: each other one would load torch."""
-    return built(Order(msgspec.Raw(made.model_dump_json().encode()), tuple(allowed)))
+    return built(CheckRequest(msgspec.Raw(made.model_dump_json().encode()), tuple(allowed)))
 
 
 patient = partial(built_apart, patience_s=600.0)  # everything else on the machine may go first
@@ -141,9 +141,9 @@ def test_a_task_that_refuses_its_options_or_raises_is_refused() -> None:
     wrong = refusal(own("Plain", inputs=0))
     assert wrong.fields == ("task",)
     assert "refuses its options {'inputs': 0}: ValueError: inputs: must be positive" in str(wrong)
-    assert "got an unexpected keyword argument 'colour'" in told(own("Plain", colour=1))
-    assert "looking at the task raised TypeError: 'int' object" in told(own("WrongInputs"))
-    raised = told(own("Raising"))
+    assert "got an unexpected keyword argument 'colour'" in problem_of(own("Plain", colour=1))
+    assert "looking at the task raised TypeError: 'int' object" in problem_of(own("WrongInputs"))
+    raised = problem_of(own("Raising"))
     assert "build() of the task raised KeyError: 'no such layer' (odd_tasks.py, line" in raised
 
 

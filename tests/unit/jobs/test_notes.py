@@ -25,7 +25,7 @@ def test_of_most_jobs_there_is_nothing_to_know() -> None:
     assert window_note(job(STALE), 1) == window_note(job("waiting_batches: 20\n"), 1) == ""
 
 
-def test_workers_that_add_up_among_themselves_are_told_to_have_a_network_of_their_own() -> None:
+def test_workers_that_add_up_among_themselves_need_a_network_of_their_own() -> None:
     [note] = notes_on(job("aggregation: {mode: group}\n"))
     assert "neither encrypted nor authenticated: they need a private network" in note
 
@@ -38,7 +38,7 @@ def test_a_large_staleness_is_let_through_with_a_word() -> None:
 @pytest.mark.parametrize(
     ("workers", "waiting", "raised"), [(2, 39, 40), (3, 26, 27), (2, 40, 0), (None, 20, 0)]
 )
-def test_too_few_batches_of_the_workers_that_live_are_told(
+def test_too_few_batches_of_the_workers_that_live_are_reported(
     workers: int | None, waiting: int, raised: int
 ) -> None:
     spec = job(f"{STALE}waiting_batches: {waiting}\n")
@@ -49,7 +49,7 @@ def test_too_few_batches_of_the_workers_that_live_are_told(
         assert f"submit it with {raised} or without the field" in note
 
 
-def test_of_rented_workers_it_is_told_at_once() -> None:
+def test_note_on_rented_workers_comes_at_once() -> None:
     rented = "provisioning: {workers: 2}\n"
     assert notes_on(job(f"{STALE}waiting_batches: 40\n{rented}")) == ()
     [note] = notes_on(job(f"{STALE}waiting_batches: 20\n{rented}"))

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from common.core.spans import Partition
-from common.jobs.progress import QUIET_S, JobProgress, Look
-from common.jobs.watching import LookedAt, Looker, one_by_one
+from common.jobs.progress import QUIET_S, JobObservation, JobProgress
+from common.jobs.watching import Looker, ObservedJob, one_by_one
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
@@ -35,11 +35,13 @@ def look(view: JobProgress, at_s: float, stable: int, high: int, **others: int) 
     """Look at the streams when the first partition has these ends; `other` is another's."""
     ends = {**FIRST, PLACE: high, OTHER: others.get("other", FIRST[OTHER])}
     known = {**FIRST, PLACE: stable, OTHER: FIRST[OTHER]}
-    view.look(Look(at_s, {"w1": "alive"}, leader_status(), led=True, ends=ends, stable=known))
+    view.look(
+        JobObservation(at_s, {"w1": "alive"}, leader_status(), led=True, ends=ends, stable=known)
+    )
 
 
 @pytest.mark.parametrize(
-    ("stood_s", "told"),
+    ("stood_s", "expected"),
     [
         (10.0, "10 seconds"),
         (119.9, "119 seconds"),
@@ -48,16 +50,16 @@ def look(view: JobProgress, at_s: float, stable: int, high: int, **others: int) 
     ],
 )
 def test_job_behind_an_open_transaction_is_degraded_and_says_for_how_long(
-    stood_s: float, told: str
+    stood_s: float, expected: str
 ) -> None:
     view = drained()
     look(view, START, 120, 130)
     look(view, START + stood_s, 120, 1130)
     assert view.lag == 1010
-    assert view.state(START + stood_s) == ("degraded", SENTENCE + told)
+    assert view.state(START + stood_s) == ("degraded", SENTENCE + expected)
 
 
-def test_transaction_that_is_open_for_a_moment_is_not_told() -> None:
+def test_transaction_that_is_open_for_a_moment_is_not_reported() -> None:
     view = drained()
     look(view, START, 120, 1130)
     assert view.lag == 1010
@@ -70,7 +72,7 @@ def test_transaction_that_is_open_for_a_moment_is_not_told() -> None:
         )
 
 
-def test_producer_of_one_transaction_after_the_other_is_not_told() -> None:
+def test_producer_of_one_transaction_after_the_other_is_not_reported() -> None:
     view = drained()
     for second in range(60):
         look(view, START + second, 120 + 10 * second, 125 + 10 * second)
@@ -106,14 +108,16 @@ def test_open_transaction_on_many_partitions_is_one_line_that_names_the_longest(
     view = drained()
     places = {Partition("clicks", index): 120 for index in range(200)}
     for at_s in (START, START + 10):
-        seen = Look(at_s, {"w1": "alive"}, leader_status(), led=True, stable={**FIRST, **places})
+        seen = JobObservation(
+            at_s, {"w1": "alive"}, leader_status(), led=True, stable={**FIRST, **places}
+        )
         view.look(seen._replace(ends={**FIRST, **dict.fromkeys(places, 130)}))
     why = view.state(START + 10).why
     assert why.startswith("an open transaction at clicks[0]@120 holds back 10 offsets, ")
     assert why.endswith("; 197 more partitions")
 
 
-def test_open_transaction_is_told_beside_other_troubles() -> None:
+def test_open_transaction_is_reported_beside_other_problems() -> None:
     view = drained()
     look(view, START, 120, 1130)
     look(view, START + 30, 120, 1130)
@@ -138,9 +142,9 @@ def test_workers_are_not_missed_for_records_that_nobody_can_read() -> None:
 def test_without_kafka_nobody_knows_of_transactions() -> None:
     view = drained()
     look(view, START, 120, 1130)
-    view.look(Look(START + 5))
+    view.look(JobObservation(START + 5))
     assert view.open_transactions_s(START + 5) == {"clicks": 5.0, "views": 0.0}
-    view.look(Look(START + 60, {"w1": "alive"}, leader_status(), led=True))
+    view.look(JobObservation(START + 60, {"w1": "alive"}, leader_status(), led=True))
     assert view.open_transactions_s(START + 60) == {}
     assert view.state(START + 60).word == "running"
     look(view, START + 70, 120, 1130)
@@ -156,6 +160,6 @@ def test_look_has_both_ends_of_each_partition() -> None:
     record = job()._replace(first=dict.fromkeys(FIRST, 0))
     with closing(MemoryBoards(MemoryRedis()).board(record.id)) as board:
         looker = Looker(lambda: log, one_by_one, event_logger(__name__))
-        (seen,) = looker.look([LookedAt(record, board)], START, 0.0)
+        (seen,) = looker.look([ObservedJob(record, board)], START, 0.0)
     assert seen.stable == dict.fromkeys(FIRST, 0)
     assert seen.ends == {**dict.fromkeys(FIRST, 0), PLACE: 7}

@@ -41,7 +41,7 @@ from common.core.spans import Partition, Span
 from common.errors import UserError
 from common.jobs import progress
 from common.jobs.edit import changed_spec
-from common.jobs.progress import QUIET_S, RECENT_RECORDS, JobProgress, Look, Updates
+from common.jobs.progress import QUIET_S, RECENT_RECORDS, JobObservation, JobProgress, Updates
 from common.jobs.spec import ScheduleSpec
 from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
@@ -143,7 +143,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
     return MachineRecord(control, updates, starts, ends)
 
 
-def told(whole: MachineRecord, seed: int) -> JobProgress:
+def fed(whole: MachineRecord, seed: int) -> JobProgress:
     """A view of it, fed in an order of this seed."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     view = JobProgress(job())
@@ -160,7 +160,9 @@ def told(whole: MachineRecord, seed: int) -> JobProgress:
             del updates[:count]
             view.numbers(NOW)  # to be asked changes nothing
             view.state(NOW)
-    view.look(Look(NOW, {"w1": "alive"}, None, led=True, ends=whole.ends, starts=whole.starts))
+    view.look(
+        JobObservation(NOW, {"w1": "alive"}, None, led=True, ends=whole.ends, starts=whole.starts)
+    )
     return view
 
 
@@ -171,7 +173,7 @@ def test_the_view_is_what_the_audit_proves_however_it_is_read(
     whole = story(seed, length)
     proof = audit(FIRST, whole.control, whole.updates, whole.starts)
     assert not [flaw for flaw in proof.flaws if flaw.kind != "used twice"]  # rewinds that came back
-    view = told(whole, order)
+    view = fed(whole, order)
     numbers = view.numbers(NOW)
     assert numbers.whole
     assert numbers.version == len(proof.updates)
@@ -197,7 +199,7 @@ def test_the_view_is_what_the_audit_proves_however_it_is_read(
     assert numbers.waiting == len(left)
     assert numbers.lag == unclaimed + waiting
     assert sum(stream.lag or 0 for stream in view.streams()) == numbers.lag
-    again = told(whole, order + 1)
+    again = fed(whole, order + 1)
     assert again.numbers(NOW) == numbers
     assert again.state(NOW) == view.state(NOW)
     assert again.streams() == view.streams()
@@ -222,7 +224,7 @@ def running(claims: list[Batch], updates: int, end: int, at_s: float = LONG_AGO_
         made = [claims[2 * version - 2], claims[2 * version - 1]]
         view.feed_update(version, update(0, version, *made), at_s, at_s)
     ends = dict(FIRST) | {PLACES[0]: end}
-    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
+    view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     return view
 
 
@@ -256,26 +258,30 @@ def test_the_state_of_a_job_that_rests_is_what_its_record_says() -> None:
 def test_nobody_leads() -> None:
     view = JobProgress(job())
     assert view.state(NOW).why == "it has not been looked at yet"
-    view.look(Look(NOW, {}, None, led=False, ends=FIRST))
+    view.look(JobObservation(NOW, {}, None, led=False, ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a coordinator",
         "none leads digits yet: `doll coordinator` starts one",
     )
-    view.look(Look(NOW, {}, None, led=False, ends=FIRST, unable={"c2": "y", "c1": "no task x"}))
+    view.look(
+        JobObservation(NOW, {}, None, led=False, ends=FIRST, unable={"c2": "y", "c1": "no task x"})
+    )
     assert view.state(NOW) == ("waiting for a coordinator", "c1: no task x; c2: y")
-    view.look(Look(NOW, {}, None, led=True, ends=FIRST))
+    view.look(JobObservation(NOW, {}, None, led=True, ends=FIRST))
     assert view.state(NOW) == ("waiting for a coordinator", "one is taking over")
-    view.look(Look(NOW, board_away="connection refused", ends=FIRST))
+    view.look(JobObservation(NOW, board_away="connection refused", ends=FIRST))
     assert view.state(NOW) == (
         "waiting for a server",
         "Redis is unavailable: connection refused",
     )
 
 
-def test_who_cannot_take_part_is_told_while_others_go_on() -> None:
+def test_member_that_cannot_take_part_gets_the_reason_while_others_go_on() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
     group = GroupStatus((WorkerId("w1"),), {WorkerId("w2"): "w2 and w1 do not reach each other"})
-    look = Look(NOW, {"w1": "alive", "w2": "alive"}, leader_status(), led=True, ends=FIRST)
+    look = JobObservation(
+        NOW, {"w1": "alive", "w2": "alive"}, leader_status(), led=True, ends=FIRST
+    )
     unable = {"worker w3": "no room", "worker w1": "it has joined since", "c2": "no task x"}
     view.look(look._replace(unable=unable))
     assert view.state(NOW) == ("degraded", "worker w3: no room")
@@ -284,10 +290,10 @@ def test_who_cannot_take_part_is_told_while_others_go_on() -> None:
     assert view.state(NOW) == ("degraded", "w2 is left out: w2 and w1 do not reach each other")
 
 
-def test_worker_of_another_model_is_told_by_the_leader_until_it_says_more_itself() -> None:
+def test_worker_of_another_model_is_reported_by_the_leader_until_it_says_more_itself() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
     status = replace(leader_status(), left_out={WorkerId("w2"): "another model"})
-    look = Look(NOW, {"w1": "alive", "w2": "alive"}, status, led=True, ends=FIRST)
+    look = JobObservation(NOW, {"w1": "alive", "w2": "alive"}, status, led=True, ends=FIRST)
     view.look(look)
     assert view.state(NOW) == ("degraded", "w2 is left out: another model")
     view.look(look._replace(unable={"worker w2": "another model; '0.weight' is not there"}))
@@ -345,7 +351,7 @@ def test_who_holds_the_weights_is_not_guessed_from_a_history_without_its_beginni
     assert view.state(NOW).word != "degraded"
     view.record = aggregated({"mode": "group"})
     view.feed_update(501, update(480, 9, *rows(2)), LONG_AGO_S, LONG_AGO_S)
-    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
+    view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
     assert view.state(NOW).word != "degraded"
     view.feed_update(502, lead(480, base=ModelId(480, 9), epoch=502), LONG_AGO_S, LONG_AGO_S)
     assert view.state(NOW).word == "degraded"
@@ -354,7 +360,9 @@ def test_who_holds_the_weights_is_not_guessed_from_a_history_without_its_beginni
 def test_where_no_worker_can_join_it_waits_for_one_that_can() -> None:
     view = running(rows(4), 1, 200)
     unable = {"worker w3": "no room"}
-    view.look(Look(NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable=unable))
+    view.look(
+        JobObservation(NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable=unable)
+    )
     assert view.state(NOW).word == "waiting for workers"
     assert view.state(NOW).why.endswith("wait and worker w3: no room")
 
@@ -362,7 +370,9 @@ def test_where_no_worker_can_join_it_waits_for_one_that_can() -> None:
 def test_job_without_workers_says_at_which_jobs_they_are_until_one_comes() -> None:
     view = running(rows(4), 1, 200)
     turn = "it is another job's turn: the 3 workers are at `a` and `b`"
-    seen = Look(NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable={TURN: turn})
+    seen = JobObservation(
+        NOW, {}, leader_status(), led=True, ends={PLACES[0]: 900}, unable={TURN: turn}
+    )
     view.look(seen)
     assert view.state(NOW) == ("waiting for workers", f"780 records wait and {turn}")
     view.look(seen._replace(unable={TURN: turn, "worker w3": "no room"}))
@@ -375,20 +385,26 @@ def test_job_without_workers_says_at_which_jobs_they_are_until_one_comes() -> No
 
 def test_where_redis_is_away_and_updates_come_it_runs() -> None:
     view = running(rows(4), 1, 200, at_s=NOW - QUIET_S / 2)
-    view.look(Look(NOW, board_away="connection refused", ends=FIRST))
+    view.look(JobObservation(NOW, board_away="connection refused", ends=FIRST))
     assert view.state(NOW) == ("running", "")
 
 
 def test_workers_lack_while_there_is_work_alone() -> None:
     view = running(rows(2), 0, 200)
-    view.look(Look(NOW, {}, leader_status(), led=True, ends=dict(FIRST) | {PLACES[0]: 200}))
+    view.look(
+        JobObservation(NOW, {}, leader_status(), led=True, ends=dict(FIRST) | {PLACES[0]: 200})
+    )
     assert view.state(NOW) == ("waiting for workers", "100 records wait and no worker runs")
     view.look(
-        Look(NOW, {"w1": "leaving"}, leader_status(), led=True, ends={**FIRST, PLACES[0]: 200})
+        JobObservation(
+            NOW, {"w1": "leaving"}, leader_status(), led=True, ends={**FIRST, PLACES[0]: 200}
+        )
     )
     assert view.state(NOW).word == "waiting for workers"
     view = running(rows(2), 1, 120)
-    view.look(Look(NOW, {}, leader_status(), led=True, ends=dict(FIRST) | {PLACES[0]: 120}))
+    view.look(
+        JobObservation(NOW, {}, leader_status(), led=True, ends=dict(FIRST) | {PLACES[0]: 120})
+    )
     assert view.state(NOW).word == "drained"
 
 
@@ -436,7 +452,7 @@ def test_an_update_lacks_records() -> None:
     view = running(rows(3), 1, 139)
     # Of two workers each may have nine of them.
     view.look(
-        Look(
+        JobObservation(
             NOW,
             dict.fromkeys("ab", "alive"),
             leader_status(),
@@ -466,7 +482,7 @@ def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the
     view.feed_update(1, update(0, 1, *rows(2)), NOW - QUIET_S, NOW - QUIET_S)
     ends = {**FIRST, PLACES[0]: end}
     alive = dict.fromkeys(("w1", "w2"), "alive")
-    view.look(Look(NOW, alive, leader_status(), led=True, ends=ends, too_few=too_few))
+    view.look(JobObservation(NOW, alive, leader_status(), led=True, ends=ends, too_few=too_few))
     assert view.lag == end - 120
     assert view.state(NOW) == ("waiting for records", why)
 
@@ -479,7 +495,7 @@ def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.Monke
     for offset, each in enumerate(made):
         view.feed_claim(offset, claim_of(each))
     ends = dict(FIRST) | {PLACES[0]: 100 + 200 * BATCH}
-    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
+    view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.state(NOW).word == "running"  # 10 of 2,000
     monkeypatch.setattr(progress, "DEGRADED_SHARE", 0.004)
     assert view.state(NOW) == ("degraded", "of the last 2,000 records 10 did not decode")
@@ -496,7 +512,7 @@ def test_what_was_skipped_long_ago_degrades_nothing() -> None:
         rows(200, skipped=BATCH) + rows(RECENT_RECORDS // BATCH + 200)[200:]
     ):
         view.feed_claim(offset, claim_of(each))
-    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
+    view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
     assert view.numbers(NOW).skipped == 200 * BATCH
     assert view.state(NOW).word != "degraded"
 
@@ -506,7 +522,7 @@ def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
     for offset, each in enumerate(rows(20, skipped=BATCH)):
         view.feed_claim(offset, claim_of(each))
     ends = dict(FIRST) | {PLACES[0]: 100 + 20 * BATCH}
-    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
+    view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.numbers(NOW).lag == 0
     assert view.state(NOW) == (
         "degraded",
@@ -535,10 +551,10 @@ def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_r
     bad = {"label: is missing": 4, "no JSON": 8, "x\n" * 90: 2, "has 3 bytes": 1}
     for number in range(12):
         claim(slow, 100, bad if number == 11 else {})
-    view.look(Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
+    view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
 
-    told = f"8 no JSON; 4 label: is missing; 2 {'x ' * 48}x..."
-    why = f"of the last 1,000 records of {slow.topic} 15 did not decode: {told}"
+    reasons = f"8 no JSON; 4 label: is missing; 2 {'x ' * 48}x..."
+    why = f"of the last 1,000 records of {slow.topic} 15 did not decode: {reasons}"
     assert view.state(NOW) == ("degraded", why)
     for _ in range(11):
         claim(slow, 100, {})
@@ -561,7 +577,7 @@ def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     claimed = dict.fromkeys(PLACES, 180)
     settled = dict.fromkeys(PLACES, 100) | {PLACES[0]: 180, PLACES[1]: 180}
     seen = LeaderStatus(0, 9, claimed, 9, waiting=3, live=2, settled=settled)
-    view.look(Look(NOW, {}, seen, led=True, ends=ends))
+    view.look(JobObservation(NOW, {}, seen, led=True, ends=ends))
     # 20 of each partition are unclaimed; 3 batches of 10 wait, all of the stream that no
     # checkpoint covers.
     assert view.lag == 80 + 30
@@ -577,17 +593,17 @@ def test_a_rate_is_the_growth_of_the_last_ten_seconds() -> None:
     for second in range(31):
         count = 5 * second if second <= 20 else 100 + 50 * (second - 20)
         ends = {PLACES[0]: count, PLACES[1]: count, PLACES[2]: 7, PLACES[3]: 0}
-        view.look(Look(float(second), ends=ends))
+        view.look(JobObservation(float(second), ends=ends))
     assert [state.rate_per_s for state in view.streams()] == [pytest.approx(100.0), 0.0]
 
 
 def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
     view = JobProgress(job())
     for second in range(5):
-        view.look(Look(float(second), ends=FIRST))
-    view.look(Look(6.0))
+        view.look(JobObservation(float(second), ends=FIRST))
+    view.look(JobObservation(6.0))
     assert view.lag == 0  # one answer that does not come says nothing yet
-    view.look(Look(30.0))
+    view.look(JobObservation(30.0))
     assert view.lag is None
     assert [state.rate_per_s for state in view.streams()] == [None, None]
 
@@ -618,7 +634,7 @@ def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_
         view.feed_update(version, update(0, version), NOW, NOW)
     assert view.numbers(NOW).whole
     view.feed_update(21, lead(0, ModelId(0, 4), epoch=21), NOW, NOW)
-    view.look(Look(NOW, {}, leader_status(waiting=3), led=True, ends=FIRST))
+    view.look(JobObservation(NOW, {}, leader_status(waiting=3), led=True, ends=FIRST))
     numbers = view.numbers(NOW)
     assert (numbers.version, numbers.whole, numbers.waiting) == (4, False, 3)
     assert numbers.samples <= 4 * BATCH
@@ -695,8 +711,8 @@ def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> Non
     assert view.numbers(NOW).synchrony == by_rule
     block = {"synchronisation": {"mode": "asynchronous"}}
     view.record = record._replace(revision=1, spec=changed_spec(record.spec, block))
-    view.look(Look(NOW, {"a": "alive", "b": "alive"}))
-    assert view.numbers(NOW).synchrony == Synchrony(own.group_size, 8, lone=True)
+    view.look(JobObservation(NOW, {"a": "alive", "b": "alive"}))
+    assert view.numbers(NOW).synchrony == Synchrony(own.group_size, 8, single_worker=True)
 
 
 def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:
@@ -727,10 +743,10 @@ def test_records_that_are_deleted_unread_are_expired_and_no_lag_from_the_first_l
     # clicks[0]  first ...... deleted ...... +7 ... there ... +10     nobody has claimed any of it
     view, place = JobProgress(job()), PLACES[0]
     ends = {**FIRST, place: FIRST[place] + 10}
-    view.look(Look(1.0, ends=ends, starts=FIRST))
+    view.look(JobObservation(1.0, ends=ends, starts=FIRST))
     before = view.numbers(NOW)
-    view.look(Look(2.0, ends=ends, starts={**FIRST, place: FIRST[place] + 7}))
-    view.look(Look(3.0, ends=ends))  # nobody asked where they begin: that does not fall
+    view.look(JobObservation(2.0, ends=ends, starts={**FIRST, place: FIRST[place] + 7}))
+    view.look(JobObservation(3.0, ends=ends))  # nobody asked where they begin: that does not fall
     after = view.numbers(NOW)
     assert (before.expired, before.lag) == (0, 10)
     assert (after.expired, after.lag) == (7, 3)
@@ -749,19 +765,19 @@ def test_server_without_which_nothing_is_learned_is_the_state_once_nothing_is(se
     name = server.title()
     view = running(rows(4), 1, 200, at_s=NOW)
     outages = {server: OutageNotice(NOW - 60.0, f"{name} is unavailable: refused")}
-    view.look(Look(NOW, {}, None, led=False, ends=FIRST, outages=outages))
+    view.look(JobObservation(NOW, {}, None, led=False, ends=FIRST, outages=outages))
     assert view.state(NOW).word != "waiting for a server"  # there was an update just now
     later = NOW + QUIET_S
-    told = ("waiting for a server", f"{name} is unavailable since {SINCE}: refused")
-    assert view.state(later) == told
+    state = ("waiting for a server", f"{name} is unavailable since {SINCE}: refused")
+    assert view.state(later) == state
     short = {server: OutageNotice(later - 1.0, "refused")}
-    view.look(Look(later, {}, None, led=False, ends=FIRST, outages=short))
+    view.look(JobObservation(later, {}, None, led=False, ends=FIRST, outages=short))
     assert view.state(later).word == "waiting for a coordinator"
 
 
-def test_server_that_only_others_cannot_use_is_told_with_their_names() -> None:
+def test_server_that_only_others_cannot_use_is_reported_with_their_names() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
-    look = Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
+    look = JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
     unable = unable_to_use("storage", "c1", NOW - 60.0, "no bucket")
     unable |= unable_to_use("storage", "w1", NOW - 20.0, "refused")
     view.look(look._replace(unable=unable))
@@ -781,16 +797,16 @@ def test_server_that_only_others_cannot_use_is_told_with_their_names() -> None:
 )
 def test_forged_notice_of_an_outage_is_ignored(since: str) -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
-    look = Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
+    look = JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
     view.look(look._replace(unable={f"{OUTAGE}storage c1": f"{since} no bucket"}))
     assert view.state(NOW).word == "running"
 
 
-def test_registry_that_is_unavailable_is_told_with_the_time_since_when() -> None:
+def test_registry_that_is_unavailable_is_reported_with_the_time_since_when() -> None:
     view = running(rows(4), 1, 200, at_s=NOW)
     unable = unable_to_use("schema_registry", "w1", NOW - 60.0, "refused")
     waiting = {"w1": REGISTRY_UNREACHABLE}
-    look = Look(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
+    look = JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST)
     view.look(look._replace(unable=unable, waiting=waiting))
     why = f"w1: records wait for a schema since {SINCE}: the registry cannot be reached"
     assert view.state(NOW) == ("degraded", why)

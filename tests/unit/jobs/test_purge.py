@@ -67,7 +67,7 @@ class World:
     def __init__(self) -> None:
         self.log, self.redis, self.blobs = MortalLog(), MemoryRedis(), MemoryBlobs()
         self.log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
-        self.book = JobStore(self.log)
+        self.job_store = JobStore(self.log)
         for name in OTHERS:
             self.work(self.submit(name))
         self.others = self.everything()
@@ -83,7 +83,7 @@ class World:
 
     def submit(self, name: str = "digits") -> str:
         """Submit a job; returns its id."""
-        return self.book.submit(parse_job(TEXT.replace("digits", name, 1))).id
+        return self.job_store.submit(parse_job(TEXT.replace("digits", name, 1))).id
 
     def work(self, job: str) -> None:
         """Let a job have everything, or leave it where it is gone."""
@@ -102,7 +102,7 @@ class World:
 
     def stop(self, name: str = "digits") -> None:
         """Stop a job."""
-        self.book.want(name, "stopped", "enough")
+        self.job_store.want(name, "stopped", "enough")
 
     def everything(self) -> tuple[set[str], set[str], set[str]]:
         """All topics, boards and files."""
@@ -111,9 +111,9 @@ class World:
 
     def left(self) -> tuple[set[str], ...]:
         """What is there beside that of other jobs."""
-        letters = {"clinic-a.dlq", "clinic-b.dlq"}
+        dead_letter_topics = {"clinic-a.dlq", "clinic-b.dlq"}
         return tuple(
-            now - before - letters
+            now - before - dead_letter_topics
             for now, before in zip(self.everything(), self.others, strict=True)
         )
 
@@ -128,9 +128,9 @@ def test_a_purge_removes_all_that_a_job_has_and_nothing_of_others(world: World) 
     with closing(world.log.stream(group_name("digits"), ["clinic-a"], "w1")) as reader:
         reader.poll(1, 0.0)
     world.stop()
-    known = remains_of("digits", world.book, world.outside())
+    known = remains_of("digits", world.job_store, world.outside())
     assert (len(known.topics), set(known.topics.values()), len(known.files)) == (5, {1}, 3)
-    assert purge("digits", world.book, world.outside()) == known
+    assert purge("digits", world.job_store, world.outside()) == known
     assert world.left() == (set(), set(), set())
     assert world.others == world.everything()
     assert world.submit() == "digits.I2"
@@ -140,14 +140,14 @@ def test_only_a_job_that_is_stopped_and_led_by_nobody_is_purged(world: World) ->
     world.work(world.submit())
     before = world.everything()
     with pytest.raises(ConflictError, match="is running: stop it first"):
-        purge("digits", world.book, world.outside())
+        purge("digits", world.job_store, world.outside())
     world.stop()
     assert world.board("digits").hold_lease("c1", 60.0)
     with pytest.raises(ConflictError, match="its leader writes a last checkpoint; try again"):
-        purge("digits", world.book, world.outside())
+        purge("digits", world.job_store, world.outside())
     assert world.everything() == before
     with pytest.raises(NotFoundError, match='no job "digts", and nothing is left of one'):
-        purge("digts", world.book, world.outside())
+        purge("digts", world.job_store, world.outside())
 
 
 def test_a_job_that_only_a_newer_program_understands_is_not_purged(world: World) -> None:
@@ -167,12 +167,12 @@ def test_a_job_that_was_deleted_alone_is_purged_later(world: World) -> None:
         assert world.submit() == job
         world.work(job)
         world.stop()
-        world.book.delete("digits")
+        world.job_store.delete("digits")
         with pytest.raises(ConflictError, match="holds records of an earlier job"):
             world.submit()
-        assert len(purge("digits", world.book, world.outside()).topics) == 5
+        assert len(purge("digits", world.job_store, world.outside()).topics) == 5
         assert world.left() == (set(), set(), set())
-        assert remains_of("digits", world.book, world.outside()) == Remains({}, ())
+        assert remains_of("digits", world.job_store, world.outside()) == Remains({}, ())
 
 
 @pytest.mark.parametrize("calls", range(6))
@@ -180,12 +180,12 @@ def test_a_purge_that_is_cut_short_is_gone_on_with(world: World, calls: int) -> 
     world.work(world.submit())
     world.stop()
     world.log.dies = True
-    cut = purge("digits", world.book, world.outside(DyingBlobs(world.blobs, calls)))
+    cut = purge("digits", world.job_store, world.outside(DyingBlobs(world.blobs, calls)))
     assert any("Kafka is unavailable" in why for why in cut.kept)
     assert world.submit() == "digits.I2", "the name is free all the same"
     world.work("digits.I2")
     world.stop()
-    assert not purge("digits", world.book, world.outside()).kept
+    assert not purge("digits", world.job_store, world.outside()).kept
     assert world.left() == (set(), set(), set())
 
 
@@ -193,13 +193,13 @@ def test_a_purge_goes_on_where_there_is_no_job_any_more(world: World) -> None:
     world.work(world.submit())
     world.stop()
     world.log.refuses = "no right to delete"
-    cut = purge("digits", world.book, world.outside())
+    cut = purge("digits", world.job_store, world.outside())
     assert cut.kept == ("topics: no right to delete",)
     assert not cut.topics
     world.log.refuses = ""
-    assert len(purge("digits", world.book, world.outside()).topics) == 5
-    assert not purge("digits", world.book, world.outside()), "once more does no harm"
-    assert world.book.id_of("digits") == "digits.I2", "nor takes it another number"
+    assert len(purge("digits", world.job_store, world.outside()).topics) == 5
+    assert not purge("digits", world.job_store, world.outside()), "once more does no harm"
+    assert world.job_store.id_of("digits") == "digits.I2", "nor takes it another number"
 
 
 def test_two_purges_at_once_remove_everything_once(world: World) -> None:
@@ -207,7 +207,7 @@ def test_two_purges_at_once_remove_everything_once(world: World) -> None:
     world.stop()
     other = JobStore(world.log)
     other.read()
-    purge("digits", world.book, world.outside())
+    purge("digits", world.job_store, world.outside())
     assert not purge("digits", other, world.outside())
     assert world.submit() == "digits.I2"
     with pytest.raises(ConflictError, match="is running"):
@@ -218,23 +218,23 @@ def test_two_purges_at_once_remove_everything_once(world: World) -> None:
 def test_what_a_zombie_makes_anew_is_removed_with_the_next_job_of_the_name(world: World) -> None:
     world.submit()
     world.stop()
-    purge("digits", world.book, world.outside())
+    purge("digits", world.job_store, world.outside())
     world.work("digits")  # by a process that was frozen
     world.work(world.submit())
     world.stop()
-    known = remains_of("digits", world.book, world.outside())
+    known = remains_of("digits", world.job_store, world.outside())
     assert len(known.topics) == 10
-    purge("digits", world.book, world.outside())
+    purge("digits", world.job_store, world.outside())
     assert world.left() == (set(), set(), set())
 
 
-def test_what_cannot_be_known_or_removed_is_told(world: World) -> None:
+def test_what_cannot_be_known_or_removed_is_reported(world: World) -> None:
     world.work(world.submit())
     world.stop()
     reader = world.log.stream(group_name("digits"), ["clinic-a"], "w1")
     reader.poll(1, 0.0)
     world.redis.kill()
-    found = purge("digits", world.book, world.outside(stores=False))
+    found = purge("digits", world.job_store, world.outside(stores=False))
     assert found.kept == (
         "files: DOLL_BLOBS names no object storage",
         "consumer group: deleting consumer group doll.digits: it has members",
@@ -242,5 +242,5 @@ def test_what_cannot_be_known_or_removed_is_told(world: World) -> None:
     )
     reader.close()
     world.redis.restart()
-    assert not purge("digits", world.book, world.outside()).kept
+    assert not purge("digits", world.job_store, world.outside()).kept
     assert world.left()[2] == set()

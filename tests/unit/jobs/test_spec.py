@@ -185,7 +185,9 @@ def with_rules(*rules: object, **fields: object) -> str:
 def test_rules_are_modes_for_a_while() -> None:
     spec = parse_job(with_rules(BUSY, MANY))
     busy, many = spec.synchronised.core_rules(spec.group_size)
-    assert busy == Rule(Mode(4, staleness_per_worker=4, lone=True, local_rate=0.1), busy_below=0.4)
+    assert busy == Rule(
+        Mode(4, staleness_per_worker=4, single_worker=True, local_rate=0.1), busy_below=0.4
+    )
     assert many == Rule(Mode(20, 0.5, staleness=2), workers_from=64)
     assert spec.synchronised.core_mode(20) == Mode(20)
     assert (spec.waiting_bound, spec.largest_group) == (4 * 20, 20)
@@ -214,8 +216,8 @@ def test_a_worker_holds_enough_for_the_largest_group_of_any_rule() -> None:
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(rules: list[object], message: str) -> None:
-    told = refusal(with_rules(*rules))
-    assert message in told, told
+    refused = refusal(with_rules(*rules))
+    assert message in refused, refused
 
 
 def test_rules_from_the_narrow_to_the_wide_all_count() -> None:
@@ -269,8 +271,8 @@ def test_a_tuner_may_choose_k_and_how_many_machines_work() -> None:
 def test_a_tuner_that_makes_no_sense_is_refused(
     tuner: object, fields: dict[str, object], message: str
 ) -> None:
-    told = refusal(with_tuner(tuner, **fields))
-    assert message in told, told
+    refused = refusal(with_tuner(tuner, **fields))
+    assert message in refused, refused
 
 
 def test_a_job_is_written_without_blocks_that_it_does_not_have() -> None:

@@ -30,7 +30,7 @@ from common.jobs.store import (
     FreeName,
     JobRecord,
     JobStore,
-    Origin,
+    StartCheckpoint,
     decode_job,
     encode_job,
     first_positions,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from common.jobs.edit import Value
 
 JOBS = Partition(topics.JOBS, 0)
-ORIGIN = Origin("letters", 12, 400, "a1" * 32)
+ORIGIN = StartCheckpoint("letters", 12, 400, "a1" * 32)
 LONGEST = "t" * 245  # name of a stream
 A, B = Partition("clinic-a", 0), Partition("clinic-b", 0)
 
@@ -114,10 +114,10 @@ def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: Memory
     large = TEXT.replace("group_size: 20", "group_size: 1000000")
     with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
         JobStore(log).submit(parse_job(large))
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     with pytest.raises(UserError, match=r"group_size: must be at most"):
-        book.change("digits", {"group_size": 10**6}, "more at once")
+        job_store.change("digits", {"group_size": 10**6}, "more at once")
 
 
 def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothing_is_made() -> None:
@@ -133,36 +133,36 @@ def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothin
 def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
-    book = JobStore(log)
-    book.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
     endless = "\x01" * 10**6  # JSON writes six bytes for each
     for number in range(CHANGES_KEPT + 1):
-        book.change("digits", {"batch_size": 300 + number}, endless)
-    assert book.hold("digits", endless, endless).held
-    changes = book.get("digits").changes
+        job_store.change("digits", {"batch_size": 300 + number}, endless)
+    assert job_store.hold("digits", endless, endless).held
+    changes = job_store.get("digits").changes
     assert len(msgspec.json.encode(changes)) <= CHANGES_BYTES
     assert [changes[0].action, changes[-1].action] == ["submitted", "held"]
 
 
 def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is not held'):
-        book.resume_after_loss("digits", "go on")
+        job_store.resume_after_loss("digits", "go on")
     for times in (1, 2):
-        book.hold("digits", "records were lost")
-        record = book.resume_after_loss("digits", "go on", from_start=times == 2)
+        job_store.hold("digits", "records were lost")
+        record = job_store.resume_after_loss("digits", "go on", from_start=times == 2)
         assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
     assert JobStore(log).get("digits") == record
     assert record.from_start
 
 
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
         JobStore(log).submit(parse_job(TEXT))
-    book.want("digits", "stopped", "done")
+    job_store.want("digits", "stopped", "done")
     with pytest.raises(ConflictError, match="a job that is stopped"):
         JobStore(log).submit(parse_job(TEXT))
 
@@ -181,40 +181,40 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
     """Somebody made it before us, with the cluster's defaults, or changed it."""
     log.create_topics([NewTopic(topic)])
     log.configure(topic, {"cleanup.policy": "compact,delete"})
-    book = JobStore(log)
+    job_store = JobStore(log)
     with pytest.raises(ConflictError) as raised:
-        book.submit(parse_job(TEXT))
+        job_store.submit(parse_job(TEXT))
     assert f"{topic} has retention.ms=604800000, not -1" in str(raised.value)
     assert f"--entity-name {topic} --add-config" in str(raised.value)
-    assert book.read() == {}
+    assert job_store.read() == {}
     log.configure(
         topic, NewTopic(topic, kept_forever=True, compacted=topic == topics.JOBS).settings
     )
-    assert book.submit(parse_job(TEXT)).wanted == "running"
+    assert job_store.submit(parse_job(TEXT)).wanted == "running"
 
 
 def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    book.want("digits", "paused", "prices are high")
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    job_store.want("digits", "paused", "prices are high")
     record = JobStore(log).get("digits")
     assert (record.wanted, record.reason) == ("paused", "prices are high")
-    book.want("digits", "running", "prices are low")
+    job_store.want("digits", "running", "prices are low")
     assert JobStore(log).get("digits").wanted == "running"
 
 
 def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
-    book = JobStore(log)
-    submitted = book.submit(parse_job(TEXT))
-    book.want("digits", "stopped", "enough")
-    resumed = book.want("digits", "running", "submitted")
+    job_store = JobStore(log)
+    submitted = job_store.submit(parse_job(TEXT))
+    job_store.want("digits", "stopped", "enough")
+    resumed = job_store.want("digits", "running", "submitted")
     assert resumed._replace(changes=submitted.changes) == submitted
 
 
 def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
-    book = JobStore(log)
-    assert book.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
-    book.want("digits", "paused", "enough")
+    job_store = JobStore(log)
+    assert job_store.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
+    job_store.want("digits", "paused", "enough")
     assert JobStore(log).get("digits").origin == ORIGIN
 
 
@@ -241,39 +241,42 @@ def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None
     half = b'{"spec": {"name": "x"}, "wanted": "running", "first": []}'
     for number, value in enumerate((b"", b"{", b"\xff", b"null", half), 2):
         write(log, topics.JOBS, value, b"digits", number)
-    book = JobStore(log)
-    assert list(book.read()) == ["digits"]
-    assert book.rejected == 5
+    job_store = JobStore(log)
+    assert list(job_store.read()) == ["digits"]
+    assert job_store.rejected == 5
 
 
 def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     write(log, topics.JOBS, b"{", b"digits", 2)
     write(log, topics.JOBS, b"[]", b"x", 1)
     write(log, topics.JOBS, b"[", b"x", 2)
-    assert list(book.read()) == ["digits"]  # as it was
-    assert {name: found.offset for name, found in book.unreadable.items()} == {"digits": 1, "x": 3}
-    assert book.unreadable["x"].reason.startswith("job record: ")
+    assert list(job_store.read()) == ["digits"]  # as it was
+    assert {name: found.offset for name, found in job_store.unreadable.items()} == {
+        "digits": 1,
+        "x": 3,
+    }
+    assert job_store.unreadable["x"].reason.startswith("job record: ")
     write(log, topics.JOBS, msgspec.json.encode(FreeName(2)), b"x", 3)
-    book.want("digits", "paused", "look at it")
-    assert book.unreadable == {}
+    job_store.want("digits", "paused", "look at it")
+    assert job_store.unreadable == {}
 
 
 def test_a_record_of_another_program_changes_no_job(log: MemoryLog) -> None:
-    book = JobStore(log)
-    known = book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    known = job_store.submit(parse_job(TEXT))
     write(log, topics.JOBS, encode_job(known._replace(wanted="stopped")), key=b"digits")
     write(log, topics.JOBS, None, key=b"digits")
-    assert book.read() == JobStore(log).read() == {"digits": known}
-    assert book.rejected == 2
+    assert job_store.read() == JobStore(log).read() == {"digits": known}
+    assert job_store.rejected == 2
 
 
 def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
-    late, book = JobStore(log), JobStore(log)
+    late, job_store = JobStore(log), JobStore(log)
     assert late.read() == {}
-    book.submit(parse_job(TEXT))
-    book.want("digits", "paused", "")
+    job_store.submit(parse_job(TEXT))
+    job_store.want("digits", "paused", "")
     log.expire(JOBS, 1)
     assert late.read()["digits"].wanted == "paused"
 
@@ -282,9 +285,9 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
     log: MemoryLog, others: int
 ) -> None:
-    late, book = JobStore(log), JobStore(log)
-    book.submit(parse_job(TEXT))
-    book.want("digits", "paused", "")
+    late, job_store = JobStore(log), JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    job_store.want("digits", "paused", "")
     assert late.read()["digits"].wanted == "paused"
     log.recreate(JOBS.topic)
     for number in range(others):
@@ -294,7 +297,7 @@ def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
     assert JobStore(log).read() == {}
 
 
-def test_a_refresh_never_tells_of_a_part_of_the_topic(
+def test_refresh_never_returns_a_part_of_the_topic(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 0: running | 1 to 2000: others | 2001: stopped | 2002: another, which is lost
@@ -306,11 +309,11 @@ def test_a_refresh_never_tells_of_a_part_of_the_topic(
         return read(self, max_records, timeout_s)
 
     monkeypatch.setattr(MemoryTail, "read", read_or_fail)
-    watcher, book = JobStore(log), JobStore(log)
-    book.submit(parse_job(TEXT))
+    watcher, job_store = JobStore(log), JobStore(log)
+    job_store.submit(parse_job(TEXT))
     for _ in range(2000):
         write(log, topics.JOBS, None, key=b"letters")
-    book.want("digits", "stopped", "")
+    job_store.want("digits", "stopped", "")
     write(log, topics.JOBS, None, key=b"letters")
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
     lost.append(TruncatedError("a topic was cut", 2002))
@@ -336,7 +339,7 @@ class RacingLog(MemoryLog):
         return super().append(record)
 
 
-def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_told() -> None:
+def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_gets_an_error() -> None:
     log = RacingLog()
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
@@ -349,11 +352,11 @@ def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_is_to
 def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> None:
     log = RacingLog()
     with_streams(log)
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     log.meanwhile = lambda: JobStore(log).change("digits", {"group_size": 5}, "theirs")
-    made = book.want("digits", "paused", "mine")
-    assert made == JobStore(log).get("digits") == book.get("digits")
+    made = job_store.want("digits", "paused", "mine")
+    assert made == JobStore(log).get("digits") == job_store.get("digits")
     assert (made.wanted, made.reason, made.spec.group_size, made.revision) == (
         "paused",
         "mine",
@@ -361,73 +364,73 @@ def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> No
         1,
     )
     log.meanwhile = lambda: JobStore(log).change("digits", {"group_size": 6}, "theirs")
-    made = book.change("digits", {"batch_size": 8}, "mine")
+    made = job_store.change("digits", {"batch_size": 8}, "mine")
     assert (made.spec.group_size, made.spec.batch_size, made.revision) == (6, 8, 3)
 
 
 def test_of_two_who_patch_the_same_revision_at_once_the_second_is_refused() -> None:
     log = RacingLog()
     with_streams(log)
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     log.meanwhile = lambda: JobStore(log).patch(
         "digits", "theirs", changed={"group_size": 5}, revision=0
     )
     with pytest.raises(
         ConflictError, match='job "digits" is at revision 1, not 0: look at it again'
     ):
-        book.patch("digits", "mine", changed={"batch_size": 8}, wanted="paused", revision=0)
+        job_store.patch("digits", "mine", changed={"batch_size": 8}, wanted="paused", revision=0)
     found = JobStore(log).get("digits")
     assert (found.spec.group_size, found.spec.batch_size, found.wanted) == (5, 256, "running")
 
 
 def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
-    book = JobStore(log)
-    known = book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    known = job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match="is not held"):
-        book.patch("digits", "why", changed={"group_size": 5}, after_loss=AfterLoss())
-    assert book.get("digits") == known
+        job_store.patch("digits", "why", changed={"group_size": 5}, after_loss=AfterLoss())
+    assert job_store.get("digits") == known
     end = log.bounds(JOBS).end
-    made = book.patch("digits", "why", changed={"group_size": 5}, wanted="paused")
+    made = job_store.patch("digits", "why", changed={"group_size": 5}, wanted="paused")
     assert (made.wanted, made.reason, made.spec.group_size) == ("paused", "why", 5)
     assert log.bounds(JOBS).end == end + 1
-    assert book.patch("digits", "again", changed={"group_size": 5}, wanted="paused") == made
+    assert job_store.patch("digits", "again", changed={"group_size": 5}, wanted="paused") == made
     assert log.bounds(JOBS).end == end + 1
 
 
 def test_a_finished_job_that_is_to_stop_stays_as_it_is(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    finished = book.finish("digits", "400 updates applied", 0)
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    finished = job_store.finish("digits", "400 updates applied", 0)
     assert (finished.wanted, finished.finished) == ("stopped", True)
-    assert book.want("digits", "stopped", "enough") == book.get("digits") == finished
-    assert not book.want("digits", "running", "more").finished
+    assert job_store.want("digits", "stopped", "enough") == job_store.get("digits") == finished
+    assert not job_store.want("digits", "running", "more").finished
 
 
 def test_a_job_that_was_changed_or_stopped_meanwhile_does_not_finish(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    changed = book.change("digits", {"group_size": 5}, "")
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    changed = job_store.change("digits", {"group_size": 5}, "")
     with pytest.raises(ConflictError, match="is at revision 1, not 0"):
-        book.finish("digits", "400 updates applied", 0)
-    assert book.get("digits") == changed
-    stopped = book.want("digits", "stopped", "enough")
-    assert book.finish("digits", "400 updates applied", 0) == stopped
+        job_store.finish("digits", "400 updates applied", 0)
+    assert job_store.get("digits") == changed
+    stopped = job_store.want("digits", "stopped", "enough")
+    assert job_store.finish("digits", "400 updates applied", 0) == stopped
 
 
 @pytest.mark.parametrize("wanted", ["paused", "stopped"])
 def test_a_job_that_a_person_paused_or_stopped_is_not_held(log: MemoryLog, wanted: Wanted) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    known = book.want("digits", wanted, "by a person")
-    assert book.hold("digits", "its task raises") == known
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    known = job_store.want("digits", wanted, "by a person")
+    assert job_store.hold("digits", "its task raises") == known
 
 
 def test_a_change_of_which_kafka_does_not_say_where_it_is_is_found() -> None:
     log = RacingLog()
     with_streams(log)
     JobStore(log).submit(parse_job(TEXT))
-    log.tells_no_offsets = True
+    log.reports_no_offsets = True
     log.meanwhile = lambda: JobStore(log).want("digits", "paused", "theirs")
     assert JobStore(log).want("digits", "paused", "mine").reason == "mine"
     assert JobStore(log).get("digits").reason == "mine"
@@ -447,9 +450,9 @@ def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_mome
 def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
     log = RacingLog()
     with_streams(log)
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    readers = [threading.Thread(target=book.read) for _ in range(3)]
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    readers = [threading.Thread(target=job_store.read) for _ in range(3)]
 
     def meanwhile() -> None:
         JobStore(log).change("digits", {"group_size": 5}, "theirs")
@@ -457,44 +460,44 @@ def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_mea
             reader.start()
 
     log.meanwhile = meanwhile
-    made = book.want("digits", "paused", "mine")
+    made = job_store.want("digits", "paused", "mine")
     for reader in readers:
         reader.join()
-    assert book.get("digits") == made
+    assert job_store.get("digits") == made
     assert (made.wanted, made.spec.group_size) == ("paused", 5)
 
 
 def test_one_book_serves_many_threads(log: MemoryLog) -> None:
-    book, names = JobStore(log), [f"digits-{number}" for number in range(6)]
+    job_store, names = JobStore(log), [f"digits-{number}" for number in range(6)]
     for name in names:
-        book.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
+        job_store.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
 
     def work(name: str) -> None:
         for size in range(2, 8):
-            book.change(name, {"group_size": size}, "the test says so")
-            book.hold(name, f"at {size}")
-            assert book.get(name).spec.group_size == size
-            book.want(name, "running", "goes on")
+            job_store.change(name, {"group_size": size}, "the test says so")
+            job_store.hold(name, f"at {size}")
+            assert job_store.get(name).spec.group_size == size
+            job_store.want(name, "running", "goes on")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     until = time.monotonic() + 120.0
-    while {record.revision for record in book.refresh(1.0).values()} != {6}:
+    while {record.revision for record in job_store.refresh(1.0).values()} != {6}:
         assert time.monotonic() < until
     for thread in threads:
         thread.join()
-    assert book.read() == JobStore(log).read()
+    assert job_store.read() == JobStore(log).read()
 
 
 def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.read()
+    job_store = JobStore(log)
+    job_store.read()
     seen = list[str]()
-    waiting = threading.Thread(target=lambda: seen.extend(book.refresh(60.0)))
+    waiting = threading.Thread(target=lambda: seen.extend(job_store.refresh(60.0)))
     waiting.start()
     JobStore(log).submit(parse_job(TEXT))
-    book.read()
+    job_store.read()
     waiting.join(120.0)
     assert seen == ["digits"]
 
@@ -502,11 +505,11 @@ def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: M
 def test_whoever_writes_after_me_is_no_conflict() -> None:
     log = RacingLog()
     with_streams(log)
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    book.change("digits", {"group_size": 4}, "fewer workers")
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    job_store.change("digits", {"group_size": 4}, "fewer workers")
     JobStore(log).change("digits", {"group_size": 5}, "one more")
-    assert book.get("digits").spec.group_size == 5
+    assert job_store.get("digits").spec.group_size == 5
 
 
 @pytest.mark.parametrize(
@@ -524,18 +527,18 @@ def test_a_learning_rate_goes_with_its_group_size(
 ) -> None:
     tree = yaml.safe_load(TEXT)
     tree |= {"optimizer": {"name": optimizer, "learning_rate": 0.1}, "reduction": reduction}
-    book = JobStore(log)
-    submitted = book.submit(parse_job(yaml.safe_dump(tree))).spec
+    job_store = JobStore(log)
+    submitted = job_store.submit(parse_job(yaml.safe_dump(tree))).spec
     changed: dict[str, Value] = {"group_size": 4 * submitted.group_size, **given}
-    record = book.change("digits", changed, "more workers")
+    record = job_store.change("digits", changed, "more workers")
     assert record.spec.optimizer.learning_rate == pytest.approx(rate)
-    assert book.change("digits", changed, "again") == record
+    assert job_store.change("digits", changed, "again") == record
 
 
 def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
-    book = JobStore(log, clock=clock)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log, clock=clock)
+    job_store.submit(parse_job(TEXT))
     clock.advance(5.0)
     changed: dict[str, Value] = {
         "deadline_s": 60.0,
@@ -543,7 +546,7 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
         "batch_size": 16,
         "learning_rate": 0.5,
     }
-    record = book.change("digits", changed, "the price has doubled")
+    record = job_store.change("digits", changed, "the price has doubled")
     assert record == JobStore(log).get("digits")
     assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
     assert record.changes == (
@@ -553,47 +556,51 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     spec = record.spec
     assert (spec.stop.deadline_s, spec.group_size, spec.batch_size) == (60.0, 4, 16)
     assert spec.optimizer.learning_rate == 0.5
-    record = book.change("digits", {"deadline_s": None, "group_size": 4}, "no hurry")
+    record = job_store.change("digits", {"deadline_s": None, "group_size": 4}, "no hurry")
     assert (record.revision, record.spec.stop.deadline_s) == (2, None)
     assert record.changes[-1].changed == {"deadline_s": None}
 
 
 def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     stale, exact = {"mode": "stale", "staleness": 2}, {"significance": 1.5}
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    record = book.change("digits", {"synchronisation": stale, "compression": exact}, "one is slow")
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    record = job_store.change(
+        "digits", {"synchronisation": stale, "compression": exact}, "one is slow"
+    )
     assert record == JobStore(log).get("digits")
     assert record.changes[-1].changed == {"synchronisation": stale, "compression": exact}
     assert (record.spec.mode, record.spec.synchronised.fixed_staleness) == ("stale", 2)
     assert record.spec.waiting_bound == 80
     tuner = {"group_size": [10, 40]}
-    record = book.change("digits", {"tuner": tuner}, "")
+    record = job_store.change("digits", {"tuner": tuner}, "")
     assert record.changes[-1].changed == {"tuner": tuner}
-    assert book.change("digits", {"tuner": None}, "").spec.tuner is None
+    assert job_store.change("digits", {"tuner": None}, "").spec.tuner is None
     asynchronous = {"mode": "asynchronous", "damped": True}
-    record = book.change("digits", {"synchronisation": asynchronous, "compression": exact}, "")
+    record = job_store.change("digits", {"synchronisation": asynchronous, "compression": exact}, "")
     assert record.changes[-1].changed == {"synchronisation": asynchronous}
-    record = book.change("digits", {"synchronisation": None, "compression": None}, "all are fast")
+    record = job_store.change(
+        "digits", {"synchronisation": None, "compression": None}, "all are fast"
+    )
     assert record.spec == parse_job(TEXT)
     assert record.changes[-1].changed == {"synchronisation": None, "compression": None}
 
 
 def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: MemoryLog) -> None:
-    book = JobStore(log)
-    known = book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    known = job_store.submit(parse_job(TEXT))
     newer = encode_job(known).replace(b'"group_size"', b'"rings":{"of":4},"group_size"')
     write(log, topics.JOBS, newer, b"digits", 2)
-    assert book.read() == JobStore(log).read() == {"digits": known}
-    assert 'unknown field "rings"' in book.unreadable["digits"].reason
+    assert job_store.read() == JobStore(log).read() == {"digits": known}
+    assert 'unknown field "rings"' in job_store.unreadable["digits"].reason
 
 
 def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
-    book = JobStore(log)
-    record = book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    record = job_store.submit(parse_job(TEXT))
     end = log.bounds(JOBS).end
-    assert book.change("digits", {"group_size": 20}, "again") == record
-    assert book.change("digits", {}, "nothing") == record
+    assert job_store.change("digits", {"group_size": 20}, "again") == record
+    assert job_store.change("digits", {}, "nothing") == record
     assert log.bounds(JOBS).end == end
 
 
@@ -623,26 +630,26 @@ def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
 def test_a_change_that_makes_no_sense_is_refused_by_its_name(
     log: MemoryLog, changed: dict[str, Value], message: str
 ) -> None:
-    book = JobStore(log)
-    record = book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    record = job_store.submit(parse_job(TEXT))
     with pytest.raises(UserError) as caught:
-        book.change("digits", changed, "")
+        job_store.change("digits", changed, "")
     assert message in str(caught.value)
-    assert book.get("digits") == record
+    assert job_store.get("digits") == record
 
 
 def test_a_larger_group_must_fit_what_the_job_file_lets_wait(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
     with pytest.raises(UserError, match=r"waiting_batches: must be at least group_size \(31\)"):
-        book.change("digits", {"group_size": 31}, "")
+        job_store.change("digits", {"group_size": 31}, "")
 
 
 def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     for size in range(1, CHANGES_KEPT + 3):
-        book.change("digits", {"batch_size": size}, "")
+        job_store.change("digits", {"batch_size": size}, "")
     record = JobStore(log).get("digits")
     revisions = [change.revision for change in record.changes]
     assert revisions == [0, *range(4, CHANGES_KEPT + 3)]
@@ -650,33 +657,33 @@ def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
 
 
 def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
-        book.delete("digits")
-    book.want("digits", "stopped", "enough")
-    assert book.change("digits", {"group_size": 3}, "for when it goes on").revision == 1
-    book.delete("digits")
+        job_store.delete("digits")
+    job_store.want("digits", "stopped", "enough")
+    assert job_store.change("digits", {"group_size": 3}, "for when it goes on").revision == 1
+    job_store.delete("digits")
     assert JobStore(log).read() == {}
     for act in (
-        lambda: book.delete("digits"),
-        lambda: book.change("digits", {}, ""),
-        lambda: book.want("digits", "running", ""),
+        lambda: job_store.delete("digits"),
+        lambda: job_store.change("digits", {}, ""),
+        lambda: job_store.want("digits", "running", ""),
     ):
         with pytest.raises(NotFoundError, match='no job "digits"'):
             act()
 
 
 def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: MemoryLog) -> None:
-    book = JobStore(log)
-    first = book.submit(parse_job(TEXT))
-    assert (first.id, book.id_of("digits")) == ("digits", "digits")
+    job_store = JobStore(log)
+    first = job_store.submit(parse_job(TEXT))
+    assert (first.id, job_store.id_of("digits")) == ("digits", "digits")
     with pytest.raises(ConflictError, match="is running: stop it first"):
-        book.free("digits")
-    book.want("digits", "stopped", "enough")
+        job_store.free("digits")
+    job_store.want("digits", "stopped", "enough")
     write(log, topics.updates_topic("digits"), b"{}")
-    book.free("digits")
-    assert (book.read(), JobStore(log).id_of("digits")) == ({}, "digits.I2")
+    job_store.free("digits")
+    assert (job_store.read(), JobStore(log).id_of("digits")) == ({}, "digits.I2")
     second = JobStore(log).submit(parse_job(TEXT))
     assert (second.spec.name, second.id) == ("digits", "digits.I2")
     assert not second.is_same_job(first)
@@ -687,32 +694,32 @@ def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: 
 def test_a_name_stays_taken_by_the_history_of_a_deleted_job_until_it_is_free(
     log: MemoryLog,
 ) -> None:
-    book = JobStore(log)
+    job_store = JobStore(log)
     for job in ("digits", "digits.I2"):
-        assert book.submit(parse_job(TEXT)).id == job
+        assert job_store.submit(parse_job(TEXT)).id == job
         write(log, topics.updates_topic(job), b"{}")
-        book.want("digits", "stopped", "enough")
-        book.delete("digits")
+        job_store.want("digits", "stopped", "enough")
+        job_store.delete("digits")
         with pytest.raises(ConflictError, match=f"doll.{job}.updates holds records of an earlier"):
             JobStore(log).submit(parse_job(TEXT))
-        book.free("digits")
+        job_store.free("digits")
 
 
 def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log: MemoryLog) -> None:
-    book = JobStore(log)
-    first = book.submit(parse_job(TEXT))
-    book.want("digits", "stopped", "enough")
-    book.free("digits")
-    second = book.submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    first = job_store.submit(parse_job(TEXT))
+    job_store.want("digits", "stopped", "enough")
+    job_store.free("digits")
+    second = job_store.submit(parse_job(TEXT))
     acts: tuple[Callable[[], object], ...] = (
-        lambda: book.finish(first.id, "a leader that was frozen", 0),
-        lambda: book.hold(first.id, "a leader that was frozen"),
+        lambda: job_store.finish(first.id, "a leader that was frozen", 0),
+        lambda: job_store.hold(first.id, "a leader that was frozen"),
     )
     for act in acts:
         with pytest.raises(NotFoundError, match='"digits" was purged'):
             act()
-    assert book.get("digits") == second
-    assert book.hold(second.id, "why").held
+    assert job_store.get("digits") == second
+    assert job_store.hold(second.id, "why").held
 
 
 def test_two_who_free_a_name_at_once_free_it_once() -> None:
@@ -726,10 +733,10 @@ def test_two_who_free_a_name_at_once_free_it_once() -> None:
 
 
 def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.submit(parse_job(TEXT), request="4f21")
-    book.change("digits", {"group_size": 3}, "")
-    assert book.want("digits", "paused", "").request == "4f21"
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT), request="4f21")
+    job_store.change("digits", {"group_size": 3}, "")
+    assert job_store.want("digits", "paused", "").request == "4f21"
 
 
 def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
@@ -819,15 +826,15 @@ def test_a_job_record_of_a_later_format_is_refused_by_its_format() -> None:
 
 def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
     """Nobody ends for it, and no job does; who reads first makes it anew."""
-    book = JobStore(log)
-    book.submit(parse_job(TEXT))
-    known = book.read()
+    job_store = JobStore(log)
+    job_store.submit(parse_job(TEXT))
+    known = job_store.read()
     log.delete_topics([topics.JOBS])
 
     with pytest.raises(UnavailableError):
-        book.refresh(0.0)
+        job_store.refresh(0.0)
 
-    assert book.read() == known
+    assert job_store.read() == known
 
 
 # --- who changed what ----------------------------------------------------------------------------
@@ -842,16 +849,16 @@ def actions(record: JobRecord) -> list[tuple[str, str, str]]:
 
 def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
-    book = JobStore(log, clock=clock)
-    book.acting(OLGA).submit(parse_job(TEXT))
+    job_store = JobStore(log, clock=clock)
+    job_store.acting(OLGA).submit(parse_job(TEXT))
     clock.advance(5.0)
-    book.acting(MIA).want("digits", "paused", "prices are high")
-    book.acting(OLGA).change("digits", {"group_size": 4}, "by oidc:eve")
-    book.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
-    book.hold("digits", "the task raises", "Traceback")
-    book.acting(OLGA).resume_after_loss("digits", "go on")
-    book.acting(MIA).note("digits", "requeued", "1 batches: 7")
-    book.finish("digits", "400 updates applied", 2)
+    job_store.acting(MIA).want("digits", "paused", "prices are high")
+    job_store.acting(OLGA).change("digits", {"group_size": 4}, "by oidc:eve")
+    job_store.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
+    job_store.hold("digits", "the task raises", "Traceback")
+    job_store.acting(OLGA).resume_after_loss("digits", "go on")
+    job_store.acting(MIA).note("digits", "requeued", "1 batches: 7")
+    job_store.finish("digits", "400 updates applied", 2)
     record = JobStore(log).get("digits")
     assert actions(record) == [
         ("submitted", "olga", "operator"),
@@ -875,39 +882,39 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
 
 
 def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.acting(OLGA).submit(parse_job(TEXT))
-    assert book.acting(MIA).want("digits", "paused", "").reason == "paused by oidc:mia"
-    assert book.acting(OLGA).want("digits", "running", "").reason == "resumed by olga"
-    assert book.acting(OLGA).want("digits", "stopped", "enough").reason == "enough"
+    job_store = JobStore(log)
+    job_store.acting(OLGA).submit(parse_job(TEXT))
+    assert job_store.acting(MIA).want("digits", "paused", "").reason == "paused by oidc:mia"
+    assert job_store.acting(OLGA).want("digits", "running", "").reason == "resumed by olga"
+    assert job_store.acting(OLGA).want("digits", "stopped", "enough").reason == "enough"
 
 
 def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
-    book = JobStore(log)
-    submitted = book.acting(OLGA).submit(parse_job(TEXT))
-    book.acting(MIA).patch("digits", "again", changed={"group_size": 20}, wanted="running")
+    job_store = JobStore(log)
+    submitted = job_store.acting(OLGA).submit(parse_job(TEXT))
+    job_store.acting(MIA).patch("digits", "again", changed={"group_size": 20}, wanted="running")
     with pytest.raises(ConflictError):
-        book.acting(MIA).resume_after_loss("digits", "")
+        job_store.acting(MIA).resume_after_loss("digits", "")
     with pytest.raises(ConflictError):
-        book.acting(MIA).delete("digits")
-    book.acting(OLGA).want("digits", "paused", "")
-    book.hold("digits", "it is paused already")
-    assert len(book.get("digits").changes) == len(submitted.changes) + 1
+        job_store.acting(MIA).delete("digits")
+    job_store.acting(OLGA).want("digits", "paused", "")
+    job_store.hold("digits", "it is paused already")
+    assert len(job_store.get("digits").changes) == len(submitted.changes) + 1
 
 
 def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: MemoryLog) -> None:
-    book = JobStore(log)
-    book.acting(OLGA).submit(parse_job(TEXT))
-    book.acting(OLGA).want("digits", "stopped", "enough")
-    book.acting(MIA).delete("digits")
+    job_store = JobStore(log)
+    job_store.acting(OLGA).submit(parse_job(TEXT))
+    job_store.acting(OLGA).want("digits", "stopped", "enough")
+    job_store.acting(MIA).delete("digits")
     assert JobStore(log).read() == {}
     with pytest.raises(NotFoundError, match=r'no job "digits" \(it was deleted by oidc:mia, 20'):
         JobStore(log).get("digits")
-    again = book.acting(OLGA).submit(parse_job(TEXT))
+    again = job_store.acting(OLGA).submit(parse_job(TEXT))
     assert again.incarnation == 1
-    book.acting(OLGA).want("digits", "stopped", "enough")
-    book.acting(OLGA).delete("digits")
-    book.acting(MIA).free("digits")
+    job_store.acting(OLGA).want("digits", "stopped", "enough")
+    job_store.acting(OLGA).delete("digits")
+    job_store.acting(MIA).free("digits")
     again = JobStore(log).acting(MIA).submit(parse_job(TEXT))
     assert again.incarnation == 2
     assert actions(JobStore(log).get("digits")) == [
@@ -921,15 +928,15 @@ def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: Memory
 
 
 def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLog) -> None:
-    book = JobStore(log)
+    job_store = JobStore(log)
     for _ in range(EARLIER_KEPT):
-        book.acting(OLGA).submit(parse_job(TEXT))
-        book.acting(OLGA).want("digits", "stopped", "enough")
-        book.acting(MIA).free("digits")
-    record = book.acting(OLGA).submit(parse_job(TEXT))
+        job_store.acting(OLGA).submit(parse_job(TEXT))
+        job_store.acting(OLGA).want("digits", "stopped", "enough")
+        job_store.acting(MIA).free("digits")
+    record = job_store.acting(OLGA).submit(parse_job(TEXT))
     assert len(record.changes) == EARLIER_KEPT + 1
     for number in range(CHANGES_KEPT):
-        record = book.acting(OLGA).want("digits", "paused", str(number))
+        record = job_store.acting(OLGA).want("digits", "paused", str(number))
     assert len(record.changes) == CHANGES_KEPT
     assert record.changes[-1].reason == str(CHANGES_KEPT - 1)
     assert record.changes[EARLIER_KEPT].action == "submitted"
@@ -952,10 +959,12 @@ def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> Non
 
 
 def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> None:
-    book = JobStore(log)
-    change = book.acting(NamedActor("n" * 10**6, "operator")).submit(parse_job(TEXT)).changes[-1]
+    job_store = JobStore(log)
+    change = (
+        job_store.acting(NamedActor("n" * 10**6, "operator")).submit(parse_job(TEXT)).changes[-1]
+    )
     assert len(change.by) == 100
-    change = book.acting(OLGA).want("digits", "paused", "r" * 10**6).changes[-1]
+    change = job_store.acting(OLGA).want("digits", "paused", "r" * 10**6).changes[-1]
     assert len(change.reason) == 500
 
 
@@ -963,12 +972,12 @@ def test_each_change_is_one_line_of_the_log(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    book = JobStore(log)
-    book.acting(OLGA).submit(parse_job(TEXT))
-    book.acting(MIA).patch("digits", "late", changed={"batch_size": 8}, wanted="stopped")
-    book.acting(MIA).want("digits", "stopped", "late")
-    book.acting(OLGA).delete("digits")
-    book.acting(MIA).free("digits")
+    job_store = JobStore(log)
+    job_store.acting(OLGA).submit(parse_job(TEXT))
+    job_store.acting(MIA).patch("digits", "late", changed={"batch_size": 8}, wanted="stopped")
+    job_store.acting(MIA).want("digits", "stopped", "late")
+    job_store.acting(OLGA).delete("digits")
+    job_store.acting(MIA).free("digits")
     lines = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
     shown = [(each["by"], each["role"], each["action"], each["job"]) for each in lines]
     assert shown == [
@@ -987,11 +996,11 @@ def test_change_that_kafka_does_not_confirm_is_logged_as_unknown(
     log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    book = JobStore(log)
-    book.acting(OLGA).submit(parse_job(TEXT))
+    job_store = JobStore(log)
+    job_store.acting(OLGA).submit(parse_job(TEXT))
     caplog.clear()
     monkeypatch.setattr(MemoryWriter, "flush", lambda *_: False)
     with pytest.raises(UnavailableError):
-        book.acting(MIA).want("digits", "paused", "")
+        job_store.acting(MIA).want("digits", "paused", "")
     [line] = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
     assert (line["by"], line["action"], line["outcome"]) == ("oidc:mia", "paused", "unknown")

@@ -9,7 +9,7 @@ import pytest
 from common.errors import UnavailableError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.jobs.watching import LookedAt, Looker, one_by_one
+from common.jobs.watching import Looker, ObservedJob, one_by_one
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
@@ -39,7 +39,7 @@ class Bench:
 
     def outages(self, *boards: MemoryBoard) -> dict[str, str]:
         """Reasons of the outages that a look meets, by server, checked to be in every look."""
-        jobs = [LookedAt(self.record, board) for board in boards]
+        jobs = [ObservedJob(self.record, board) for board in boards]
         first, *others = self.looker.look(jobs, 1000.0, 0.0)
         assert all(look.outages == first.outages for look in others)
         return {server: notice.reason for server, notice in first.outages.items()}
@@ -56,7 +56,7 @@ def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench:
     full = FullBoard(bench.redis, "letters")
     assert bench.outages(full, board) == {"redis": "Redis refused SET: OOM"}
     assert bench.outages(board, full) == {}  # one write is enough
-    (look,) = bench.looker.look([LookedAt(bench.record, board)], 1000.0, 0.0)
+    (look,) = bench.looker.look([ObservedJob(bench.record, board)], 1000.0, 0.0)
     assert look.unable == {}  # what was written to try it is no notice
     full.hold_lease("c1", 60.0)
     assert bench.outages(full) == {}  # whoever leads has written

@@ -19,7 +19,7 @@ from common.kafka.client import (
 )
 
 if TYPE_CHECKING:
-    from common.kafka.client import Record
+    from common.kafka.client import ClientMessage
 
 WRONG_PASSWORD = KafkaError(
     KafkaError._AUTHENTICATION,  # noqa: SLF001 -- the library's name for its own error
@@ -31,55 +31,55 @@ NO_CONNECTION = KafkaError(KafkaError._TRANSPORT, "k:9092: connection refused") 
 
 
 def complaints(*errors: KafkaError) -> Complaints:
-    told = Complaints()
+    complained = Complaints()
     for error in errors:
-        told(error)
-    return told
+        complained(error)
+    return complained
 
 
 @pytest.mark.parametrize("then", [(), (ALL_DOWN,), (NO_CONNECTION, ALL_DOWN)])
-def test_a_refused_password_is_told_with_what_to_do(then: tuple[KafkaError, ...]) -> None:
+def test_a_refused_password_is_reported_with_a_remedy(then: tuple[KafkaError, ...]) -> None:
     with pytest.raises(
         OutsideError, match=r"SASL auth.*: no \(check .*DOLL_KAFKA_SASL_PASS"
-    ) as told:
+    ) as raised:
         complaints(WRONG_PASSWORD, *then).raise_shut_out("asking")
-    assert not told.value.retriable
+    assert not raised.value.retriable
 
 
-def test_who_may_wait_hears_the_reason_once_for_each_time() -> None:
-    told = complaints(WRONG_PASSWORD, ALL_DOWN)
+def test_caller_that_may_wait_gets_the_reason_once_for_each_time() -> None:
+    complained = complaints(WRONG_PASSWORD, ALL_DOWN)
     with pytest.raises(UnavailableError, match=r"^asking: Kafka does not let us in") as first:
-        told.raise_away("asking")
-    told.raise_away("asking")
-    told(ALL_DOWN)
+        complained.raise_away("asking")
+    complained.raise_away("asking")
+    complained(ALL_DOWN)
     with pytest.raises(UnavailableError) as second:
-        told.raise_away("asking")
+        complained.raise_away("asking")
     assert str(first.value) == str(second.value)
 
 
 def test_brokers_that_are_down_are_no_longer_said_to_refuse_us() -> None:
-    told = complaints(WRONG_PASSWORD, NO_CONNECTION, ALL_DOWN)
+    complained = complaints(WRONG_PASSWORD, NO_CONNECTION, ALL_DOWN)
     with pytest.raises(UnavailableError, match="1/1 brokers are down"):
-        told.raise_away("asking")
+        complained.raise_away("asking")
 
 
 def test_who_only_found_nobody_was_not_refused() -> None:
-    told = complaints(NO_CONNECTION, ALL_DOWN)
-    told.raise_shut_out("asking")
+    complained = complaints(NO_CONNECTION, ALL_DOWN)
+    complained.raise_shut_out("asking")
     with pytest.raises(UnavailableError, match="1/1 brokers are down"):
-        told.raise_away("asking")
+        complained.raise_away("asking")
 
 
 def test_a_setting_that_the_client_refuses_is_named_without_its_value() -> None:
-    with pytest.raises(UserError, match=r'^DOLL_KAFKA_.*property "security.protocol"') as told:
+    with pytest.raises(UserError, match=r'^DOLL_KAFKA_.*property "security.protocol"') as raised:
         made(Consumer, {"group.id": "g", "security.protocol": 'hun"ter2'})
-    assert "ter2" not in str(told.value)
-    assert told.value.__suppress_context__
+    assert "ter2" not in str(raised.value)
+    assert raised.value.__suppress_context__
 
 
-def record(topic: str, partition: int, offset: int, **others: object) -> Record:
+def record(topic: str, partition: int, offset: int, **others: object) -> ClientMessage:
     made_of: Any = {"value": f"{topic}[{partition}]@{offset}".encode(), **others}
-    return cast("Record", Message(topic, partition, offset, **made_of))
+    return cast("ClientMessage", Message(topic, partition, offset, **made_of))
 
 
 def test_runs_are_neighbours_of_one_partition_of_one_topic() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.spans import Partition
-from common.kafka.cursor import Cursor, Taken
+from common.kafka.cursor import Cursor, RunContinuation
 
 PARTITION = Partition("stream", 0)
 LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # the offsets that hold a record
@@ -14,30 +14,32 @@ LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # the offsets that h
 
 def test_what_continues_is_taken_whole() -> None:
     cursor = Cursor(PARTITION, 5)
-    assert cursor.take([5, 6, 7]) == Taken(0, 3, again=False)
+    assert cursor.take([5, 6, 7]) == RunContinuation(0, 3, again=False)
     assert cursor.position == 8
 
 
 def test_what_lies_below_the_position_is_left_out() -> None:
     cursor = Cursor(PARTITION, 5)
-    assert cursor.take([3, 4, 5, 6]) == Taken(2, 4, again=False)
-    assert cursor.take([1, 2]) == Taken(2, 2, again=False)
+    assert cursor.take([3, 4, 5, 6]) == RunContinuation(2, 4, again=False)
+    assert cursor.take([1, 2]) == RunContinuation(2, 2, again=False)
     assert cursor.position == 7
 
 
 def test_the_first_hole_is_believed_when_a_second_fetch_shows_it_too() -> None:
     cursor = Cursor(PARTITION, 5)
-    assert cursor.take([5, 9, 10]) == Taken(0, 1, again=True)
+    assert cursor.take([5, 9, 10]) == RunContinuation(0, 1, again=True)
     assert cursor.position == 6
-    assert cursor.take([9, 10]) == Taken(0, 2, again=False)
-    assert cursor.take([12]) == Taken(0, 1, again=False)  # it is known to have holes by now
+    assert cursor.take([9, 10]) == RunContinuation(0, 2, again=False)
+    assert cursor.take([12]) == RunContinuation(
+        0, 1, again=False
+    )  # it is known to have holes by now
     assert cursor.position == 13
 
 
 def test_a_hole_that_a_second_fetch_does_not_show_was_none() -> None:
     cursor = Cursor(PARTITION, 5)
-    assert cursor.take([9, 10]) == Taken(0, 0, again=True)
-    assert cursor.take([5, 6, 7]) == Taken(0, 3, again=False)
+    assert cursor.take([9, 10]) == RunContinuation(0, 0, again=True)
+    assert cursor.take([5, 6, 7]) == RunContinuation(0, 3, again=False)
     assert cursor.position == 8
 
 
@@ -55,7 +57,7 @@ def test_an_end_above_the_last_record_is_believed_as_a_hole_is() -> None:
 
 def test_a_run_that_goes_backwards_ends_there() -> None:
     cursor = Cursor(PARTITION, 5)
-    assert cursor.take([5, 6, 2, 3]) == Taken(0, 2, again=True)
+    assert cursor.take([5, 6, 2, 3]) == RunContinuation(0, 2, again=True)
     assert cursor.position == 7
 
 

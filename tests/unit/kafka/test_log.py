@@ -50,7 +50,7 @@ def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
     # another                                 where 4 ends: 60            where 3 ends: 60
     log, asked = KafkaLog(KafkaSettings("127.0.0.1:1")), list[int]()
 
-    def parted(epoch: int, known: int, end: int) -> dict[Partition, int]:
+    def diverged(epoch: int, known: int, end: int) -> dict[Partition, int]:
         ends = {P: LogPosition(end, "id", epoch)}
         return log.agrees({P: LogPosition(90, "id", known)}, ends)
 
@@ -59,14 +59,14 @@ def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
     ) -> dict[Partition, int]:
         asked.append(epochs[P])
         if len(asked) == 1:
-            assert parted(7, 4, 60) == {P: 60}
+            assert diverged(7, 4, 60) == {P: 60}
             return {P: 100}
         return {P: 60}
 
     monkeypatch.setattr(adapter, "epoch_ends", epoch_ends)
-    assert parted(5, 3, 120) == {}
-    assert parted(7, 3, 60) == {P: 60}
-    assert parted(7, 4, 60) == {P: 60}
+    assert diverged(5, 3, 120) == {}
+    assert diverged(7, 3, 60) == {P: 60}
+    assert diverged(7, 4, 60) == {P: 60}
     assert asked == [3, 4, 3]  # while an epoch is in force, of each earlier one once
 
 
@@ -80,8 +80,8 @@ def test_who_named_no_address_reads_that_and_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(adapter, "_FIRST_WAITS_S", (0.01,))
-    with pytest.raises(UnavailableError) as told:
+    with pytest.raises(UnavailableError) as raised:
         KafkaLog(KafkaSettings("127.0.0.1:1", named=False)).partitions("s")
-    assert str(told.value) == (
+    assert str(raised.value) == (
         'no Kafka at 127.0.0.1:1 (DOLL_KAFKA is not set): start one with "doll up", or name yours'
     )

@@ -103,7 +103,7 @@ JOBS_OF_A_NAME = st.integers(1, 10_000)
 
 
 @given(NAMES, JOBS_OF_A_NAME, NAMES, JOBS_OF_A_NAME)
-def test_no_two_jobs_have_one_id_and_an_id_tells_the_name(
+def test_no_two_jobs_have_one_id_and_an_id_contains_the_name(
     name: str, incarnation: int, other: str, later: int
 ) -> None:
     job = job_id(name, incarnation)

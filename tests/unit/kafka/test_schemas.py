@@ -95,7 +95,7 @@ def test_an_id_that_does_not_exist_yet_is_asked_for_again() -> None:
     assert schemas.get(7) == avro("late")
 
 
-def test_nothing_is_known_while_neither_registry_nor_topic_tells_it() -> None:
+def test_nothing_is_known_while_neither_registry_nor_topic_has_it() -> None:
     log, registry = MemoryLog(), Registry()
     registry.schemas = None
     with pytest.raises(UnavailableError, match="the registry is away"):

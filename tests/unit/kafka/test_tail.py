@@ -68,7 +68,7 @@ class Stopped:
 
 
 @pytest.mark.parametrize(("position", "fault"), [(4, ExpiredError), (10, TruncatedError)])
-def test_a_tail_that_is_out_of_range_before_it_can_seek_is_told(
+def test_a_tail_that_is_out_of_range_before_it_can_seek_is_reported(
     position: int, fault: type[OutsideError]
 ) -> None:
     admin = Ends({"bootstrap.servers": "127.0.0.1:1", "log_level": 2})

@@ -16,7 +16,7 @@ from torch import nn
 from common.errors import CorruptError
 from common.learning.checkpoint import (
     Layout,
-    Piece,
+    TensorSlice,
     difference,
     digest_of,
     named_weights,
@@ -115,26 +115,30 @@ def test_snapshot_whose_layout_is_not_of_its_weights_is_refused(layout: Layout) 
         trainer.restore(forged)
 
 
-PIECE = Piece(("0.weight",), (2, 3))
+PIECE = TensorSlice(("0.weight",), (2, 3))
 
 
 @pytest.mark.parametrize(
     ("stored", "own", "said"),
     [
         (PIECE, PIECE, ""),
-        (PIECE, Piece(("2.weight",), (2, 3)), "the parameter '2.weight' (2, 3) float32"),
-        (PIECE, Piece(("0.weight",), (3, 2)), "the parameter '0.weight' (3, 2) float32"),
-        (PIECE, Piece(("0.weight",), (2, 3), "float16"), "'0.weight' (2, 3) float16"),
-        (PIECE, Piece(("0.weight",), (2, 3), is_buffer=True), "the buffer '0.weight' (2, 3)"),
-        (PIECE, Piece(("0.weight", "tied"), (2, 3)), "the parameter '0.weight'/'tied' (2, 3)"),
+        (PIECE, TensorSlice(("2.weight",), (2, 3)), "the parameter '2.weight' (2, 3) float32"),
+        (PIECE, TensorSlice(("0.weight",), (3, 2)), "the parameter '0.weight' (3, 2) float32"),
+        (PIECE, TensorSlice(("0.weight",), (2, 3), "float16"), "'0.weight' (2, 3) float16"),
+        (PIECE, TensorSlice(("0.weight",), (2, 3), is_buffer=True), "the buffer '0.weight' (2, 3)"),
+        (
+            PIECE,
+            TensorSlice(("0.weight", "tied"), (2, 3)),
+            "the parameter '0.weight'/'tied' (2, 3)",
+        ),
         (PIECE, None, "at place 2 it has the parameter '0.weight' (2, 3) float32, but the task's"),
         (None, PIECE, "at place 2 it has no tensor, but the task's model has the parameter '0.we"),
     ],
 )
 def test_first_difference_of_two_layouts_is_named(
-    stored: Piece | None, own: Piece | None, said: str
+    stored: TensorSlice | None, own: TensorSlice | None, said: str
 ) -> None:
-    first = Piece(("bias",), (2,))
+    first = TensorSlice(("bias",), (2,))
     layouts = [(first, *([each] if each else [])) for each in (stored, own)]
     found = difference(layouts[0], layouts[1])
     assert said in found

@@ -56,7 +56,7 @@ ONCE = marks_of("common/learning/", "tests/unit/learning/test_export.py")
 
 
 @pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=ONCE)])
-def test_held_out_digits_are_told_apart_as_by_torch_however_many_there_are(
+def test_held_out_digits_are_classified_as_by_torch_however_many_there_are(
     digits: tuple[Task, nn.Module], tmp_path: Path, suffix: str
 ) -> None:
     task, module = digits
@@ -70,7 +70,7 @@ def test_held_out_digits_are_told_apart_as_by_torch_however_many_there_are(
         assert [each.name for each in session.get_inputs()] == ["image"]
         assert session.get_modelmeta().custom_metadata_map == ABOUT_IT
 
-        def told(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        def raised(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
             [outputs] = session.run(["output"], {"image": rows})
             return np.asarray(outputs)
     else:
@@ -78,12 +78,12 @@ def test_held_out_digits_are_told_apart_as_by_torch_however_many_there_are(
         program = torch.export.load(path, extra_files=extra).module()
         assert json.loads(extra[ABOUT]) == ABOUT_IT
 
-        def told(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        def raised(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
             found: npt.NDArray[np.float32] = program(torch.from_numpy(rows)).detach().numpy()
             return found
 
     for count in (len(images), 1, 7):
-        assert_within_ulps(told(images[:count]), right[:count], 8)
+        assert_within_ulps(raised(images[:count]), right[:count], 8)
 
 
 def test_weights_of_another_network_are_refused(
@@ -126,7 +126,7 @@ def test_a_network_that_is_no_one_program_is_refused_in_a_line(tmp_path: Path) -
     task = Branching()
     path = tmp_path / "model.pt2"
     fields = (Field("a", "float32", (2,)),)
-    with pytest.raises(UserError, match="cannot be exported") as told:
+    with pytest.raises(UserError, match="cannot be exported") as raised:
         export(task, weights(task.build()), fields, {}, path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     assert not path.exists()

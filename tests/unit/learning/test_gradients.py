@@ -251,7 +251,7 @@ def test_a_gradient_that_is_not_finite_names_its_batch_only_if_there_is_one(
     assert caught.value.batch_index == index
 
 
-def test_what_the_task_raises_is_told_apart_and_names_its_batch() -> None:
+def test_what_the_task_raises_is_distinguished_and_names_its_batch() -> None:
     task = image_task(classes=4)
     subject = GradientComputer(task, build_model(task, seed=0), CPU)
     with pytest.raises(TaskError, match=r"batch 1.*label: a number is outside") as caught:
@@ -272,7 +272,9 @@ def _labels(records: Mapping[str, Tensor]) -> Tensor:
     return records["lable"]
 
 
-def test_what_the_task_raises_is_told_with_the_line_of_the_users_code_and_none_of_ours() -> None:
+def test_what_the_task_raises_is_reported_with_the_line_of_the_users_code_and_none_of_ours() -> (
+    None
+):
     network = nn.Linear(3, 1)
     with pytest.raises(TaskError) as caught:
         GradientComputer(Typo(network), network, CPU).compute([points(1, 4)])
@@ -292,7 +294,7 @@ class Mismatched(Regression):
         return cross_entropy(outputs, records["y"].long()[:2], reduction="none")
 
 
-def test_what_pytorch_raises_is_told_with_the_line_of_the_task_that_called_it() -> None:
+def test_what_pytorch_raises_is_reported_with_the_line_of_the_task_that_called_it() -> None:
     network = nn.Linear(3, 1)
     with pytest.raises(TaskError) as caught:
         GradientComputer(Mismatched(network), network, CPU).compute([points(1, 4)])
@@ -326,7 +328,7 @@ class Returning(Regression):
 
 
 @pytest.mark.parametrize(
-    ("task", "told", "method"),
+    ("task", "expected", "method"),
     [
         (Returning(losses=torch.Tensor.mean), "losses has shape (): one value per", "losses"),
         (Returning(losses=lambda x: x[:2]), "losses has shape (2,): one value per", "losses"),
@@ -363,13 +365,13 @@ class Returning(Regression):
     ],
 )
 def test_what_a_method_must_not_return_is_the_tasks_fault_and_no_batchs(
-    task: Returning, told: str, method: str
+    task: Returning, expected: str, method: str
 ) -> None:
     computer = GradientComputer(task, task.network, CPU)
     with pytest.raises(WrongTaskError) as caught:
         computer.compute([points(1, 4)])
     assert caught.value.batch_index is None
-    assert caught.value.summary.startswith(told)
+    assert caught.value.summary.startswith(expected)
     line = getattr(Returning, method).__code__.co_firstlineno
     assert caught.value.summary.endswith(f" (test_gradients.py, line {line}, in {method})")
 
@@ -544,12 +546,12 @@ def test_an_update_of_walks_is_the_average_of_the_workers_copies() -> None:
     trainer = Trainer(start, subject.model.parameter_count, OptimizerSettings("sgd", 9.0))
     copies = []
     for worker in (0, 2):
-        walked = [points(worker, 4), points(worker + 1, 4)]
+        stepped = [points(worker, 4), points(worker + 1, 4)]
         subject.load(start)
-        part = subject.compute(walked, local_rate=rate)
+        part = subject.compute(stepped, local_rate=rate)
         trainer.add(1, part.vector, part.samples)
         weights = start.copy()
-        for batch in walked:
+        for batch in stepped:
             subject.load(weights)
             alone = subject.compute([batch])
             weights -= rate * alone.vector / alone.samples

@@ -122,7 +122,7 @@ def test_words_before_unseen_get_likelier_where_they_come_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "value", "weight", "told"),
+    ("index", "value", "weight", "expected"),
     [
         (200, 1.0, 1.0, "index: a number is outside 0..199"),
         (3, -1.0, 1.0, "a count is below zero"),
@@ -130,13 +130,13 @@ def test_words_before_unseen_get_likelier_where_they_come_up() -> None:
     ],
 )
 def test_what_no_topic_can_have_is_refused(
-    index: int, value: float, weight: float, told: str
+    index: int, value: float, weight: float, expected: str
 ) -> None:
     task = make_task("lda", {"words": 200, "entries": 1, "topics": 4, "documents": 80})
     module = build_model(task, 0)
     with torch.no_grad():
         next(module.parameters())[7] *= weight
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         task.forward(module, {"index": torch.tensor([[index]]), "value": torch.tensor([[value]])})
 
 

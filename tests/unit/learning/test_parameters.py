@@ -54,13 +54,13 @@ class Looked(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.rows = nn.Embedding(50, 3, sparse=True)
-        self.lone = nn.Embedding(40, 1, sparse=True)
+        self.unshared = nn.Embedding(40, 1, sparse=True)
         self.bias = nn.Parameter(torch.zeros(3))
         self.register_buffer("mean", torch.zeros(2))
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """(n, 3)."""
-        found: torch.Tensor = self.rows(numbers) * self.scale + self.lone(numbers) + self.bias
+        found: torch.Tensor = self.rows(numbers) * self.scale + self.unshared(numbers) + self.bias
         return found
 
 

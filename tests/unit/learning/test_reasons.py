@@ -63,8 +63,8 @@ def reasons(codec: Codec, *values: bytes) -> list[str]:
     return [why for _, why in codec.decode(values).skipped]
 
 
-def assert_nothing_of_it(told: list[str]) -> None:
-    for reason in told:
+def assert_nothing_of_it(reasons: list[str]) -> None:
+    for reason in reasons:
         assert MARKER not in reason
         assert str(NUMBER) not in reason
 

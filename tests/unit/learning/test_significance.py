@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.vectors import write_to
-from common.learning.significance import WHOLE_FROM, Compression, View
+from common.learning.significance import WHOLE_FROM, Compression, KnownWeights
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
@@ -40,20 +40,20 @@ compressions = st.one_of(
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), compressions)
-def test_whoever_hears_of_every_version_has_the_bits_of_the_view(
+def test_receiver_of_every_version_has_the_bits_of_the_view(
     seed: int, scale: float, compression: Compression
 ) -> None:
     first, *later = steps(seed, 6, scale)
-    view = View(first, PARAMETERS, compression)
+    view = KnownWeights(first, PARAMETERS, compression)
     known = first.copy()
     for version, weights in enumerate(later, 1):
-        told = view.follow(weights, version)
-        if told is None:
+        changes = view.follow(weights, version)
+        if changes is None:
             known = view.weights.copy()
             assert known.tobytes() == weights.tobytes()
         else:
-            assert len(told.blocks) <= WHOLE_FROM * PARAMETERS + BUFFERS
-            write_to(known, told)
+            assert len(changes.blocks) <= WHOLE_FROM * PARAMETERS + BUFFERS
+            write_to(known, changes)
         assert known.tobytes() == view.weights.tobytes()
         assert known[PARAMETERS:].tobytes() == weights[PARAMETERS:].tobytes()
 
@@ -63,7 +63,7 @@ def test_no_weight_is_off_by_more_than_its_share(
     seed: int, scale: float, significance: float
 ) -> None:
     first, *later = steps(seed, 6, scale)
-    view = View(first, PARAMETERS, Compression(significance))
+    view = KnownWeights(first, PARAMETERS, Compression(significance))
     for version, weights in enumerate(later, 1):
         view.follow(weights, version)
         own = weights[:PARAMETERS].astype(np.float64)
@@ -74,32 +74,32 @@ def test_no_weight_is_off_by_more_than_its_share(
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.001, 10), st.floats(0, 10))
-def test_what_is_told_is_what_the_definition_finds_in_single_precision(
+def test_what_is_sent_is_what_the_definition_finds_in_single_precision(
     seed: int, scale: float, significance: float
 ) -> None:
     first, weights = steps(seed, 1, scale)
-    view = View(first, PARAMETERS, Compression(significance))
+    view = KnownWeights(first, PARAMETERS, Compression(significance))
     own, known = weights[:PARAMETERS], first[:PARAMETERS]
     floor = sqrt(np.dot(own, own) / max(np.count_nonzero(own), 1))
     wanted = np.abs(own - known) > np.maximum(np.abs(own), floor) * significance
     with patch("common.learning.significance._CHUNK", 64):
-        told = view.follow(weights, 1)
-    if told is None:
+        changes = view.follow(weights, 1)
+    if changes is None:
         assert np.count_nonzero(wanted) > WHOLE_FROM * PARAMETERS
     else:
-        assert told.blocks[:-BUFFERS].tolist() == np.flatnonzero(wanted).tolist()
+        assert changes.blocks[:-BUFFERS].tolist() == np.flatnonzero(wanted).tolist()
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.01, WHOLE_FROM))
-def test_of_a_share_the_largest_changes_are_told(seed: int, share: float) -> None:
+def test_of_a_share_the_largest_changes_are_reported(seed: int, share: float) -> None:
     first, weights = steps(seed, 1, 1.0)
-    view = View(first, PARAMETERS, Compression(changes=share))
-    told = view.follow(weights, 1)
+    view = KnownWeights(first, PARAMETERS, Compression(changes=share))
+    changes = view.follow(weights, 1)
     most = int(np.ceil(share * PARAMETERS))
-    if told is None:
+    if changes is None:
         assert most > WHOLE_FROM * PARAMETERS
         return
-    chosen = told.blocks[told.blocks < PARAMETERS]
+    chosen = changes.blocks[changes.blocks < PARAMETERS]
     assert len(chosen) == most
     off = np.abs(weights - first)[:PARAMETERS]
     assert off[chosen].min() >= np.delete(off, chosen).max(initial=0)
@@ -107,28 +107,28 @@ def test_of_a_share_the_largest_changes_are_told(seed: int, share: float) -> Non
 
 def test_a_small_weight_is_not_significant_for_its_own_sake() -> None:
     first = np.array([10.0, 1e-6, 0.0, 0.0], np.float32)
-    view = View(first, 4, Compression(0.5))
-    told = view.follow(np.array([10.0, 2e-6, 3e-6, 0.0], np.float32), 1)
-    assert told is not None
-    assert told.blocks.tolist() == []
-    told = view.follow(np.array([10.0, 2e-6, 6.0, 0.0], np.float32), 1)
-    assert told is not None
-    assert (told.blocks.tolist(), told.values.tolist()) == ([2], [[6.0]])
+    view = KnownWeights(first, 4, Compression(0.5))
+    changes = view.follow(np.array([10.0, 2e-6, 3e-6, 0.0], np.float32), 1)
+    assert changes is not None
+    assert changes.blocks.tolist() == []
+    changes = view.follow(np.array([10.0, 2e-6, 6.0, 0.0], np.float32), 1)
+    assert changes is not None
+    assert (changes.blocks.tolist(), changes.values.tolist()) == ([2], [[6.0]])
 
 
-def test_what_changes_back_is_not_told() -> None:
+def test_what_changes_back_is_not_reported() -> None:
     first = np.array([1.0, 1.0, 1.0], np.float32)
-    view = View(first, 3, Compression(0.1))
+    view = KnownWeights(first, 3, Compression(0.1))
     assert view.follow(first * np.float32(1.05), 1) is not None
-    told = view.follow(first, 2)
-    assert told is not None
-    assert told.blocks.tolist() == []
+    changes = view.follow(first, 2)
+    assert changes is not None
+    assert changes.blocks.tolist() == []
 
 
 def test_the_share_shrinks_with_the_root_of_the_version() -> None:
     first = np.ones(10, np.float32)
     moved = np.array([*[1.0] * 9, 1.2], np.float32)
     for version, expected in ((1, []), (5, []), (10, [9])):
-        told = View(first, 10, Compression(0.5)).follow(moved, version)
-        assert told is not None
-        assert told.blocks.tolist() == pytest.approx(expected)
+        changes = KnownWeights(first, 10, Compression(0.5)).follow(moved, version)
+        assert changes is not None
+        assert changes.blocks.tolist() == pytest.approx(expected)

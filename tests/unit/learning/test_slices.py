@@ -156,7 +156,7 @@ def test_digests_of_slices_add_up_to_that_of_the_whole(size: int, count: int, se
 
 
 @given(data=st.data())
-def test_a_digest_tells_a_torn_copy(data: st.DataObject) -> None:
+def test_digest_reveals_a_torn_copy(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 4 * BLOCK))
     before, after = drawn(size, 1), drawn(size, 2)
     torn = after.copy()

@@ -143,7 +143,7 @@ def tensors(**columns: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "wrong", "told"),
+    ("name", "options", "wrong", "expected"),
     [
         (
             "sparse-logistic",
@@ -178,7 +178,7 @@ def tensors(**columns: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
     ],
 )
 def test_what_has_no_weight_is_refused_by_name(
-    name: str, options: dict[str, int], wrong: dict[str, list[Any]], told: str
+    name: str, options: dict[str, int], wrong: dict[str, list[Any]], expected: str
 ) -> None:
     task = make_task(name, options)
     records = {"index": [[1]], "label": [1], "user": [1], "item": [1]} | wrong
@@ -187,7 +187,7 @@ def test_what_has_no_weight_is_refused_by_name(
         value=np.ones((1, 1), np.float32),
         rating=np.ones(1, np.float32),
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         task.losses(task.forward(build_model(task, 0), columns), columns)
 
 

@@ -68,7 +68,7 @@ def test_an_entrypoint_is_imported_only_if_it_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
         ("x = 1", "has no attribute 'Mine'"),
@@ -78,15 +78,15 @@ def test_an_entrypoint_is_imported_only_if_it_is_allowed() -> None:
     ],
 )
 def test_what_is_not_installed_here_is_missing_which_is_no_fault_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
 ) -> None:
     entrypoint = _module(tmp_path, monkeypatch, source)
-    with pytest.raises(TaskMissingError, match=told):
+    with pytest.raises(TaskMissingError, match=expected):
         make_task(entrypoint, {}, allowed=[entrypoint])
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         ("{}['typo']", "importing it raised KeyError: 'typo'"),
         ("def Mine(: pass", "importing it raised SyntaxError"),
@@ -98,10 +98,10 @@ def test_what_is_not_installed_here_is_missing_which_is_no_fault_of_the_job(
     ],
 )
 def test_a_task_that_raises_or_lacks_a_method_is_the_users_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
 ) -> None:
     entrypoint = _module(tmp_path, monkeypatch, source)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=expected) as caught:
         make_task(entrypoint, {}, allowed=[entrypoint])
     assert not isinstance(caught.value, TaskMissingError)
 

@@ -38,7 +38,7 @@ def test_a_run_that_keeps_every_bar_does_not_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "expected"),
     [
         (replace(WELL, drained_s=None, behind="3 batches waiting"), "3 batches waiting"),
         (replace(WELL, unlearned=[Unlearned(7, -2.0)]), "1 weights are wrong: 7: -2"),
@@ -49,16 +49,16 @@ def test_a_run_that_keeps_every_bar_does_not_fail() -> None:
     ],
 )
 def test_what_must_not_be_fails_a_run_however_busy_the_machine_is(
-    found: Outcome, told: str
+    found: Outcome, expected: str
 ) -> None:
     (failure,) = found.failures()
-    assert told in failure
+    assert expected in failure
     assert found.slow() == []
     assert found.as_data()["failures"] == [failure]
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "expected"),
     [
         (replace(WELL, applied_s=(0.0, 8.1)), "longest pause: 8.10 s, expected at most 8 s"),
         (replace(WELL, drained_s=10.1), "drained after 10.1 s, expected at most 10 s"),
@@ -71,9 +71,9 @@ def test_what_must_not_be_fails_a_run_however_busy_the_machine_is(
         (replace(WELL, burn=2, drained_s=20.1), "expected at most 20 s"),
     ],
 )
-def test_a_missed_bar_of_time_fails_a_run(found: Outcome, told: str) -> None:
+def test_a_missed_bar_of_time_fails_a_run(found: Outcome, expected: str) -> None:
     (failure,) = found.failures()
-    assert told in failure
+    assert expected in failure
     assert found.as_data()["slow"] == [failure]
 
 

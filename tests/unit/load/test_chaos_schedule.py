@@ -79,7 +79,7 @@ def test_at_most_three_targets_are_broken_at_once(seed: int, seconds: float) -> 
 
 
 @given(SEEDS, st.sampled_from([*KINDS, *LOSSES]))
-def test_a_schedule_of_one_kind_strikes_when_its_target_is_whole(seed: int, kind: Kind) -> None:
+def test_schedule_of_one_kind_hits_when_its_target_is_whole(seed: int, kind: Kind) -> None:
     faults = draw(seed, 300.0, SIZES, [kind])
     assert {fault.kind for fault in faults} == {kind.name}
     assert len({fault.at_s for fault in faults}) == len(faults)

@@ -11,7 +11,7 @@ import pytest
 
 from common.config.settings import Settings
 from common.embedded.process import Child
-from common.embedded.services import Service
+from common.embedded.services import EmbeddedService
 from load.faults.fleet import Fleet, Slot
 from load.harness.stack import await_until
 
@@ -24,7 +24,7 @@ LATER = float("inf")  # so late that everything that waits for a time is due
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 
-class Sleeper(Service):
+class Sleeper(EmbeddedService):
     """A machine that does nothing until it is ended."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -76,7 +76,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.slot.stop()
 
 
-def test_a_killed_machine_comes_back_under_its_name_when_it_is_told_to(place: Place) -> None:
+def test_killed_machine_comes_back_under_its_name_on_request(place: Place) -> None:
     place.slot.kill()
     assert place.slot.look(LATER) is None
     assert place.machine.ended()
@@ -111,7 +111,7 @@ def test_a_frozen_machine_goes_on_when_it_is_brought_back(place: Place) -> None:
     assert place.machine.lives == 1
 
 
-def test_an_exit_that_nobody_asked_for_is_told_once_and_made_good_later(place: Place) -> None:
+def test_an_exit_that_nobody_asked_for_is_reported_once_and_made_good_later(place: Place) -> None:
     place.machine.kill()  # not by the fleet
     found = place.slot.look(0.0)
     assert found is not None

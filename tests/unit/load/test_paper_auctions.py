@@ -56,10 +56,10 @@ def test_what_is_evicted_is_paid_as_the_bill_of_the_old_market_says(ran_steps: i
 
 
 def test_start_up_evictions_checkpoints_and_reliable_machines_cost_time_and_money() -> None:
-    calm = auctions([0.5] * 200)
-    assert done(calm, 1.0, start_s=90.0).runtime_s == pytest.approx(3690.0)
-    assert done(calm, 1.0, checkpoint_share=0.2).runtime_s == pytest.approx(4500.0)
-    assert done(calm, 1.0, reliable_usd_per_hour=3.0).usd == pytest.approx(3.5)
+    idle = auctions([0.5] * 200)
+    assert done(idle, 1.0, start_s=90.0).runtime_s == pytest.approx(3690.0)
+    assert done(idle, 1.0, checkpoint_share=0.2).runtime_s == pytest.approx(4500.0)
+    assert done(idle, 1.0, reliable_usd_per_hour=3.0).usd == pytest.approx(3.5)
     lost = done(auctions([0.5, 2.0] + [0.5] * 200), 1.0, eviction_s=90.0)
     assert lost.runtime_s == pytest.approx(3600.0 + STEP_S)  # it stood still anyway
 

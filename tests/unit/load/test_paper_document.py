@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.spot.experiments.results import PoolUse, Run, Spread, Summary
+from common.spot.experiments.results import PoolUse, RunsSummary, SimulatedRun, Spread
 from load.paper import plots
 from load.paper.document import Section, interval, listed, percent, write
 
@@ -87,8 +87,8 @@ def test_plots_are_small_enough_to_be_kept_beside_the_text(tmp_path: Path) -> No
         f"group {number}": {f"series {each}": costs for each in range(30)} for number in range(4)
     }
     machines = (PoolUse("spot", 24.0, 1.0, 1, 0),)
-    run = Run(1, 0, True, 6000.0, 6400.0, 10.0, 30.0, machines)  # noqa: FBT003 -- finished
-    one = Summary.of([run, replace(run, runtime_s=7000.0)])
+    run = SimulatedRun(1, 0, True, 6000.0, 6400.0, 10.0, 30.0, machines)  # noqa: FBT003 -- finished
+    one = RunsSummary.of([run, replace(run, runtime_s=7000.0)])
     curve = {"times_s": np.array([1.0, 10.0]), "dispersion": np.array([0.05, 0.001])}
     figures = {
         "bars.png": plots.bars([("static", spread, 0.695, 0.7986), ("drawn", spread, None, None)]),

@@ -67,7 +67,7 @@ def connected(proxy: Proxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), PATIENCE_S)
 
 
-def heard(connection: socket.socket, length: int) -> bytes:
+def read_exactly(connection: socket.socket, length: int) -> bytes:
     data = b""
     while len(data) < length and (more := connection.recv(1 << 16)):
         data += more
@@ -104,20 +104,20 @@ def test_bytes_pass_in_both_directions_whole_and_in_order(proxy: Proxy) -> None:
     message = bytes(range(256)) * 4096
     with connected(proxy) as connection:
         threading.Thread(target=connection.sendall, args=(message,), daemon=True).start()
-        assert heard(connection, len(message)) == message
+        assert read_exactly(connection, len(message)) == message
 
 
 def test_the_end_of_one_side_reaches_the_other(proxy: Proxy) -> None:
     with connected(proxy) as connection:
         connection.sendall(b"last")
         connection.shutdown(socket.SHUT_WR)
-        assert heard(connection, 5) == b"last"
+        assert read_exactly(connection, 5) == b"last"
 
 
-def test_while_cut_nothing_passes_and_nobody_is_told(proxy: Proxy) -> None:
+def test_while_cut_nothing_passes_and_nobody_is_notified(proxy: Proxy) -> None:
     with connected(proxy) as old:
         old.sendall(b"before")
-        assert heard(old, 6) == b"before"
+        assert read_exactly(old, 6) == b"before"
         proxy.cut()
         with connected(proxy) as new:
             old.sendall(b"held")
@@ -125,14 +125,14 @@ def test_while_cut_nothing_passes_and_nobody_is_told(proxy: Proxy) -> None:
             assert silent(old)
             assert silent(new)
             proxy.heal()
-            assert heard(old, 4) == b"held"
-            assert heard(new, 3) == b"new"
+            assert read_exactly(old, 4) == b"held"
+            assert read_exactly(new, 3) == b"new"
 
 
 def test_refusing_ends_what_is_there_and_what_comes(proxy: Proxy) -> None:
     with connected(proxy) as old:
         old.sendall(b"before")
-        assert heard(old, 6) == b"before"
+        assert read_exactly(old, 6) == b"before"
         proxy.refuse()
         assert is_over(old)
     assert refused(proxy)
@@ -141,7 +141,7 @@ def test_refusing_ends_what_is_there_and_what_comes(proxy: Proxy) -> None:
 def test_refusing_ends_connections_that_were_cut(proxy: Proxy) -> None:
     with connected(proxy) as connection:
         connection.sendall(b"before")
-        assert heard(connection, 6) == b"before"
+        assert read_exactly(connection, 6) == b"before"
         proxy.cut()
         connection.sendall(b"held")
         proxy.refuse()
@@ -153,7 +153,7 @@ def test_slow_bytes_arrive_nevertheless(proxy: Proxy) -> None:
         proxy.slow(SILENCE_S)
         connection.sendall(b"late")
         assert silent(connection)
-        assert heard(connection, 4) == b"late"
+        assert read_exactly(connection, 4) == b"late"
 
 
 def test_after_healing_new_connections_work(proxy: Proxy) -> None:
@@ -162,13 +162,13 @@ def test_after_healing_new_connections_work(proxy: Proxy) -> None:
         proxy.heal()
         with connected(proxy) as connection:
             connection.sendall(b"well")
-            assert heard(connection, 4) == b"well"
+            assert read_exactly(connection, 4) == b"well"
 
 
 def test_a_server_that_is_away_looks_away(proxy: Proxy, echo: Echo) -> None:
     with connected(proxy) as connection:
         connection.sendall(b"before")
-        assert heard(connection, 6) == b"before"
+        assert read_exactly(connection, 6) == b"before"
     echo.close()
     proxy.pass_on_to(1)  # nobody listens there
     assert refused(proxy)

@@ -6,7 +6,7 @@ import pytest
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.learning.optimizers import OptimizerSettings
-from common.spot.experiments.protocol import Job
+from common.spot.experiments.protocol import SimulatedJob
 from load.harness.rows import ratings_like
 from load.synchronisation import GRADIENT_S, batches_per_s, damped_over_slots
 from load.throughput.learning import Learning
@@ -31,8 +31,8 @@ def test_a_growing_fleet_is_faster_by_staleness_than_at_the_rate_of_all_its_slot
 @pytest.mark.parametrize(("staleness", "gain"), [(0, 1.5), (1, 2.4)])
 def test_a_slow_worker_holds_nobody_up(staleness: int, gain: float) -> None:
     given = SynchronisationSpec(mode="stale", staleness=staleness) if staleness else SYNCHRONOUS
-    all_slow = batches_per_s([0.25] * 8, Job(8, 1, 60, GRADIENT_S), variation=0.0)
+    all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, 60, GRADIENT_S), variation=0.0)
 
-    found = batches_per_s([*[1.0] * 7, 0.25], Job(8, 1, 60, GRADIENT_S, given))
+    found = batches_per_s([*[1.0] * 7, 0.25], SimulatedJob(8, 1, 60, GRADIENT_S, given))
 
     assert found > gain * all_slow

@@ -13,7 +13,7 @@ from load.faults.tiers import BARS, Reached, Tiers, tier_of
 from load.harness.updates import Fallback
 
 if TYPE_CHECKING:
-    from common.embedded.services import Service
+    from common.embedded.services import EmbeddedService
     from load.harness.counting import CountingJob
 
 BASE, HEAD = ModelId(1, 40), ModelId(1, 47)
@@ -49,7 +49,7 @@ class _Job:
 
 def fleet() -> tuple[Fleet, list[_Machine]]:
     machines = [_Machine(f"w{n + 1}") for n in range(6)]
-    slots = [Slot(lambda _life, m=machine: cast("Service", m)) for machine in machines]  # type: ignore[misc]
+    slots = [Slot(lambda _life, m=machine: cast("EmbeddedService", m)) for machine in machines]  # type: ignore[misc]
     return Fleet(slots), machines
 
 

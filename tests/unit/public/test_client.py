@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import doll
 import doll.events
-from common.api.answers import EVENT_DATA, JobAnswer, Progress, UpdateEvent
+from common.api.answers import EVENT_DATA, JobAnswer, ProgressAnswer, UpdateEvent
 from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Span
 from common.jobs.build import task_of
@@ -139,7 +139,7 @@ def test_a_job_that_was_purged_leaves_its_name_to_another(world: World) -> None:
         job.status()
 
 
-def test_what_is_wrong_is_told_with_what_to_do(world: World) -> None:
+def test_what_is_wrong_is_reported_with_a_remedy(world: World) -> None:
     world.streams("clinic-a")
     client = client_of(world)
     with pytest.raises(doll.UserError, match="group_size: must be at least 1"):
@@ -169,7 +169,7 @@ def test_service_and_key_come_from_the_environment(
 
 def test_what_is_read_of_answers_is_what_the_document_says() -> None:
     for ours, theirs in (
-        *((jobs.Update, UpdateEvent), (jobs.Progress, Progress), (jobs.Status, JobAnswer)),
+        *((jobs.Update, UpdateEvent), (jobs.Progress, ProgressAnswer), (jobs.Status, JobAnswer)),
     ):
         assert set(ours.__struct_fields__) <= theirs.model_fields.keys()
     assert set(jobs._OVER) < set(get_args(Word))  # noqa: SLF001 -- the words are the API's
@@ -215,7 +215,7 @@ def test_a_change_is_asked_again_only_where_it_did_not_arrive(first: int | str, 
     assert asked == ["PATCH"] * times
 
 
-def test_a_service_that_is_none_is_told() -> None:
+def test_address_of_no_service_is_reported() -> None:
     client = played(lambda _: httpx2.Response(200, content=b"<html>"))
     with pytest.raises(doll.OutsideError, match="does not answer as an admin service"):
         client.jobs()
@@ -255,12 +255,20 @@ def made(version: int, epoch: int = 0) -> dict[str, Any]:
 def test_updates_go_on_where_a_connection_broke_and_none_comes_twice() -> None:
     progress = jobs.Progress(1, 0, None, {}, None, None, None, None, 0, 0, 0, 0)
     status = jobs.Status("digits", "running", "", "running", "", 0, 0.0, {}, progress)
-    told = dict(msgspec.to_builtins(status))
-    over = {**told, "state": "finished", "progress": {**told["progress"], "version": 9}}
+    status_event = dict(msgspec.to_builtins(status))
+    over = {
+        **status_event,
+        "state": "finished",
+        "progress": {**status_event["progress"], "version": 9},
+    }
     streams = [
-        Broken((0, "job", told), (1, "update", made(2)), (2, "update", made(3)), whole=False),
+        Broken(
+            (0, "job", status_event), (1, "update", made(2)), (2, "update", made(3)), whole=False
+        ),
         Broken((3, "update", made(4)), whole=True),
-        Broken((0, "job", told), (1, "update", made(4)), (2, "update", made(5)), whole=False),
+        Broken(
+            (0, "job", status_event), (1, "update", made(4)), (2, "update", made(5)), whole=False
+        ),
         Broken((3, "member", {}), (4, "update", made(3, epoch=7)), (5, "job", over), whole=True),
     ]
     begun = list[str]()
@@ -281,7 +289,7 @@ def test_updates_go_on_where_a_connection_broke_and_none_comes_twice() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_service_that_stays_away_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_stays_away_is_reported_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("nobody listens")
 

@@ -88,7 +88,7 @@ def test_only_trainable_parameters_are_counted() -> None:
     assert doll.check_task(Frozen(), BATCH).parameters == 1
 
 
-def test_reserved_name_of_a_metric_and_a_detached_loss_are_told_by_the_check() -> None:
+def test_reserved_name_of_a_metric_and_a_detached_loss_are_found_by_the_check() -> None:
     class Named(Line):
         def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {"loss": outputs - records["y"]}
@@ -113,7 +113,7 @@ def test_a_metric_without_any_value_is_left_out_of_the_check() -> None:
     assert doll.check_task(Partial(), BATCH).metrics == {"some": 2.0}
 
 
-def test_a_task_that_is_wrong_is_told_so() -> None:
+def test_a_task_that_is_wrong_is_reported_so() -> None:
     with pytest.raises(doll.WrongTaskError, match=r"losses.*public"):
         doll.check_task(Mean(), BATCH)
     with pytest.raises(doll.TaskError, match="KeyError"):
@@ -161,10 +161,10 @@ def test_the_installed_package_is_called_doll_and_reading_a_job_needs_no_torch(
     tmp_path: Path,
 ) -> None:
     code = f"import doll, sys; print(doll.load_job({str(JOB)!r}).name, 'torch' in sys.modules)"
-    told = subprocess.run(  # noqa: S603 -- our own command line
+    result = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert told.stdout.split() == ["digits", "False"]
+    assert result.stdout.split() == ["digits", "False"]
 
 
 def test_of_the_client_alone_there_is_all_but_tasks_and_job_specifications(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ assert "torch" not in sys.modules
 """
     (tmp_path / "doll").symlink_to(DOLL)
     (tmp_path / "common.py").touch()  # somebody else's
-    told = subprocess.run(  # noqa: S603 -- our own command line
+    result = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env={"PYTHONPATH": str(tmp_path)},
@@ -189,7 +189,7 @@ assert "torch" not in sys.modules
         text=True,
         check=True,
     )
-    absent, *refused = told.stdout.splitlines()
+    absent, *refused = result.stdout.splitlines()
     assert refused == absent.split() != []
 
 

@@ -26,9 +26,7 @@ def all_text(error: BaseException) -> str:
         (f"redis://doll:{PASSWORD}@127.0.0.1:6379/0", RedisAccess()),
     ],
 )
-def test_a_server_that_repeats_our_password_does_not_get_it_told(
-    url: str, access: RedisAccess
-) -> None:
+def test_password_that_a_server_repeats_is_not_shown(url: str, access: RedisAccess) -> None:
     client = client_of(url, access)
     said = f"unknown command 'AUTH', with args beginning with: 'doll' '{PASSWORD}'"
     try:
@@ -56,7 +54,7 @@ def test_a_fault_keeps_what_it_came_from() -> None:
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "DOLL_REDIS_CERT and DOLL_REDIS_KEY"),
     ],
 )
-def test_trouble_with_tls_is_no_absence(reason: str, advice: str) -> None:
+def test_failure_of_tls_is_no_absence(reason: str, advice: str) -> None:
     cause = ssl.SSLError(1, "trouble")
     cause.reason = reason
     error = redis.ConnectionError("Error 1 connecting")
@@ -82,10 +80,10 @@ def test_a_connection_that_broke_may_come_back() -> None:
         f"redis://:{PASSWORD}/x@127.0.0.1",
     ],
 )
-def test_a_url_that_the_client_does_not_understand_is_not_told(url: str) -> None:
-    with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part") as told:
+def test_url_that_the_client_does_not_understand_is_not_shown(url: str) -> None:
+    with pytest.raises(UserError, match="DOLL_REDIS: the URL has a part") as raised:
         client_of(url, RedisAccess())
-    assert PASSWORD not in all_text(told.value)
+    assert PASSWORD not in all_text(raised.value)
 
 
 def test_certificates_are_for_tls_alone() -> None:

@@ -12,7 +12,7 @@ from common.redis.board import RedisBoard
 if TYPE_CHECKING:
     from common.redis.server import Command
 
-HEARS = 1  # listeners to a worker's channel, while its process lives
+LISTENERS = 1  # listeners to a worker's channel, while its process lives
 
 
 class Beats:
@@ -35,7 +35,7 @@ class Beats:
             case "MGET":
                 return [self.beats.get(worker) for worker in workers]
             case "PUBSUB":
-                return [each for worker in workers[1:] for each in (worker, HEARS)]
+                return [each for worker in workers[1:] for each in (worker, LISTENERS)]
         raise AssertionError(name)
 
 

@@ -103,9 +103,9 @@ def test_a_replay_began_when_the_market_file_was_changed_or_when_it_says(
     later_s = Path(settings.market).stat().st_mtime + 1e6
     os.utime(settings.market, (later_s, later_s))
     assert open_prices(settings, market).look()[Offer("spot")] == 0.3
-    told = market.model_copy(update={"replayed_from_s": later_s})
+    replayed = market.model_copy(update={"replayed_from_s": later_s})
     os.utime(settings.market, (0.0, 0.0))
-    assert open_prices(settings, told).look()[Offer("spot")] == 0.3
+    assert open_prices(settings, replayed).look()[Offer("spot")] == 0.3
 
 
 def test_a_replay_needs_the_market_file_or_its_word(settings: Settings) -> None:
@@ -165,17 +165,17 @@ def test_a_machine_whose_zone_nobody_knows_reads_from_anywhere_and_says_so(
 
 
 def test_readers_of_streams_alone_look_for_replicas_where_we_are() -> None:
-    told = kafka_settings(Settings(kafka_client_rack="b"), "w1")
-    assert member_properties(told, "g", "m", hold=False)["client.rack"] == "b"
-    assert reader_properties(told)["client.rack"] == "b"  # of batches, too
-    assert tail_properties(told)["client.rack"] == ""
+    kafka = kafka_settings(Settings(kafka_client_rack="b"), "w1")
+    assert member_properties(kafka, "g", "m", hold=False)["client.rack"] == "b"
+    assert reader_properties(kafka)["client.rack"] == "b"  # of batches, too
+    assert tail_properties(kafka)["client.rack"] == ""
 
 
 def test_a_property_of_the_client_is_worth_more_than_our_own_choice() -> None:
     settings = read_settings({"DOLL_KAFKA_LINGER_MS": "50", "DOLL_KAFKA_SOCKET_TIMEOUT_MS": "3000"})
-    told = kafka_settings(settings, "w1")
-    assert writer_properties(told)["linger.ms"] == "50"
-    assert client_properties(told)["socket.timeout.ms"] == "3000"
+    kafka = kafka_settings(settings, "w1")
+    assert writer_properties(kafka)["linger.ms"] == "50"
+    assert client_properties(kafka)["socket.timeout.ms"] == "3000"
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_a_token_for_amazon_msk_is_a_request_signed_for_the_region_of_the_broker
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "its-secret-key")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
     settings = read_settings({"DOLL_KAFKA": bootstrap, "DOLL_KAFKA_SASL_MECHANISM": "AWS_MSK_IAM"})
-    told = kafka_settings(settings, "w1")
-    assert told.properties["sasl.mechanism"] == "OAUTHBEARER"
-    assert told.token is not None
-    token, until_s = told.token("")
+    kafka = kafka_settings(settings, "w1")
+    assert kafka.properties["sasl.mechanism"] == "OAUTHBEARER"
+    assert kafka.token is not None
+    token, until_s = kafka.token("")
     request = base64.urlsafe_b64decode(token + "==").decode()
     assert request.startswith(f"https://kafka.{region}.amazonaws.com/?Action=kafka-cluster")
     assert "its-secret-key" not in request
     assert 0 < until_s - time.time() <= 900
-    assert client_properties(told)["oauth_cb"] is told.token
+    assert client_properties(kafka)["oauth_cb"] is kafka.token
 
 
 def test_brokers_of_amazon_msk_whose_region_nobody_names_are_refused(
@@ -224,7 +224,7 @@ def test_brokers_of_amazon_msk_whose_region_nobody_names_are_refused(
         ("redis://127.0.0.1", "localhost", "127.0.0.1"),
     ],
 )
-def test_others_reach_a_machine_where_it_reaches_redis_unless_told(
+def test_others_reach_a_machine_where_it_reaches_redis_unless_set_otherwise(
     redis: str, advertise: str, found: str
 ) -> None:
     assert advertised(Settings(redis=redis, advertise=advertise)) == found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.runtime import healthcheck
-from common.runtime.healthcheck import HEALTHY, UNHEALTHY, USAGE, main, trouble
+from common.runtime.healthcheck import HEALTHY, UNHEALTHY, USAGE, find_problem, main
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdog, serve
 from tests.fakes.clock import ManualClock
@@ -70,14 +70,17 @@ def test_a_process_is_well_until_its_loop_stands_still(
 def test_a_process_that_takes_connections_and_says_nothing_is_ill() -> None:
     with socket.create_server((HERE, 0)) as frozen:
         port = str(frozen.getsockname()[1])
-        assert trouble(HERE, port, timeout_s=0.05) == f"no answer from {HERE}:{port} within 0.05 s"
+        assert (
+            find_problem(HERE, port, timeout_s=0.05)
+            == f"no answer from {HERE}:{port} within 0.05 s"
+        )
 
 
 def test_a_process_that_is_gone_or_answers_nonsense_is_ill(nonsense: int) -> None:
     with socket.create_server((HERE, 0)) as gone:
         port = str(gone.getsockname()[1])
-    assert "refused" in trouble(HERE, port)
-    assert trouble(HERE, str(nonsense)) == f"{HERE}:{nonsense} answers with status ''"
+    assert "refused" in find_problem(HERE, port)
+    assert find_problem(HERE, str(nonsense)) == f"{HERE}:{nonsense} answers with status ''"
 
 
 @pytest.mark.parametrize("port", ["", "0", "65536", "x", "-1"])
@@ -102,7 +105,7 @@ def test_help_has_an_example_and_anything_else_is_a_mistake(
     assert "usage: " in capsys.readouterr().err
 
 
-def test_as_a_command_it_loads_next_to_nothing_and_tells_by_its_exit_code() -> None:
+def test_as_a_command_it_loads_next_to_nothing_and_answers_by_its_exit_code() -> None:
     port = serve(ProcessMetrics("worker"), Watchdog(), HERE, 0)
     environment = {**os.environ, "DOLL_METRICS_PORT": str(port)}
     peek = (

@@ -22,7 +22,7 @@ from tests.unit.jobs.test_spec import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.runtime.supervisor import Fault
+    from common.runtime.supervisor import PreviousFault
 
 PATIENCE_S = 120.0
 
@@ -69,7 +69,7 @@ class World:
         self,
         wanted: Callable[[], JobRecord | None],
         wake: Callable[[], None],
-        fault: Fault | None,
+        fault: PreviousFault | None,
     ) -> Part:
         del wake, fault
         self.made += 1
@@ -98,7 +98,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         pause.wait(0.005)
 
 
-def test_an_actor_hears_of_each_change_and_of_nothing_else(world: World) -> None:
+def test_actor_sees_each_change_and_nothing_else(world: World) -> None:
     first = record()
     world.jobs.follow({"digits": first})
     until(lambda: world.seen == ["submitted"], "it has begun")

@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.runtime.schedule import Schedule
+from common.runtime.schedule import TurnSchedule
 
 JOBS = st.sampled_from("abcd")
 
 
 def test_a_job_has_its_first_turn_at_once() -> None:
-    schedule = Schedule[str]()
+    schedule = TurnSchedule[str]()
 
     schedule.add("a")
 
@@ -20,7 +20,7 @@ def test_a_job_has_its_first_turn_at_once() -> None:
 
 
 def test_a_job_is_not_given_out_again_before_its_turn_is_over() -> None:
-    schedule = Schedule[str]()
+    schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
 
@@ -30,7 +30,7 @@ def test_a_job_is_not_given_out_again_before_its_turn_is_over() -> None:
 
 
 def test_a_wake_up_during_a_turn_makes_another_one_follow() -> None:
-    schedule = Schedule[str]()
+    schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
     schedule.wake("a")
@@ -41,7 +41,7 @@ def test_a_wake_up_during_a_turn_makes_another_one_follow() -> None:
 
 
 def test_wake_ups_between_two_turns_are_one() -> None:
-    schedule = Schedule[str]()
+    schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
     schedule.done("a", inf)
@@ -54,7 +54,7 @@ def test_wake_ups_between_two_turns_are_one() -> None:
 
 
 def test_who_was_woken_is_not_called_once_more_at_the_time_that_it_had_named_before() -> None:
-    schedule = Schedule[str]()
+    schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
     schedule.done("a", 5.0)
@@ -66,7 +66,7 @@ def test_who_was_woken_is_not_called_once_more_at_the_time_that_it_had_named_bef
 
 
 def test_times_that_no_longer_count_do_not_pile_up() -> None:
-    schedule = Schedule[str]()
+    schedule = TurnSchedule[str]()
     schedule.add("a")
     for turn in range(10_000):
         schedule.next(0.0)
@@ -77,7 +77,7 @@ def test_times_that_no_longer_count_do_not_pile_up() -> None:
 
 
 def test_who_is_forgotten_is_woken_in_vain() -> None:
-    schedule = Schedule[str]()
+    schedule = TurnSchedule[str]()
     schedule.add("a")
     schedule.next(0.0)
 
@@ -92,7 +92,7 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.schedule = Schedule[str]()
+        self.schedule = TurnSchedule[str]()
         self.now = 0.0
         self.running = set[str]()
         self.owed = dict[str, float]()  # since when a job is to have a turn; inf: not at all

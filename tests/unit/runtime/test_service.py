@@ -26,7 +26,7 @@ from common.kafka.table import NUMBER
 from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime import jobs, service
-from common.runtime.jobs import Opened, follow_jobs
+from common.runtime.jobs import OpenedServers, follow_jobs
 from common.runtime.service import ServiceProcess, run
 from common.telemetry.metrics.registry import ProcessMetrics
 from tests.unit.jobs.test_spec import TEXT
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.runtime.jobs import MakePart
-    from common.runtime.supervisor import Fault
+    from common.runtime.supervisor import PreviousFault
 
 pytestmark = pytest.mark.usefixtures("process_logging", "handlers")
 PATIENCE_S = 120.0
@@ -84,7 +84,7 @@ def fail(_process: ServiceProcess) -> None:
     raise ValueError("a fault")
 
 
-def test_a_process_that_was_told_to_end_ends_well() -> None:
+def test_process_that_was_asked_to_end_ends_well() -> None:
     def work(process: ServiceProcess) -> None:
         assert (process.service, process.name) == ("worker", "w1")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -124,23 +124,23 @@ def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
         gc.enable()
 
 
-def test_settings_that_make_no_sense_are_told_in_a_line(
+def test_settings_that_make_no_sense_are_reported_in_a_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("provisioner", "p1", refuse) == EXIT_USAGE
     assert capsys.readouterr().err == "provisioner: DOLL_MARKET: must name a file\n"
     monkeypatch.setenv("DOLL_THREADS", "many")
     assert run("provisioner", "p1", fail) == EXIT_USAGE
-    told = 'provisioner: DOLL_THREADS: must be a whole number, got "many"\n'
-    assert capsys.readouterr().err == told
+    output = 'provisioner: DOLL_THREADS: must be a whole number, got "many"\n'
+    assert capsys.readouterr().err == output
 
 
 def test_a_fault_is_logged_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("worker", "w1", fail, called="worker") == service.EXIT_FAILED
-    told = capsys.readouterr().err
-    assert " error worker_failed service=worker worker=w1\n" in told
-    assert "in fail\n" in told
-    assert "ValueError: a fault" in told
+    output = capsys.readouterr().err
+    assert " error worker_failed service=worker worker=w1\n" in output
+    assert "in fail\n" in output
+    assert "ValueError: a fault" in output
 
 
 def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,12 +166,12 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
 GONE = "embedded:/nonexistent/kafka.sock"
 
 
-def untold(_opened: Opened) -> MakePart:
+def untold(_opened: OpenedServers) -> MakePart:
     raise AssertionError("nothing is open")
 
 
 def no_part(
-    _wanted: Callable[[], JobRecord | None], _wake: Callable[[], None], _fault: Fault | None
+    _wanted: Callable[[], JobRecord | None], _wake: Callable[[], None], _fault: PreviousFault | None
 ) -> Recorded:
     raise AssertionError("no job begins")
 
@@ -179,18 +179,18 @@ def no_part(
 class Recorded:
     """An actor, and what it is made of."""
 
-    def __init__(self, what: str, told: list[str], at_turn: Callable[[], None]) -> None:
-        self._what, self._told, self._at_turn = what, told, at_turn
+    def __init__(self, what: str, recorded: list[str], at_turn: Callable[[], None]) -> None:
+        self._what, self._recorded, self._at_turn = what, recorded, at_turn
 
     def turn(self) -> float | None:
         """Tell of it."""
-        self._told.append(f"turn of {self._what}")
+        self._recorded.append(f"turn of {self._what}")
         self._at_turn()
         return inf
 
     def close(self) -> None:
         """Likewise."""
-        self._told.append(f"{self._what} closed")
+        self._recorded.append(f"{self._what} closed")
 
 
 def on(process: ServiceProcess, log: MemoryLog) -> ServiceProcess:
@@ -198,57 +198,57 @@ def on(process: ServiceProcess, log: MemoryLog) -> ServiceProcess:
     return process._replace(open_servers=lambda *_: (log, MemoryBoards(MemoryRedis())))
 
 
-class ToldLog(MemoryLog):
+class RecordedLog(MemoryLog):
     """Tells when it is closed."""
 
-    def __init__(self, told: list[str]) -> None:
+    def __init__(self, recorded: list[str]) -> None:
         super().__init__()
-        self._told = told
+        self._recorded = recorded
 
     def close(self) -> None:
         """Tell of it."""
-        self._told.append("Kafka closed")
+        self._recorded.append("Kafka closed")
 
 
 def test_jobs_end_before_what_they_are_made_of() -> None:
     #   jobs topic ─▶ digits begins ─▶ its turn ─▶ SIGTERM ─▶ job, what is shared, Kafka: closed
-    told = list[str]()
-    log = ToldLog(told)
+    recorded = list[str]()
+    log = RecordedLog(recorded)
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     JobStore(log).submit(parse_job(TEXT))
 
     def work(process: ServiceProcess) -> None:
-        def parts(opened: Opened) -> MakePart:
-            opened.closing.callback(lambda: told.append("shared closed"))
+        def parts(opened: OpenedServers) -> MakePart:
+            opened.closing.callback(lambda: recorded.append("shared closed"))
             return make
 
         def make(
             wanted: Callable[[], JobRecord | None],
             _wake: Callable[[], None],
-            _fault: Fault | None,
+            _fault: PreviousFault | None,
         ) -> Recorded:
             record = wanted()
             assert record is not None
-            return Recorded(record.spec.name, told, process.stopping.set)
+            return Recorded(record.spec.name, recorded, process.stopping.set)
 
         follow_jobs(
             *(on(process, log), ProcessMetrics("evaluator"), parts, lambda _record, new: new),
         )
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
-    assert told == ["turn of digits", "digits closed", "shared closed", "Kafka closed"]
+    assert recorded == ["turn of digits", "digits closed", "shared closed", "Kafka closed"]
 
 
 def test_actors_beside_others_have_threads_of_their_own() -> None:
     #   digits: all threads of the first kind hang ─▶ one of the other kind has its turn ─▶ SIGTERM
-    log, told, released = MemoryLog(), list[str](), threading.Event()
+    log, recorded, released = MemoryLog(), list[str](), threading.Event()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in ("a", "b", "c", "d", "e", "f", "g", "h", "digits"):
         JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
 
     def work(process: ServiceProcess) -> None:
         def actors(at_turn: Callable[[], None]) -> MakePart:
-            return lambda _wanted, _wake, _fault: Recorded("it", told, at_turn)
+            return lambda _wanted, _wake, _fault: Recorded("it", recorded, at_turn)
 
         def done() -> None:
             process.stopping.set()
@@ -282,7 +282,7 @@ def test_actors_beside_others_share_one_thread() -> None:
             if len(threads) == 4:
                 process.stopping.set()
 
-        def parts(_opened: Opened) -> MakePart:
+        def parts(_opened: OpenedServers) -> MakePart:
             return lambda _wanted, _wake, _fault: Recorded("it", [], at_turn)
 
         follow_jobs(

@@ -17,7 +17,7 @@ import pytest
 
 from common.errors import CorruptError, UnavailableError
 from common.runtime.faults import Patience
-from common.runtime.supervisor import LONG_S, Actor, Fault, Make, Supervised, Supervisor
+from common.runtime.supervisor import LONG_S, Actor, Make, PreviousFault, Supervised, Supervisor
 from common.telemetry.logging import event_logger, line_formatter
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
@@ -39,10 +39,10 @@ class _Script:
 
     def turn(self) -> float | None:
         self.had.put(next(self.numbers))
-        told = inf if self.turns.empty() else self.turns.get()
-        if isinstance(told, BaseException):
-            raise told
-        return told
+        turn = inf if self.turns.empty() else self.turns.get()
+        if isinstance(turn, BaseException):
+            raise turn
+        return turn
 
     def close(self) -> None:
         self.closed.set()
@@ -67,12 +67,12 @@ class _House:
         logger.setLevel("INFO")
         logger.propagate = False
         metrics = self.meters
-        told = event_logger("tests.supervisor")
+        log = event_logger("tests.supervisor")
         self.supervisor = Supervisor(
-            metrics, self.watchdogs, told, threads=threads, patience=patience, clock=clock, **more
+            metrics, self.watchdogs, log, threads=threads, patience=patience, clock=clock, **more
         )
 
-    def told(self) -> list[dict[str, object]]:
+    def logged(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.lines.getvalue().splitlines()]
 
     def count(self, name: str, **labels: str) -> float | None:
@@ -84,15 +84,15 @@ class _Counts:
 
     def __init__(self, awaited: int) -> None:
         self.awaited = awaited
-        self.told = SimpleQueue[int]()
+        self.numbers = SimpleQueue[int]()
         self.inside = threading.Lock()
         self.seen = 0
         self.done = threading.Event()
 
     def turn(self) -> float | None:
         assert self.inside.acquire(blocking=False), "two turns at once"
-        while not self.told.empty():
-            self.told.get()
+        while not self.numbers.empty():
+            self.numbers.get()
             self.seen += 1
         if self.seen == self.awaited:
             self.done.set()
@@ -110,10 +110,10 @@ def _house() -> Iterator[_House]:
     assert house.supervisor.close(PATIENCE_S)
 
 
-def making(*actors: Actor, faults: SimpleQueue[Fault | None] | None = None) -> Make:
+def making(*actors: Actor, faults: SimpleQueue[PreviousFault | None] | None = None) -> Make:
     left = iter(actors)
 
-    def make(_wake: object, fault: Fault | None) -> Actor:
+    def make(_wake: object, fault: PreviousFault | None) -> Actor:
         if faults is not None:
             faults.put(fault)
         return next(left)
@@ -176,7 +176,7 @@ def test_an_exception_ends_its_own_actor_and_another_one_is_made(
 ) -> None:
     bad, after, innocent = _Script(), _Script(), _Script()
     bad.turns.put(error)
-    faults = SimpleQueue[Fault | None]()
+    faults = SimpleQueue[PreviousFault | None]()
     other = house.supervisor.begin("innocent", making(innocent))
     turns(innocent, 1)
 
@@ -200,7 +200,7 @@ def test_who_cannot_even_be_made_is_tried_again(house: _House) -> None:
     actor = _Script()
     tries = count()
 
-    def make(_wake: object, _fault: Fault | None) -> Actor:
+    def make(_wake: object, _fault: PreviousFault | None) -> Actor:
         if next(tries) < 3:
             raise RuntimeError("cannot be made")
         return actor
@@ -210,7 +210,7 @@ def test_who_cannot_even_be_made_is_tried_again(house: _House) -> None:
     turns(actor, 1)
 
 
-def test_what_cannot_be_closed_is_told_and_made_anew_nevertheless(house: _House) -> None:
+def test_what_cannot_be_closed_is_reported_and_made_anew_nevertheless(house: _House) -> None:
     class Sticky(_Script):
         def close(self) -> None:
             raise OSError("sticks")
@@ -221,10 +221,12 @@ def test_what_cannot_be_closed_is_told_and_made_anew_nevertheless(house: _House)
     house.supervisor.begin("digits", making(sticky, after))
 
     turns(after, 1)
-    assert "job_not_closed" in [line["event"] for line in house.told()]
+    assert "job_not_closed" in [line["event"] for line in house.logged()]
 
 
-def test_outage_that_keeps_an_actor_from_closing_is_told_once_by_its_turn(house: _House) -> None:
+def test_outage_that_keeps_an_actor_from_closing_is_reported_once_by_its_turn(
+    house: _House,
+) -> None:
     class Sticky(_Script):
         def close(self) -> None:
             raise UnavailableError("away")
@@ -236,7 +238,7 @@ def test_outage_that_keeps_an_actor_from_closing_is_told_once_by_its_turn(house:
     house.supervisor.begin("digits", making(first, second, after))
 
     turns(after, 1)
-    assert [line["event"] for line in house.told()] == ["job_waits"]
+    assert [line["event"] for line in house.logged()] == ["job_waits"]
 
 
 def test_a_fault_says_how_many_there_were_in_a_row(house: _House) -> None:
@@ -244,7 +246,7 @@ def test_a_fault_says_how_many_there_were_in_a_row(house: _House) -> None:
     actors = [_Script() for _ in range(5)]
     for actor, error in zip(actors, errors, strict=False):
         actor.turns.put(error)
-    faults = SimpleQueue[Fault | None]()
+    faults = SimpleQueue[PreviousFault | None]()
 
     house.supervisor.begin("digits", making(*actors, faults=faults))
     turns(actors[-1], 1)
@@ -266,10 +268,10 @@ def test_the_same_exception_is_logged_once_with_its_traceback(house: _House) -> 
     house.supervisor.begin("digits", making(*actors))
     turns(actors[-1], 1)
 
-    told = [line for line in house.told() if line["event"] == "job_failed"]
-    assert [line["reason"] for line in told] == ["KeyError: 0", "torn"]
-    assert "in turn" in str(told[0]["traceback"])
-    assert told[0]["job"] == "digits"
+    logged = [line for line in house.logged() if line["event"] == "job_failed"]
+    assert [line["reason"] for line in logged] == ["KeyError: 0", "torn"]
+    assert "in turn" in str(logged[0]["traceback"])
+    assert logged[0]["job"] == "digits"
 
 
 def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> None:
@@ -279,7 +281,7 @@ def test_a_server_that_is_away_is_no_failure_but_waited_for(house: _House) -> No
     house.supervisor.begin("digits", making(actor, after))
     turns(after, 1)
 
-    (line,) = house.told()
+    (line,) = house.logged()
     assert (line["event"], line["level"], line["reason"]) == (
         *("job_waits", "warning"),
         "Kafka is unavailable",
@@ -298,7 +300,7 @@ def test_jobs_that_wait_for_the_same_are_logged_once_for_an_outage() -> None:
         house.supervisor.begin(name, making(actor, after))
         turns(after, 1)
 
-    assert [line["job"] for line in house.told()] == ["a", "c"]
+    assert [line["job"] for line in house.logged()] == ["a", "c"]
     assert house.supervisor.close(PATIENCE_S)
 
 
@@ -309,7 +311,7 @@ def test_each_right_that_jobs_wait_for_is_logged(house: _House) -> None:
         house.supervisor.begin(name, making(actor, after))
         turns(after, 1)
 
-    assert [line["job"] for line in house.told()] == ["a", "b"]
+    assert [line["job"] for line in house.logged()] == ["a", "b"]
 
 
 def test_pauses_double_up_to_a_bound() -> None:
@@ -386,8 +388,8 @@ def test_a_turn_that_hangs_stops_nobody_and_makes_the_process_ill() -> None:
     turns(other, 1)
 
     assert house.watchdogs.complaint() == "a turn of job digits has made no progress for 101 s"
-    told = [line for line in house.told() if line["event"] == "turns_crowded"]
-    assert [line["long_turns_of"] for line in told] == ["digits"]
+    logged = [line for line in house.logged() if line["event"] == "turns_crowded"]
+    assert [line["long_turns_of"] for line in logged] == ["digits"]
     release.set()
     assert house.supervisor.close(PATIENCE_S)
     assert house.watchdogs.complaint() == ""
@@ -421,7 +423,7 @@ def test_long_turns_that_come_again_and_again_are_logged_once() -> None:
         turns(other, 1)
         hangs.wake()
     release.release()
-    events = [line["event"] for line in house.told()]
+    events = [line["event"] for line in house.logged()]
     assert events.count("turns_crowded") == 1
     assert events.count("turns_free") == 0
     assert house.supervisor.close(PATIENCE_S)
@@ -458,20 +460,20 @@ def test_no_wake_up_is_lost_and_no_job_is_ever_in_two_threads() -> None:
         for number, actor in enumerate(actors)
     ]
 
-    def tell() -> None:
+    def send() -> None:
         for number in range(rounds):
             for actor, handle in zip(actors, handles, strict=True):
-                actor.told.put(number)
+                actor.numbers.put(number)
                 handle.wake()
 
-    tellers = [threading.Thread(target=tell) for _ in range(2)]
+    tellers = [threading.Thread(target=send) for _ in range(2)]
     for teller in tellers:
         teller.start()
 
     assert all(actor.done.wait(PATIENCE_S) for actor in actors)
     for teller in tellers:
         teller.join(PATIENCE_S)
-    assert not [line for line in house.told() if line["event"] == "job_failed"]
+    assert not [line for line in house.logged() if line["event"] == "job_failed"]
     assert house.supervisor.close(PATIENCE_S)
 
 

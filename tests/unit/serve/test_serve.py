@@ -40,7 +40,7 @@ from common.kafka.memory import MemoryLog, MemoryTransactions
 from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded, records_of
 from common.kafka.schemas import JobSchemas
-from common.learning.errors import Origin, Raised, TaskError
+from common.learning.errors import ErrorOrigin, Raised, TaskError
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from common.data.fields import Columns
     from common.ports.servers import NewRecord
-    from common.storage.find import Wish
+    from common.storage.find import VersionSelector
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted
 
@@ -139,8 +139,8 @@ class World:
 
     spec: JobSpec = DIGITS
     model: type[ServedModel] = ServedModel
-    alias: Wish = "newest"
-    shadow_alias: Wish | None = None
+    alias: VersionSelector = "newest"
+    shadow_alias: VersionSelector | None = None
     predictions: str = ""
     log: MemoryLog = field(default_factory=MemoryLog)
     redis: MemoryRedis = field(default_factory=MemoryRedis)
@@ -152,8 +152,12 @@ class World:
     @cached_property
     def models(self) -> list[ServedModel]:
         """What is served, and its shadow."""
-        wishes = [self.alias] + [self.shadow_alias] * (self.shadow_alias is not None)
-        return [self.model(self.spec, self.settings, wish) for wish in wishes if wish is not None]
+        selectors = [self.alias] + [self.shadow_alias] * (self.shadow_alias is not None)
+        return [
+            self.model(self.spec, self.settings, selector)
+            for selector in selectors
+            if selector is not None
+        ]
 
     @cached_property
     def followers(self) -> list[Follower]:
@@ -266,13 +270,13 @@ class World:
         """Ask for predictions; the answer."""
         answer = self.ask(f"/v2/models/{self.spec.name}/{path}", body)
         assert answer.status_code == status, answer.text
-        told: dict[str, Any] = answer.json()
-        return told
+        found: dict[str, Any] = answer.json()
+        return found
 
     def error(self, body: object, status: int = 400) -> str:
         """Ask for predictions; why there are none."""
-        told: str = self.infer(body, status)["error"]
-        return told
+        answer: str = self.infer(body, status)["error"]
+        return answer
 
     def close(self) -> None:
         """End the thread."""
@@ -313,16 +317,16 @@ def expected(spec: JobSpec, seed: int, columns: dict[str, np.ndarray[Any, Any]])
 
 
 def test_an_answer_is_the_networks_and_says_which_version_it_is(world: World) -> None:
-    told = world.infer(asked(id="mine"))
-    assert (told["model_name"], told["model_version"], told["id"]) == ("digits", "1", "mine")
-    assert (told["parameters"]["version"], told["parameters"]["epoch"]) == (1, 0)
-    assert 0 <= told["parameters"]["behind_s"] < 60
-    [output] = told["outputs"]
+    answer = world.infer(asked(id="mine"))
+    assert (answer["model_name"], answer["model_version"], answer["id"]) == ("digits", "1", "mine")
+    assert (answer["parameters"]["version"], answer["parameters"]["epoch"]) == (1, 0)
+    assert 0 <= answer["parameters"]["behind_s"] < 60
+    [output] = answer["outputs"]
     assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [3, 10])
     assert_within_ulps(output["data"], expected(DIGITS, 1, {"image": IMAGES}), 8)
     nested = asked() | {"inputs": [asked()["inputs"][0] | {"data": IMAGES.tolist()}]}
-    assert world.infer(nested)["outputs"] == told["outputs"]
-    assert world.infer(asked(), path="versions/1/infer")["outputs"] == told["outputs"]
+    assert world.infer(nested)["outputs"] == answer["outputs"]
+    assert world.infer(asked(), path="versions/1/infer")["outputs"] == answer["outputs"]
     assert (
         "version 7 is not served, but 1" in world.infer(asked(), 404, "versions/7/infer")["error"]
     )
@@ -534,8 +538,8 @@ def test_a_newer_snapshot_answers_from_then_on_and_none_is_taken_back(world: Wor
     assert world.infer(asked())["model_version"] == "2"
     world.publish(9, 1, seed=1)
     world.look()
-    told = world.infer(asked())
-    assert (told["model_version"], told["parameters"]["epoch"]) == ("1", 9)
+    answer = world.infer(asked())
+    assert (answer["model_version"], answer["parameters"]["epoch"]) == ("1", 9)
     world.publish(0, 3, seed=3)  # it woke up from a freeze
     world.look()
     assert world.infer(asked())["parameters"]["epoch"] == 9
@@ -562,7 +566,7 @@ def test_a_snapshot_that_is_another_models_is_passed_over(world: World) -> None:
     assert world.infer(asked())["model_version"] == "1"
 
 
-def test_snapshot_of_equal_sizes_and_other_names_is_passed_over_and_told(
+def test_snapshot_of_equal_sizes_and_other_names_is_passed_over_and_reported(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = trained(DIGITS, 1).replace(b"0.weight", b"9.weight")
@@ -588,8 +592,8 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
             data = trained(DIGITS, model.version)
             board.put_whole_snapshot(epoch, to_bytes(SnapshotFile(snapshot, data)))
         world.look()
-        told = world.infer(asked())
-        return "{parameters[epoch]}-{model_version}".format(**told)
+        answer = world.infer(asked())
+        return "{parameters[epoch]}-{model_version}".format(**answer)
 
     assert led(3, ModelId(3, 2)) == "0-1"  # what it answered by before
     assert led(3, ModelId(3, 3), whole=True) == "3-3"
@@ -652,7 +656,9 @@ def test_refusal_of_a_valid_key_is_logged_with_its_name(
 
 
 @pytest.mark.parametrize(("alias", "version"), [("best", 1), (2, 2), ("newest", 2)])
-def test_an_alias_is_found_among_checkpoints(made: list[World], alias: Wish, version: int) -> None:
+def test_an_alias_is_found_among_checkpoints(
+    made: list[World], alias: VersionSelector, version: int
+) -> None:
     world = World(alias=alias)
     made.append(world)
     epoch = world.lead(-1, GENESIS, 1, 2, 3)
@@ -677,7 +683,7 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
             go.wait(120.0)
             passes.append(len(columns["image"]))
             if (columns["image"] == 255).all(axis=(1, 2, 3)).any():
-                raise TaskError(0, Raised("it raised", Origin("", "", 0, ""), ""))
+                raise TaskError(0, Raised("it raised", ErrorOrigin("", "", 0, ""), ""))
             return super().predict(columns)
 
     world = served(made, Waits)
@@ -704,7 +710,7 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
     ]
 
 
-def test_whoever_comes_while_too_many_wait_is_told_to_come_again(
+def test_caller_while_too_many_wait_is_asked_to_come_again(
     made: list[World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.serve.batching.MOST_WAITING", 2)
@@ -747,11 +753,16 @@ def test_the_shadow_answers_the_same_and_is_written_and_not_returned(made: list[
     world.close()
     assert world.writer is not None
     world.writer.close()
-    [(_, told)] = cast("list[tuple[int, Any]]", read_decoded(world.log, "predicted", json.loads))
-    assert (told["id"], told["job"], told["version"], told["epoch"]) == ("mine", "digits", 2, epoch)
-    assert np.ravel(told["outputs"]).tolist() == output["data"]
-    assert told["shadow"]["version"] == 1
-    shadow = np.ravel(told["shadow"]["outputs"])
+    [(_, answer)] = cast("list[tuple[int, Any]]", read_decoded(world.log, "predicted", json.loads))
+    assert (answer["id"], answer["job"], answer["version"], answer["epoch"]) == (
+        "mine",
+        "digits",
+        2,
+        epoch,
+    )
+    assert np.ravel(answer["outputs"]).tolist() == output["data"]
+    assert answer["shadow"]["version"] == 1
+    shadow = np.ravel(answer["shadow"]["outputs"])
     assert_within_ulps(shadow, expected(DIGITS, 1, {"image": IMAGES}), 8)
     difference = np.abs(shadow - output["data"]).mean()
     sample = world.metrics.registry.get_sample_value
@@ -805,9 +816,9 @@ def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> N
         found += [each.json() for each in world.runner.run(world.ask_all(bodies))]
         looking.join()
     found.append(world.infer(asked()))
-    for told in found:
-        right = weights[int(told["model_version"])]
-        assert_within_ulps(told["outputs"][0]["data"], right, 8)
+    for answer in found:
+        right = weights[int(answer["model_version"])]
+        assert_within_ulps(answer["outputs"][0]["data"], right, 8)
     assert found[-1]["model_version"] == "8"
 
 
@@ -881,9 +892,9 @@ def test_each_record_of_a_topic_is_answered_once_there_is_a_version(
     answers = answerers.answers()
     assert sorted(answers) == ["asked[0]@0", "asked[0]@1", "asked[0]@2", "asked[1]@0"]
     right = expected(CLICKS, 1, {"features": np.array([[1, 2.25]], np.float32)})
-    told = answers["asked[1]@0"]
-    assert_within_ulps(told.pop("outputs"), right, 4)
-    assert told == {"job": "clicks", "version": 1, "epoch": 0}
+    answer = answers["asked[1]@0"]
+    assert_within_ulps(answer.pop("outputs"), right, 4)
+    assert answer == {"job": "clicks", "version": 1, "epoch": 0}
     assert "error" in answers["asked[0]@1"]
     answerer.close()
 

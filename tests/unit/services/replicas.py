@@ -19,7 +19,7 @@ from common.telemetry.metrics.serving import Watchdogs
 from common.telemetry.tracing import NoTracer
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins
-from services.coordinator.replica import Candidates, Replica
+from services.coordinator.replica import Candidates, CoordinatorReplica
 from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
 
@@ -55,23 +55,23 @@ class MemoryReplica:
         blobs: Blobs | None = None,
         tracer: Tracer | None = None,
         candidates: Candidates | None = None,
-        book: JobStore | None = None,
+        job_store: JobStore | None = None,
     ) -> None:
         logger = event_logger("test")
         self.watchdogs, self.metrics = Watchdogs(), ProcessMetrics("coordinator")
         self.steps = Supervisor(None, self.watchdogs, logger, threads=1)
         self.looks = Supervisor(None, self.watchdogs, logger, threads=2)
         boards = MemoryBoards(redis)
-        self.book = book or JobStore(log)
+        self.job_store = job_store or JobStore(log)
         self.streams = StreamWatch(log, boards, logger, used=lambda: 0.0)
-        self.replica = Replica(
+        self.replica = CoordinatorReplica(
             name=name,
             settings=settings or Settings(),
             log=log,
             boards=boards,
             exchange=boards.exchange(),
             blobs=blobs,
-            book=self.book,
+            job_store=self.job_store,
             metrics=self.metrics,
             tracer=tracer or NoTracer(),
             logger=logger,
@@ -89,7 +89,7 @@ class MemoryReplica:
 
     def look(self) -> None:
         """Follow the jobs as the topic has them now."""
-        self.jobs.follow(self.book.read())
+        self.jobs.follow(self.job_store.read())
 
     def look_until(self, condition: Callable[[], bool], what: str) -> None:
         """Follow them until it is so."""
@@ -106,8 +106,8 @@ class MemoryReplica:
 
     def leads(self, job: str) -> bool:
         """Whether it leads a job."""
-        told = self.metrics.registry.get_sample_value("doll_leading", {"job_name": job})
-        return bool(told)
+        leading = self.metrics.registry.get_sample_value("doll_leading", {"job_name": job})
+        return bool(leading)
 
     def close(self) -> None:
         """End it as a process ends."""

@@ -13,7 +13,7 @@ from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.jobs import build as job_task
 from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore, Origin
+from common.jobs.store import JobStore, StartCheckpoint
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.learning.trainer import packed
@@ -112,10 +112,10 @@ class Bench:
     """A replica, and jobs beside an innocent one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ending, "TELL_S", 0.01)
+        monkeypatch.setattr(ending, "WRITE_RETRY_S", 0.01)
         self.log, self.redis = RefusingLog(), MemoryRedis()
         self.log.create_topics([NewTopic(STREAM)])
-        self.book = JobStore(self.log)
+        self.job_store = JobStore(self.log)
         self.submit("innocent")
         self.replicas = list[MemoryReplica]()
 
@@ -126,7 +126,7 @@ class Bench:
             text = text.replace("name: image-classifier", f'entrypoint: "{TASKS}:{task}"')
             assert task in text
         allowed = [f"{TASKS}:{each}" for each in (*BAD, "Rare")]
-        return self.book.submit(parse_job(text, allowed))
+        return self.job_store.submit(parse_job(text, allowed))
 
     def replica(self, name: str = "c1", tasks: tuple[str, ...] = tuple(BAD)) -> MemoryReplica:
         """Another replica."""
@@ -167,8 +167,8 @@ def test_a_job_whose_model_cannot_be_made_is_held_and_the_others_go_on(
 ) -> None:
     bench.submit("bad", task)
     replica = bench.replica()
-    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
-    record = bench.book.get("bad")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    record = bench.job_store.get("bad")
     assert BAD[task] in record.reason
     assert "Traceback" in record.detail
     until(lambda: replica.leads("innocent"), "the other one is led")
@@ -184,16 +184,16 @@ def test_job_that_begins_with_another_model_is_held_with_the_first_difference(
     layout = (msgspec.structs.replace(first, names=("2.weight",)), *others)
     weights = np.frombuffer(own.weights(), np.float32)
     other = packed(msgspec.structs.replace(own.kind, layout=layout), weights, {})
-    origin = Origin("letters", 3, 400, CheckpointStore(blobs, "next").put_origin(other))
-    bench.book.submit(spec, origin)
+    origin = StartCheckpoint("letters", 3, 400, CheckpointStore(blobs, "next").put_origin(other))
+    bench.job_store.submit(spec, origin)
     replica = MemoryReplica(bench.log, bench.redis, "c1", Settings(), blobs)
     bench.replicas.append(replica)
-    replica.look_until(lambda: bench.book.get("next").held, "it is held")
+    replica.look_until(lambda: bench.job_store.get("next").held, "it is held")
     assert (
         "version 0, the weights of letters@400: at place 1 it has the parameter '2.weight'"
         " (16, 1, 3, 3) float32, but the task's model has the parameter '0.weight' (16, 1, 3, 3)"
         " float32"
-    ) in bench.book.get("next").reason
+    ) in bench.job_store.get("next").reason
     until(lambda: replica.leads("innocent"), "the other one is led")
 
 
@@ -201,10 +201,10 @@ def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:
     bench.submit("bad", "Raises")
     replica = bench.replica()
     for _ in range(2):
-        replica.look_until(lambda: bench.book.get("bad").held, "it is held")
+        replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
         replica.look()
-        bench.book.want("bad", "running", "mended, as I thought")
-    replica.look_until(lambda: bench.book.get("bad").held, "it is held again")
+        bench.job_store.want("bad", "running", "mended, as I thought")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held again")
 
 
 def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Bench) -> None:
@@ -219,7 +219,7 @@ def test_a_task_that_a_replica_has_not_got_is_left_to_one_that_has_it(bench: Ben
     rich.look()
 
     until(lambda: rich.leads("rare"), "who has the task leads")
-    assert bench.book.get("rare").wanted == "running"
+    assert bench.job_store.get("rare").wanted == "running"
 
 
 def test_a_replica_tries_again_what_was_not_installed(
@@ -255,8 +255,8 @@ def test_a_job_whose_topic_was_deleted_is_held_and_the_others_go_on(
 
     bench.log.delete_topics([topic])
 
-    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
-    assert f"the topic {topic} of this job does not exist" in bench.book.get("bad").reason
+    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    assert f"the topic {topic} of this job does not exist" in bench.job_store.get("bad").reason
     assert replica.leads("innocent")
 
 
@@ -264,7 +264,7 @@ def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Benc
     log = bench.log
     log.create_topics([NewTopic("clinic-b")])
     text = JOB.replace("name: digits", "name: bad").replace("clinic-a", "clinic-b")
-    bench.book.submit(parse_job(text))
+    bench.job_store.submit(parse_job(text))
     first = bench.replica("c1")
     first.look()
     until(lambda: first.leads("bad"), "it leads")
@@ -272,9 +272,9 @@ def test_a_job_whose_stream_was_deleted_is_held_at_the_next_takeover(bench: Benc
     first.close()
 
     second = bench.replica("c2")
-    second.look_until(lambda: bench.book.get("bad").held, "it is held")
+    second.look_until(lambda: bench.job_store.get("bad").held, "it is held")
 
-    assert "the topic clinic-b of this job does not exist" in bench.book.get("bad").reason
+    assert "the topic clinic-b of this job does not exist" in bench.job_store.get("bad").reason
     until(lambda: second.leads("innocent"), "the other one is led")
 
 
@@ -282,8 +282,8 @@ def test_what_kafka_refuses_again_and_again_holds_the_job(bench: Bench) -> None:
     bench.submit("bad")
     bench.log.refused = updates_topic("bad")
     replica = bench.replica()
-    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
-    reason = bench.book.get("bad").reason
+    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    reason = bench.job_store.get("bad").reason
     assert reason.startswith("Kafka refuses a record of this job again and again: ")
     assert reason.endswith("; mend that, then `doll job resume bad`")
     assert (
@@ -309,15 +309,15 @@ def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
     right = bench.log.settings([topic])[topic]
     bench.log.configure(topic, settings)
     replica = bench.replica()
-    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
-    reason = bench.book.get("bad").reason
+    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    reason = bench.job_store.get("bad").reason
     assert reason.startswith(f"Kafka would lose records of the job: {topic} has ")
     repair = ",".join(f"{name}={right[name]}" for name in settings)
     assert f"--entity-name {topic} --add-config {repair}; then `doll job resume bad`" in reason
     until(lambda: replica.leads("innocent"), "the other one is led")
 
     bench.log.configure(topic, right)
-    bench.book.want("bad", "running", "set right")
+    bench.job_store.want("bad", "running", "set right")
     replica.look_until(lambda: replica.leads("bad"), "it is led")
 
 
@@ -343,15 +343,15 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
     bench.log.faulty = updates_topic("bad")
     replica = bench.replica()
 
-    replica.look_until(lambda: bench.book.get("bad").held, "it is held")
-    record = bench.book.get("bad")
+    replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
+    record = bench.job_store.get("bad")
     assert "failed 5 times, at last with ZeroDivisionError: a bug" in record.reason
     assert "in settings" in record.detail
     until(lambda: replica.leads("innocent"), "the other one is led")
     replica.look()
 
     bench.log.faulty = ""
-    bench.book.want("bad", "running", "a newer version")
+    bench.job_store.want("bad", "running", "a newer version")
     replica.look_until(lambda: replica.leads("bad"), "it leads")
 
 
@@ -378,7 +378,7 @@ def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(bench: Bench) -> No
     bench.submit("bad")
     bench.log.faulty = updates_topic("bad")
     owner = HastyOwner(bench.log)
-    replica = MemoryReplica(bench.log, bench.redis, book=owner)
+    replica = MemoryReplica(bench.log, bench.redis, job_store=owner)
     bench.replicas.append(replica)
     owner.look = replica.look
 
@@ -402,12 +402,12 @@ def test_a_redis_that_refuses_us_holds_nothing(
     monkeypatch.setattr(MemoryBoard, "put_model", put_model)
     replica = bench.replica()
     replica.look()
-    told = replica.metrics.registry.get_sample_value
+    sample = replica.metrics.registry.get_sample_value
 
     def faults() -> float:
-        return told("doll_job_faults_total", {"job_name": "innocent", "kind": "fault"}) or 0
+        return sample("doll_job_faults_total", {"job_name": "innocent", "kind": "fault"}) or 0
 
     until(lambda: faults() > loop.FAULTS, "it tries and tries")
     refused[0] = False
     until(lambda: bench.board("innocent").get_leader_status() is not None, "it leads")
-    assert bench.book.get("innocent").wanted == "running"
+    assert bench.job_store.get("innocent").wanted == "running"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
-from common.core.schedule import Schedule
+from common.core.schedule import RateSchedule
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import UnknownTopicError
 from common.jobs.build import trainer_of
@@ -93,8 +93,8 @@ class Bench:
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topics([NewTopic("clinic-a")])
-        self.book = JobStore(self.log)
-        self.record = self.book.submit(parse_job(JOB + options))
+        self.job_store = JobStore(self.log)
+        self.record = self.job_store.submit(parse_job(JOB + options))
         self.leader = MemoryReplica(self.log, self.redis, "c1", blobs=blobs)
         self.leader.look()
         until(lambda: self.leader.leads(NAME), "it leads")
@@ -120,11 +120,11 @@ def bench() -> Iterator[Bench]:
 
 
 def test_a_deleted_job_ends_for_all_replicas_and_stays_deleted(bench: Bench) -> None:
-    bench.book.want(NAME, "stopped", "enough")
-    bench.book.delete(NAME)
+    bench.job_store.want(NAME, "stopped", "enough")
+    bench.job_store.delete(NAME)
     for replica in bench.both():
         replica.look_until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
-    assert bench.book.read() == {}
+    assert bench.job_store.read() == {}
 
 
 def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> None:
@@ -133,9 +133,9 @@ def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> 
     # c1       ends, keeps the lease     leaves
     blobs = BlockedBlobs()
     with closing(Bench(blobs=blobs)) as bench:
-        bench.book.want(NAME, "stopped", "enough")
+        bench.job_store.want(NAME, "stopped", "enough")
         bench.leader.look_until(blobs.begun.is_set, "it writes the last checkpoint")
-        bench.book.delete(NAME)
+        bench.job_store.delete(NAME)
         bench.leader.look()
         leases = list[tuple[str, float] | None]()
 
@@ -160,9 +160,9 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> N
 
 
 def test_a_stopped_job_ends_for_its_leader_and_can_go_on(bench: Bench) -> None:
-    bench.book.want(NAME, "stopped", "enough")
+    bench.job_store.want(NAME, "stopped", "enough")
     bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
-    bench.book.want(NAME, "running", "not enough")
+    bench.job_store.want(NAME, "running", "not enough")
     bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads again")
 
 
@@ -195,31 +195,31 @@ def test_claims_are_fetched_once_and_while_a_candidates_lead_is_on_its_way(bench
 
 def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
     beat(bench, "w1")
-    bench.book.change(NAME, {"deadline_s": 1e-3}, "no money left")
+    bench.job_store.change(NAME, {"deadline_s": 1e-3}, "no money left")
     bench.leader.look_until(
-        lambda: bench.book.get(NAME).wanted == "stopped", "the deadline has come"
+        lambda: bench.job_store.get(NAME).wanted == "stopped", "the deadline has come"
     )
-    record = bench.book.get(NAME)
+    record = bench.job_store.get(NAME)
     assert (record.reason, record.revision) == ("its deadline has come", 1)
 
 
 def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> None:
-    changed = bench.book.change(NAME, {"group_size": 7, "learning_rate": 0.5}, "")
+    changed = bench.job_store.change(NAME, {"group_size": 7, "learning_rate": 0.5}, "")
     settings = protocol_settings(changed)
     assert (settings.mode.group_size, settings.bound) == (7, 14)
     assert (settings.revision, settings.mode.learning_rate) == (1, 0.5)
     assert protocol_settings(bench.record).stop_at is None
-    assert settings.schedule == Schedule()
+    assert settings.schedule == RateSchedule()
     schedule = ScheduleSpec(kind="step", updates=9, warmup_updates=2, factor=0.5)
     optimizer = changed.spec.optimizer.model_copy(update={"schedule": schedule})
     scheduled = changed._replace(spec=changed.spec.model_copy(update={"optimizer": optimizer}))
-    assert protocol_settings(scheduled).schedule == Schedule("step", 2, 9, 0.5)
+    assert protocol_settings(scheduled).schedule == RateSchedule("step", 2, 9, 0.5)
 
 
 def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def told() -> int:
+    def log_lines() -> int:
         return sum("window_too_small" in record.getMessage() for record in caplog.records)
 
     with closing(Bench("waiting_batches: 2\nsynchronisation: {mode: stale}\n")) as bench:
@@ -229,9 +229,9 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
         metrics = bench.leader.replica.metrics.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
         until(lambda: busy() == 1.0, "they are busy, as far as is known")
-        before = told()  # a busy machine may have shown the leader the first worker alone
+        before = log_lines()  # a busy machine may have shown the leader the first worker alone
         beat(bench, "w2", "leaving")
-        until(lambda: told() == before + 1, "it is told")
+        until(lambda: log_lines() == before + 1, "it is told")
 
 
 def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> None:
@@ -240,7 +240,7 @@ def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> 
     bench.board.beat(WorkerId(worker), status, 60.0, digest)
 
 
-def test_worker_of_another_model_is_told_once_and_gets_no_work(
+def test_worker_of_another_model_is_reported_once_and_gets_no_work(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     beat(bench, "w1")
@@ -268,7 +268,7 @@ def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
     other = packed(msgspec.structs.replace(own.kind, layout=layout), weights, {})
     made = ModelId(snapshot.by, version)
     saved = SnapshotFile(msgspec.structs.replace(snapshot, made=made), other)
-    return to_bytes(saved, bench.book.get(NAME).seal)
+    return to_bytes(saved, bench.job_store.get(NAME).seal)
 
 
 def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version_0(
@@ -286,8 +286,8 @@ def test_trained_hot_snapshot_of_another_model_holds_the_job_rather_than_version
         writer.append(UPDATES.topic, encode_audit(update))
     bench.redis.jobs[NAME].snapshots[epoch] = other
     later = lead_on(bench, "c3")
-    later.look_until(lambda: bench.book.get(NAME).held, "it is held")
-    reason = bench.book.get(NAME).reason
+    later.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
+    reason = bench.job_store.get(NAME).reason
     assert "at place 1 it has the parameter '2.weight' (16, 1, 3, 3) float32, but the" in reason
     assert "--after-loss --from-start` begins again with version 0" in reason
 
@@ -351,12 +351,12 @@ def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_befor
     )
 
     later = lead_on(bench, "c3")
-    later.look_until(lambda: bench.book.get(NAME).held, "nothing of the snapshot is left")
-    reason = bench.book.get(NAME).reason
+    later.look_until(lambda: bench.job_store.get(NAME).held, "nothing of the snapshot is left")
+    reason = bench.job_store.get(NAME).reason
     assert "lost records that Kafka had acknowledged: it has others from 0 on" in reason
     assert f"`doll job resume {NAME} --after-loss --from-start`" in reason
 
-    bench.book.resume_after_loss(NAME, "go on", from_start=True)
+    bench.job_store.resume_after_loss(NAME, "go on", from_start=True)
     later.look_until(lambda: later.leads(NAME), "it leads from version 0")
 
 
@@ -369,17 +369,17 @@ def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
     bench.log.recreate(place.topic)
     litter(bench.log, place, count)
 
-    bench.leader.look_until(lambda: bench.book.get(NAME).held, "it is held")
-    reason = bench.book.get(NAME).reason
+    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
+    reason = bench.job_store.get(NAME).reason
     assert f"the topic {place.topic} was deleted and created anew" in reason
     assert f"`doll job resume {NAME} --after-loss`" in reason
-    bench.book.resume_after_loss(NAME, "go on")
-    bench.leader.look_until(lambda: bench.book.get(NAME).held, "no snapshot is covered")
-    reason = bench.book.get(NAME).reason
+    bench.job_store.resume_after_loss(NAME, "go on")
+    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "no snapshot is covered")
+    reason = bench.job_store.get(NAME).reason
     assert f"`doll job resume {NAME} --after-loss --from-start` begins again" in reason
-    bench.book.resume_after_loss(NAME, "from the start, then", from_start=True)
+    bench.job_store.resume_after_loss(NAME, "from the start, then", from_start=True)
     until_led(bench)
-    assert bench.book.get(NAME).after_loss == 2
+    assert bench.job_store.get(NAME).after_loss == 2
 
 
 @pytest.mark.parametrize("place", OWN, ids=["updates", "control"])
@@ -387,12 +387,12 @@ def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
     bench: Bench, place: Partition
 ) -> None:
     bench.log.delete_topics([place.topic])
-    bench.leader.look_until(lambda: bench.book.get(NAME).held, "it is held")
-    reason = bench.book.get(NAME).reason
+    bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "it is held")
+    reason = bench.job_store.get(NAME).reason
     assert f"the topic {place.topic} of this job does not exist" in reason
     assert f"`doll job resume {NAME} --after-loss --from-start` makes it again" in reason
 
-    bench.book.resume_after_loss(NAME, "go on", from_start=True)
+    bench.job_store.resume_after_loss(NAME, "go on", from_start=True)
     until_led(bench)
 
 

@@ -56,7 +56,7 @@ class Measured(Bench):
 
     def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
         """Hand in an event, as the loop does."""
-        self.measuring.heard(event, self.at_s)
+        self.measuring.observe(event, self.at_s)
         commands = super().feed(event)
         for command in commands:
             begin_s, self.at_s = self.at_s, self.at_s + 1.0
@@ -65,7 +65,7 @@ class Measured(Bench):
             self.measuring.decided(self.machine.leader.ledger)
         return commands
 
-    def told(self, name: str, **labels: str) -> float | None:
+    def sample(self, name: str, **labels: str) -> float | None:
         """What a scrape sees under `doll_<name>`; None: no such series."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", labels)
 
@@ -90,35 +90,35 @@ def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None =
 # --- rounds ----------------------------------------------------------------------------------
 
 
-def test_a_round_is_told_by_its_stages() -> None:
+def test_a_round_is_reported_by_its_stages() -> None:
     # ordered  add │ add │ apply │ audit │ model │ trigger │ ... 10 s ... │ standing │ trigger
     # told     ─gradients│────── apply ──────────│ wait: 0
     bench = leading()
     bench.announce(A, B, A, B)
     bench.compute()
-    assert bench.told("round_seconds_sum", stage="gradients") == 1.0  # until the last one came
-    assert bench.told("round_seconds_sum", stage="apply") == 3.0
-    assert bench.told("round_seconds_sum", stage="wait") == 0.0
+    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0  # until the last one came
+    assert bench.sample("round_seconds_sum", stage="apply") == 3.0
+    assert bench.sample("round_seconds_sum", stage="wait") == 0.0
     bench.compute()
     bench.at_s += 10.0
     bench.announce(A, B)
-    assert bench.told("round_seconds_count", stage="apply") == 2.0
-    assert bench.told("round_seconds_count", stage="wait") == 2.0
-    assert bench.told("round_seconds_sum", stage="wait") == 11.0  # 1: a leader's status before it
+    assert bench.sample("round_seconds_count", stage="apply") == 2.0
+    assert bench.sample("round_seconds_count", stage="wait") == 2.0
+    assert bench.sample("round_seconds_sum", stage="wait") == 11.0  # 1: a leader's status before it
 
 
-def test_an_update_is_told_with_its_batches_records_and_results() -> None:
+def test_an_update_is_reported_with_its_batches_records_and_results() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
     bench.read_updates()
-    assert bench.told("updates_total") == 1.0
-    assert bench.told("update_batches_total") == 2.0
-    assert bench.told("update_records_total") == 20.0
-    assert bench.told("model_version") == 1.0
-    assert bench.told("loss") == 2.0
-    assert bench.told("training_metric", metric="right") == 1.0
-    assert bench.told("short_updates_total", why="linger") == 0.0
+    assert bench.sample("updates_total") == 1.0
+    assert bench.sample("update_batches_total") == 2.0
+    assert bench.sample("update_records_total") == 20.0
+    assert bench.sample("model_version") == 1.0
+    assert bench.sample("loss") == 2.0
+    assert bench.sample("training_metric", metric="right") == 1.0
+    assert bench.sample("short_updates_total", why="linger") == 0.0
     assert bench.measuring.gradient_s == pytest.approx(0.1)
 
 
@@ -132,26 +132,26 @@ def test_a_ghost_that_names_many_metrics_makes_few_series() -> None:
     )
     bench.feed(events.RepliesRead(replies))
     names = [f"m{number:03}" for number in range(500)]
-    assert sum(bench.told("training_metric", metric=n) is not None for n in names) == MOST_METRICS
+    assert sum(bench.sample("training_metric", metric=n) is not None for n in names) == MOST_METRICS
 
 
-def test_a_short_update_is_told_with_its_reason() -> None:
+def test_a_short_update_is_reported_with_its_reason() -> None:
     bench = leading(replace(QUIET, group_linger_s=1.0))
     bench.announce(A)
     bench.tick(2.0)
     bench.compute()
     bench.tick(4.0)
-    assert bench.told("short_updates_total", why="linger") == 1.0
-    assert bench.told("update_batches_total") == 1.0
+    assert bench.sample("short_updates_total", why="linger") == 1.0
+    assert bench.sample("update_batches_total") == 1.0
 
 
 def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_once() -> None:
     bench = leading()
     bench.announce(A, B)
-    assert bench.told("batches_redispatched_total") == 0.0
+    assert bench.sample("batches_redispatched_total") == 0.0
     bench.see(A)  # B is gone
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
-    assert bench.told("batches_redispatched_total") == 1.0
+    assert bench.sample("batches_redispatched_total") == 1.0
     assert len(bench.tracer.named("batch.wait")) == 2
 
 
@@ -160,11 +160,11 @@ def test_the_age_of_records_is_that_of_the_newest_one_of_each_batch() -> None:
     bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
     bench.arrive(0.0, 0.0)  # Kafka did not say
     bench.compute()
-    assert bench.told("record_age_seconds_count") == 1.0
-    assert bench.told("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
+    assert bench.sample("record_age_seconds_count") == 1.0
+    assert bench.sample("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
 
 
-def test_of_more_claims_than_are_remembered_the_oldest_tell_no_age(
+def test_of_more_claims_than_are_remembered_the_oldest_have_no_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measuring, "MOST_CLAIMS", 1)
@@ -172,8 +172,8 @@ def test_of_more_claims_than_are_remembered_the_oldest_tell_no_age(
     bench.arrive(BEGAN_S, BEGAN_S)
     bench.arrive(BEGAN_S, BEGAN_S)
     bench.compute()
-    assert bench.told("updates_total") == 1.0
-    assert bench.told("record_age_seconds_count") == 1.0
+    assert bench.sample("updates_total") == 1.0
+    assert bench.sample("record_age_seconds_count") == 1.0
 
 
 # --- what does not count ---------------------------------------------------------------------
@@ -183,24 +183,24 @@ def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
     bench = leading()
     claim = ready(A, span(P, 0, 10))
     bench.read_control(claim, claim, None, ready(B, span(P, 10, 20)))
-    assert bench.told("claims_accepted_total") == 2.0
-    assert bench.told("claims_refused_total") == 2.0
+    assert bench.sample("claims_accepted_total") == 2.0
+    assert bench.sample("claims_refused_total") == 2.0
 
 
-def test_a_gradient_is_told_with_its_age_whether_it_counts_or_not() -> None:
+def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
     bench = leading()
     bench.announce(A, B)
     orders, model = bench.orders, bench.model
     bench.feed(events.RepliesRead((answer(orders[0], model), answer(orders[0], model))))
-    assert bench.told("gradient_staleness_versions_bucket", counted="no", le="0.0") == 1.0
+    assert bench.sample("gradient_staleness_versions_bucket", counted="no", le="0.0") == 1.0
     bench.feed(events.RepliesRead((answer(orders[1], model),)))
     bench.feed(events.RepliesRead((answer(orders[1], model),)))  # of the version before, by now
-    assert bench.told("gradient_staleness_versions_sum", counted="no") == 1.0
-    assert bench.told("gradient_staleness_versions_count", counted="yes") == 2.0
+    assert bench.sample("gradient_staleness_versions_sum", counted="no") == 1.0
+    assert bench.sample("gradient_staleness_versions_count", counted="yes") == 2.0
     ghost = gradient(A, ModelId(-1, 0), ())
     bench.feed(events.RepliesRead((ghost,)))
-    assert bench.told("gradient_staleness_versions_count", counted="no") == 2.0
-    assert bench.told("replies_refused_total", kind="gradient") == 3.0
+    assert bench.sample("gradient_staleness_versions_count", counted="no") == 2.0
+    assert bench.sample("replies_refused_total", kind="gradient") == 3.0
 
 
 def test_a_failure_is_refused_only_where_its_round_is_over() -> None:
@@ -208,20 +208,20 @@ def test_a_failure_is_refused_only_where_its_round_is_over() -> None:
     bench.announce(A, B)
     failed = Failed(A, bench.model, (0,), "unreadable")
     bench.feed(events.RepliesRead((failed,)))
-    assert bench.told("replies_refused_total", kind="failed") == 0.0
+    assert bench.sample("replies_refused_total", kind="failed") == 0.0
     bench.compute()
     bench.see(A)
     bench.compute()
     bench.feed(events.RepliesRead((failed,)))
-    assert bench.told("replies_refused_total", kind="failed") == 1.0
+    assert bench.sample("replies_refused_total", kind="failed") == 1.0
 
 
-def test_a_batch_that_is_given_up_is_told_with_its_reason() -> None:
+def test_a_batch_that_is_given_up_is_reported_with_its_reason() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.feed(events.RepliesRead((Failed(A, bench.model, (0,), "expired"),)))
-    assert bench.told("batches_quarantined_total", reason="expired") == 1.0
-    assert bench.told("batches_quarantined_total", reason="poison") == 0.0
+    assert bench.sample("batches_quarantined_total", reason="expired") == 1.0
+    assert bench.sample("batches_quarantined_total", reason="poison") == 0.0
 
 
 # --- who tells -------------------------------------------------------------------------------
@@ -229,38 +229,38 @@ def test_a_batch_that_is_given_up_is_told_with_its_reason() -> None:
 OF_A_LEADER = ("epoch", "model_version", "batches_waiting", "workers_live", "loss", "job_paused")
 
 
-def test_a_former_leader_tells_nothing_that_is_its_successors_to_tell() -> None:
+def test_former_leader_reports_nothing_that_its_successor_reports() -> None:
     bench = leading()
-    assert bench.told("leading") == 1.0
+    assert bench.sample("leading") == 1.0
     bench.announce(A, B, A)
     bench.compute()
     figures = StreamFigures({"s": 30}, {"s": 0}, 1.0, 0.5, 0.25)
     assert bench.measuring.saw_streams(bench.epoch, figures)
-    assert bench.told("stream_records_total", stream="s") == 30.0
+    assert bench.sample("stream_records_total", stream="s") == 30.0
     epoch = bench.epoch
     bench.feed(events.LeaseAnswered(held=False))
-    assert bench.told("leading") == 0.0
-    assert {name: bench.told(name) for name in OF_A_LEADER} == dict.fromkeys(OF_A_LEADER)
-    assert bench.told("training_metric", metric="right") is None
+    assert bench.sample("leading") == 0.0
+    assert {name: bench.sample(name) for name in OF_A_LEADER} == dict.fromkeys(OF_A_LEADER)
+    assert bench.sample("training_metric", metric="right") is None
     assert not bench.measuring.saw_streams(epoch, figures), "its watch may still look around"
-    assert bench.told("stream_records_total", stream="s") is None
-    assert bench.told("stability_ratio", bound="necessary") is None
-    assert bench.told("updates_total") == 1.0
+    assert bench.sample("stream_records_total", stream="s") is None
+    assert bench.sample("stability_ratio", bound="necessary") is None
+    assert bench.sample("updates_total") == 1.0
 
 
-def test_how_updates_are_made_is_told_and_when_that_changes() -> None:
+def test_how_updates_are_made_is_reported_and_when_that_changes() -> None:
     bench = leading()
     bench.announce(A, B)
     bench.compute()
-    assert bench.told("synchronisation", mode="synchronous") == 1.0
-    assert bench.told("group_size_batches") == 1.0  # of the job
+    assert bench.sample("synchronisation", mode="synchronous") == 1.0
+    assert bench.sample("group_size_batches") == 1.0  # of the job
     for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
         update = UpdateApplied(0, 2, (), 1, 2.0, base=0, synchrony=synchrony)
         bench.measuring.updated(update)
-    assert bench.told("synchronisation", mode="synchronous") is None
-    assert bench.told("synchronisation", mode="stale") == 1.0
-    assert bench.told("group_size_batches") == 8.0
-    assert bench.told("synchronisation_switches_total") == 1.0
+    assert bench.sample("synchronisation", mode="synchronous") is None
+    assert bench.sample("synchronisation", mode="stale") == 1.0
+    assert bench.sample("group_size_batches") == 8.0
+    assert bench.sample("synchronisation_switches_total") == 1.0
 
 
 def test_workers_are_compared_by_speed_and_share_and_many_make_few_series() -> None:
@@ -268,8 +268,8 @@ def test_workers_are_compared_by_speed_and_share_and_many_make_few_series() -> N
     bench.announce(A, B)
     bench.compute()
     for worker in (A, B):
-        assert bench.told("worker_batches_per_second", worker=worker) == pytest.approx(10.0)
-        assert bench.told("worker_batches_ratio", worker=worker) == 0.5
+        assert bench.sample("worker_batches_per_second", worker=worker) == pytest.approx(10.0)
+        assert bench.sample("worker_batches_ratio", worker=worker) == 0.5
     recent = [RecentGradient(f"w{n}", 1, 0.1) for n in range(RECENT_GRADIENTS)]
     figures = by_worker([*recent, RecentGradient("w7", 3, 0.3)])
     assert len(figures) == MOST_WORKERS
@@ -281,7 +281,7 @@ def test_a_leader_says_where_it_stands() -> None:
     bench = leading()
     bench.announce(A, B, A)
     bench.tick(bench.now + 1.0)
-    assert {name: bench.told(name) for name in OF_A_LEADER} == {
+    assert {name: bench.sample(name) for name in OF_A_LEADER} == {
         "epoch": 0.0,
         "model_version": 0.0,
         "batches_waiting": 3.0,
@@ -298,23 +298,23 @@ def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
     bench.feed(events.LeaseAnswered(held=False))
     bench.lead()
     bench.read_control()  # its snapshot is the genesis: both claims once more
-    assert bench.told("claims_accepted_total") == 4.0
-    assert bench.told("epoch") == 3.0
+    assert bench.sample("claims_accepted_total") == 4.0
+    assert bench.sample("epoch") == 3.0
 
 
-def test_a_held_job_is_told_by_who_held_it_until_a_person_resumes_it() -> None:
+def test_held_job_is_reported_by_the_replica_that_held_it_until_a_person_resumes_it() -> None:
     bench = leading()
-    bench.feed(events.Trouble("a log is shorter than it was"))
-    assert (bench.told("job_held"), bench.told("leading")) == (1.0, 0.0)
+    bench.feed(events.HoldRequired("a log is shorter than it was"))
+    assert (bench.sample("job_held"), bench.sample("leading")) == (1.0, 0.0)
     bench.feed(events.WantedChanged("paused"))  # as it wrote down itself
-    assert bench.told("job_held") == 1.0
+    assert bench.sample("job_held") == 1.0
     bench.feed(events.WantedChanged("running"))
-    assert bench.told("job_held") is None
+    assert bench.sample("job_held") is None
 
 
 def test_a_job_that_a_person_pauses_rests_and_is_not_held() -> None:
     bench = leading()
     bench.feed(events.WantedChanged("paused"))
-    assert (bench.told("job_paused"), bench.told("job_held")) == (1.0, 0.0)
+    assert (bench.sample("job_paused"), bench.sample("job_held")) == (1.0, 0.0)
     bench.feed(events.WantedChanged("running"))
-    assert bench.told("job_paused") == 0.0
+    assert bench.sample("job_paused") == 0.0

@@ -58,20 +58,20 @@ class Bench:
         self.tracer = MemoryTracer()
         spec = JobStore(self.log).submit(parse_job(JOB)).spec
         self._writer = self.log.writer()
-        self._heard = TriggerId(-1, 0)
+        self._last_trigger = TriggerId(-1, 0)
         self._replica_name = ""
         self.board.beat(W1, "alive", PATIENCE_S, trainer_of(spec, ())().digest)
         self.replica = MemoryReplica(self.log, redis, blobs=MemoryBlobs(), tracer=self.tracer)
         self.metrics = self.replica.metrics
         self.replica.look()
 
-    def told(self, name: str, **labels: str) -> float | None:
+    def sample(self, name: str, **labels: str) -> float | None:
         """What a scrape sees under `doll_<name>`."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", {"job_name": NAME, **labels})
 
-    def await_told(self, value: float, name: str, **labels: str) -> None:
+    def await_sample(self, value: float, name: str, **labels: str) -> None:
         """Wait until a scrape sees this."""
-        until(lambda: self.told(name, **labels) == value, f"{name} is {value}")
+        until(lambda: self.sample(name, **labels) == value, f"{name} is {value}")
 
     def produce(self, records: int) -> None:
         """Let records arrive."""
@@ -94,8 +94,8 @@ class Bench:
 
     def trigger(self) -> UpdateTrigger:
         """Wait for the next one."""
-        (newest, *_) = self.board.triggers(self._heard, PATIENCE_S)
-        self._heard, self._replica_name = newest.id, newest.reply_to
+        (newest, *_) = self.board.triggers(self._last_trigger, PATIENCE_S)
+        self._last_trigger, self._replica_name = newest.id, newest.reply_to
         return newest
 
     def gradient(self, model: ModelId, order: Assignment) -> Gradient:
@@ -132,7 +132,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) -> None:
     # claims   [0:2]  [2:5] but 2   [0:2] again   [5:7]
     # round      1       2             refused      3: expired
-    bench.await_told(0.0, "stream_records_total", stream=STREAM)
+    bench.await_sample(0.0, "stream_records_total", stream=STREAM)
     bench.produce(10)
     bench.claim(0, 2)
     bench.claim(2, 5, 2)
@@ -148,13 +148,13 @@ def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) 
     third = bench.trigger()
     offset = third.orders[0].batches[0].offset
     bench.send(Failed(W1, third.model, (offset,), "expired", "deleted"))
-    bench.await_told(1.0, "batches_quarantined_total", reason="expired")
-    bench.await_told(2.0, "dead_letters_total")  # a record, and the address of a batch
-    bench.await_told(0.0, "batches_waiting")
-    bench.await_told(3.0, "stream_lag_records", stream=STREAM)
+    bench.await_sample(1.0, "batches_quarantined_total", reason="expired")
+    bench.await_sample(2.0, "dead_letters_total")  # a record, and the address of a batch
+    bench.await_sample(0.0, "batches_waiting")
+    bench.await_sample(3.0, "stream_lag_records", stream=STREAM)
 
     assert {
-        name: bench.told(name)
+        name: bench.sample(name)
         for name in ("leading", "epoch", "model_version", "workers_live", "loss")
     } == {
         "leading": 1.0,
@@ -163,22 +163,22 @@ def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) 
         "workers_live": 1.0,
         "loss": 0.5,
     }
-    assert bench.told("training_metric", metric="accuracy") == 1.0
-    assert bench.told("claims_accepted_total") == 3.0
-    assert bench.told("claims_refused_total") == 1.0
-    assert bench.told("updates_total") == 2.0
-    assert bench.told("update_batches_total") == 2.0
-    assert bench.told("update_records_total") == 4.0
-    assert bench.told("replies_refused_total", kind="gradient") == 1.0
-    assert bench.told("replies_refused_total", kind="malformed") == 1.0
-    assert bench.told("replies_refused_total", kind="failed") == 0.0
-    assert bench.told("gradient_staleness_versions_sum", counted="no") == 1.0
-    assert bench.told("gradient_staleness_versions_count", counted="yes") == 2.0
-    assert bench.told("record_age_seconds_count") == 2.0
-    assert bench.told("record_age_seconds_bucket", le="0.5") == 0.0
+    assert bench.sample("training_metric", metric="accuracy") == 1.0
+    assert bench.sample("claims_accepted_total") == 3.0
+    assert bench.sample("claims_refused_total") == 1.0
+    assert bench.sample("updates_total") == 2.0
+    assert bench.sample("update_batches_total") == 2.0
+    assert bench.sample("update_records_total") == 4.0
+    assert bench.sample("replies_refused_total", kind="gradient") == 1.0
+    assert bench.sample("replies_refused_total", kind="malformed") == 1.0
+    assert bench.sample("replies_refused_total", kind="failed") == 0.0
+    assert bench.sample("gradient_staleness_versions_sum", counted="no") == 1.0
+    assert bench.sample("gradient_staleness_versions_count", counted="yes") == 2.0
+    assert bench.sample("record_age_seconds_count") == 2.0
+    assert bench.sample("record_age_seconds_bucket", le="0.5") == 0.0
     for stage in ("gradients", "apply"):
-        assert bench.told("round_seconds_count", stage=stage) == 2.0
-    assert bench.told("stream_records_total", stream=STREAM) == 10.0
+        assert bench.sample("round_seconds_count", stage=stage) == 2.0
+    assert bench.sample("stream_records_total", stream=STREAM) == 10.0
     assert len(bench.tracer.named("batch")) == len(bench.tracer.named("batch.apply")) == 2
     assert len(bench.tracer.named("batch.wait")) == 3
 
@@ -186,21 +186,21 @@ def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) 
 def test_leader_reports_every_metric_of_a_coordinator(
     bench: Bench,
 ) -> None:
-    bench.await_told(0.0, "stream_records_total", stream=STREAM)
+    bench.await_sample(0.0, "stream_records_total", stream=STREAM)
     bench.produce(2)
     bench.claim(0, 2)
     trigger = bench.trigger()
     bench.send(bench.gradient(trigger.model, trigger.orders[0]))
-    until(lambda: bench.told("stability_ratio", bound="necessary") is not None, "it is known")
-    until(lambda: bench.told("checkpoint_age_seconds") is not None, "it is known")
+    until(lambda: bench.sample("stability_ratio", bound="necessary") is not None, "it is known")
+    until(lambda: bench.sample("checkpoint_age_seconds") is not None, "it is known")
     families = bench.metrics.registry.collect()
-    told = {
+    present = {
         family.name + "_total" * (family.type == "counter") for family in families if family.samples
     }
-    assert told >= OWN - OF_GROUPS
+    assert present >= OWN - OF_GROUPS
 
 
-def test_a_replica_that_takes_no_part_any_more_tells_nothing_of_the_job(bench: Bench) -> None:
-    bench.await_told(1.0, "leading")
+def test_replica_that_takes_no_part_any_more_reports_nothing_of_the_job(bench: Bench) -> None:
+    bench.await_sample(1.0, "leading")
     bench.replica.close()
     assert NAME not in bench.metrics.exposed().decode()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.core import commands as do
 from common.core import events
 from common.core.liveness import TURN
-from common.core.losses import Parted
+from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
@@ -26,7 +26,7 @@ from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.tracing import NoTracer
 from services.coordinator.metrics_observer import MetricsObserver
-from services.coordinator.needs import WINDOW_S, Arrivals
+from services.coordinator.needs import WINDOW_S, ArrivalMeter
 from services.coordinator.streams import (
     LOOK_S,
     PUBLISH_S,
@@ -51,7 +51,7 @@ GONE = Partition("clinic-b", 0)
 def test_arrivals_are_averaged_over_the_last_minute() -> None:
     # at s       0    5   10   ...   60   65
     # records    0   50  100   ...  600  600      10/s, then nothing
-    arrivals = Arrivals()
+    arrivals = ArrivalMeter()
     assert arrivals.add(0, 0.0) is None
     means = [arrivals.add(10 * at, float(at)) for at in range(5, 65, 5)]
     assert means == [10.0] * 12
@@ -63,7 +63,7 @@ def test_arrivals_are_averaged_over_the_last_minute() -> None:
 def test_a_mean_is_at_most_the_fastest_and_never_below_zero(
     steps: list[tuple[float, int]],
 ) -> None:
-    arrivals, now, total, fastest = Arrivals(), 0.0, 0, 0.0
+    arrivals, now, total, fastest = ArrivalMeter(), 0.0, 0, 0.0
     arrivals.add(0, 0.0)
     for gap_s, records in steps:
         before = now
@@ -91,7 +91,7 @@ def test_both_bounds_of_stability_are_those_of_proposition_1() -> None:
     ("arrivals_per_s", "live", "gradient_s"),
     [(None, 4, 0.2), (0.0, 4, 0.2), (100.0, 0, 0.2), (100.0, 4, None), (100.0, 4, 0.0)],
 )
-def test_of_what_is_not_known_no_ratio_is_told(
+def test_of_what_is_not_known_no_ratio_is_reported(
     arrivals_per_s: float | None, live: int, gradient_s: float | None
 ) -> None:
     assert ratios(arrivals_per_s, live, (10, 8), gradient_s) == (None, None)
@@ -146,7 +146,7 @@ class Bench:
             writer.append("clinic-a", b"", partition=0)
         assert writer.flush(1.0)
 
-    def told(self, name: str, **labels: str) -> float | None:
+    def sample(self, name: str, **labels: str) -> float | None:
         """What a scrape sees under `doll_<name>`."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", labels)
 
@@ -156,39 +156,39 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_watch_tells_arrivals_lag_and_stability(bench: Bench) -> None:
+def test_watch_reports_arrivals_lag_and_stability(bench: Bench) -> None:
     bench.lead()
     bench.stand(claimed=0, live=2)
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") == 0.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0
     bench.clock.advance(10.0)
     bench.produce(40)
     bench.watch.turn()
-    assert bench.told("stream_lag_records", stream="clinic-a") == 40.0
-    assert bench.told("stability_ratio", bound="sufficient") is None, "no gradient was heard of"
+    assert bench.sample("stream_lag_records", stream="clinic-a") == 40.0
+    assert bench.sample("stability_ratio", bound="sufficient") is None, "no gradient was heard of"
     update = UpdateApplied(EPOCH, 1, (), 1, 0.0, gradient_s=0.1)
     bench.measuring.done(do.Apply(1, update, None), 0.0, 0.0)
     bench.stand(claimed=30, live=2)
     bench.watch.turn()
-    assert bench.told("stream_lag_records", stream="clinic-a") == 10.0
-    assert bench.told("stream_records_total", stream="clinic-a") == 40.0
-    assert bench.told("arrival_records_per_second") == pytest.approx(4.0)
+    assert bench.sample("stream_lag_records", stream="clinic-a") == 10.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 40.0
+    assert bench.sample("arrival_records_per_second") == pytest.approx(4.0)
     # b = 2, K = 1: 2 batches/s of 0.1 s
-    assert bench.told("stability_ratio", bound="sufficient") == pytest.approx(0.2)
-    assert bench.told("stability_ratio", bound="necessary") == pytest.approx(0.2)
+    assert bench.sample("stability_ratio", bound="sufficient") == pytest.approx(0.2)
+    assert bench.sample("stability_ratio", bound="necessary") == pytest.approx(0.2)
 
 
-def test_while_kafka_is_away_nothing_is_told(bench: Bench) -> None:
+def test_while_kafka_is_away_nothing_is_reported(bench: Bench) -> None:
     bench.lead()
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") == 0.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0
     bench.log.go_away()
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") is None
+    assert bench.sample("stream_records_total", stream="clinic-a") is None
     bench.log.come_back()
     bench.produce(3)
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") == 3.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 3.0
 
 
 def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> None:
@@ -201,7 +201,7 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
     bench.watch.follow("other", EPOCH, {GONE: 0}, other, gone.append, lambda _: None)
     bench.lead()
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") == 0.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0
     assert metrics.leading is not None
     assert (
         metrics.registry.get_sample_value("doll_stream_records_total", {"stream": "clinic-a"})
@@ -224,7 +224,7 @@ def test_while_kafka_is_away_no_stream_is_taken_for_deleted(bench: Bench) -> Non
     assert bench.lost == []
 
 
-def test_a_stream_that_lost_records_is_told_once_it_is_sure(
+def test_a_stream_that_lost_records_is_reported_once_it_is_sure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # clinic-a[0]: 9 records, claimed up to 9; then it ends at 5, and is written on
@@ -232,18 +232,18 @@ def test_a_stream_that_lost_records_is_told_once_it_is_sure(
     bench.produce(9)
     bench.stand(claimed=9, live=1)
     bench.watch.turn()
-    assert (bench.seen[-1].parted, bench.seen[-1].sure) == ({}, True)
+    assert (bench.seen[-1].diverged, bench.seen[-1].sure) == ({}, True)
     monkeypatch.setattr(bench.log, "agrees", lambda *_: {A: 5})
     bench.clock.advance(LOOK_S)
     bench.watch.turn()
     bench.clock.advance(SURE_S / 2)
     bench.produce(16)
     bench.watch.turn()
-    assert (bench.seen[-1].parted, bench.seen[-1].sure) == ({}, False), "an election, perhaps"
+    assert (bench.seen[-1].diverged, bench.seen[-1].sure) == ({}, False), "an election, perhaps"
     bench.clock.advance(SURE_S / 2)
     bench.watch.turn()
     start = LogPosition(5, bench.topic_id, 0)
-    assert bench.seen[-1].parted == {A: Parted(0, start, 25, recreated=False)}
+    assert bench.seen[-1].diverged == {A: Divergence(0, start, 25, recreated=False)}
     assert bench.seen[-1].sure
     assert bench.lost == [], "the leader decides"
 
@@ -258,11 +258,11 @@ def test_a_log_that_comes_back_is_not_short(bench: Bench) -> None:
     bench.watch.turn()
     bench.clock.advance(SURE_S)
     bench.watch.turn()
-    assert (bench.seen[-1].parted, bench.seen[-1].sure) == ({}, True)
+    assert (bench.seen[-1].diverged, bench.seen[-1].sure) == ({}, True)
 
 
 @pytest.mark.parametrize("records", [1, 9])
-def test_a_stream_that_was_created_anew_is_told_however_long_it_is(
+def test_a_stream_that_was_created_anew_is_reported_however_long_it_is(
     bench: Bench, records: int
 ) -> None:
     bench.lead()
@@ -274,9 +274,9 @@ def test_a_stream_that_was_created_anew_is_told_however_long_it_is(
     bench.clock.advance(LOOK_S)
     bench.watch.turn()
     start = LogPosition(0, bench.log.describe(["clinic-a"])["clinic-a"].topic_id)
-    assert bench.seen[-1].parted == {
-        A: Parted(0, start, records, recreated=True),
-        B: Parted(0, start, 0, recreated=True),
+    assert bench.seen[-1].diverged == {
+        A: Divergence(0, start, records, recreated=True),
+        B: Divergence(0, start, 0, recreated=True),
     }
 
 
@@ -304,13 +304,13 @@ def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) ->
     bench.produce(9)
     bench.clock.advance(LOOK_S / 2)
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") == 0.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0
     bench.clock.advance(LOOK_S / 2)
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") == 9.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 9.0
     bench.produce(1)
     bench.watch.turn()  # now it has work
-    assert bench.told("stream_records_total", stream="clinic-a") == 10.0
+    assert bench.sample("stream_records_total", stream="clinic-a") == 10.0
 
 
 def test_looks_that_take_long_are_seldom(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_what_is_forgotten_is_not_looked_at(bench: Bench) -> None:
     bench.watch.forget(NAME)
     bench.produce(1)
     bench.watch.turn()
-    assert bench.told("stream_records_total", stream="clinic-a") == 0.0, "it was forgotten"
+    assert bench.sample("stream_records_total", stream="clinic-a") == 0.0, "it was forgotten"
 
 
 def test_what_each_job_needs_is_published_every_second(bench: Bench) -> None:
@@ -376,7 +376,7 @@ def test_less_is_work_where_updates_are_made_of_less_than_the_jobs_own_group(ben
 def test_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
     bench.lead()
     bench.stand(claimed=3, live=1)
-    bench.measuring.heard(events.WantedChanged("paused"), 0.0)
+    bench.measuring.observe(events.WantedChanged("paused"), 0.0)
     bench.watch.turn()
     [demand] = bench.roster.read()
 
@@ -384,7 +384,7 @@ def test_a_paused_job_says_that_it_does_not_run(bench: Bench) -> None:
     assert not demand.runs
 
 
-def test_job_without_workers_hears_at_which_jobs_they_are(bench: Bench) -> None:
+def test_job_without_workers_learns_at_which_jobs_they_are(bench: Bench) -> None:
     # worker       at b   says nothing any more
     # told         at b   that it is there      nothing
     bench.lead()
@@ -402,7 +402,7 @@ def test_job_without_workers_hears_at_which_jobs_they_are(bench: Bench) -> None:
         assert board.unable() == {}
 
 
-def test_job_with_workers_or_without_records_hears_of_no_turn(bench: Bench) -> None:
+def test_job_with_workers_or_without_records_gets_no_turn(bench: Bench) -> None:
     bench.lead()
     bench.roster.put([WorkerPlacement("w1", job="b")])
     for claimed, live in ((10, 0), (3, 1)):
@@ -420,7 +420,7 @@ def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
     bench.redis.kill()
     bench.produce(10)
     bench.watch.turn()
-    assert bench.told("stream_lag_records", stream="clinic-a") == 7.0
+    assert bench.sample("stream_lag_records", stream="clinic-a") == 7.0
     bench.redis.restart()
     bench.watch.turn()
     assert len(bench.roster.read()) == 1
@@ -429,7 +429,7 @@ def test_while_redis_is_away_the_watch_goes_on(bench: Bench) -> None:
 # --- partitions that are added ----------------------------------------------------------------
 
 
-def test_partitions_that_are_added_are_told_and_their_records_lag(
+def test_partitions_that_are_added_are_reported_and_their_records_lag(
     bench: Bench,
 ) -> None:
     bench.lead()
@@ -444,10 +444,10 @@ def test_partitions_that_are_added_are_told_and_their_records_lag(
         bench.clock.advance(LOOK_S)
         bench.watch.turn()
     assert [set(seen.partitions) for seen in bench.seen[-2:]] == [{A, B, added}] * 2
-    assert bench.told("stream_lag_records", stream="clinic-a") == 1.0
+    assert bench.sample("stream_lag_records", stream="clinic-a") == 1.0
 
     claimed = {A: 0, B: 0, added: 1}
     bench.measuring.done(do.PutLeaderStatus(LeaderStatus(EPOCH, 1, claimed, 0, 0, 1, {})), 0.0, 0.0)
     bench.clock.advance(LOOK_S)
     bench.watch.turn()
-    assert bench.told("stream_lag_records", stream="clinic-a") == 0.0
+    assert bench.sample("stream_lag_records", stream="clinic-a") == 0.0

@@ -17,7 +17,7 @@ from common.errors import (
     RecordTooLargeError,
     UnknownTopicError,
 )
-from common.kafka.dead_letters import Letter, letter_of, letters_of
+from common.kafka.dead_letters import EncodedDeadLetter, encode_dead_letter, encode_dead_letters
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewTopic
 from common.runtime.supervisor import Supervisor
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from common.ports.servers import Fetched, LogRecord
 
 STREAM = Partition("clicks", 0)
-LETTERS = Partition("clicks.dlq", 0)
+DEAD_LETTERS = Partition("clicks.dlq", 0)
 TORN = Skipped("clicks", 0, 7, "torn", (1, 5))
 WAIT_S = 5.0
 
@@ -54,14 +54,14 @@ def kafka(limit: int | None = None) -> MemoryLog:
 
 
 def delivered(log: MemoryLog) -> list[LogRecord]:
-    return log.tail(LETTERS, 0).read(10_000, 0.0)
+    return log.tail(DEAD_LETTERS, 0).read(10_000, 0.0)
 
 
-def test_a_letter_says_where_its_record_is_and_why() -> None:
-    letter = letter_of("j", TORN, 8, b"value", "ID")
+def test_a_dead_letter_says_where_its_record_is_and_why() -> None:
+    dead_letter = encode_dead_letter("j", TORN, 8, b"value", "ID")
     key = b"j/ID/clicks[0]@8"
-    assert (letter.topic, letter.key, letter.value) == ("clicks.dlq", key, b"value")
-    assert dict(letter.headers) == {
+    assert (dead_letter.topic, dead_letter.key, dead_letter.value) == ("clicks.dlq", key, b"value")
+    assert dict(dead_letter.headers) == {
         "reason": b"torn",
         "job": b"j",
         "topic": b"clicks",
@@ -71,31 +71,34 @@ def test_a_letter_says_where_its_record_is_and_why() -> None:
     }
 
 
-def test_a_batch_has_a_letter_for_each_of_its_spans() -> None:
+def test_batch_has_a_dead_letter_for_each_of_its_spans() -> None:
     batch = Batch(4, WorkerId("w"), (Span("clicks", 0, 0, 9), Span("views", 2, 5, 6)), 10)
     record = Quarantined(0, batch, "poison: " + "x" * 10**6)
-    letters = list(letters_of("j", record, {Partition("views", 2): "ID"}))
-    assert [letter.topic for letter in letters] == ["clicks.dlq", "views.dlq"]
-    assert [letter.key for letter in letters] == [b"j//clicks[0]@0:9", b"j/ID/views[2]@5:6"]
-    assert [dict(letter.headers)["end"] for letter in letters] == [b"9", b"6"]
-    assert all(len(dict(letter.headers)["reason"]) < 10_000 for letter in letters)
+    encoded = list(encode_dead_letters("j", record, {Partition("views", 2): "ID"}))
+    assert [dead_letter.topic for dead_letter in encoded] == ["clicks.dlq", "views.dlq"]
+    assert [dead_letter.key for dead_letter in encoded] == [
+        b"j//clicks[0]@0:9",
+        b"j/ID/views[2]@5:6",
+    ]
+    assert [dict(dead_letter.headers)["end"] for dead_letter in encoded] == [b"9", b"6"]
+    assert all(len(dict(dead_letter.headers)["reason"]) < 10_000 for dead_letter in encoded)
 
 
 @given(st.binary(max_size=300))
-def test_a_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_was(
+def test_dead_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_was(
     value: bytes,
 ) -> None:
-    letter: Letter | None = letter_of("j", TORN, 7, value)
+    dead_letter: EncodedDeadLetter | None = encode_dead_letter("j", TORN, 7, value)
     before = len(value) + 1
-    while letter is not None:
-        assert letter.value is not None
-        assert value.startswith(letter.value)
-        assert len(letter.value) < before
-        headers = dict(letter.headers)
-        whole = len(letter.value) == len(value)
+    while dead_letter is not None:
+        assert dead_letter.value is not None
+        assert value.startswith(dead_letter.value)
+        assert len(dead_letter.value) < before
+        headers = dict(dead_letter.headers)
+        whole = len(dead_letter.value) == len(value)
         assert headers.get("truncated") == (None if whole else str(len(value)).encode())
         assert headers["offset"] == b"7"
-        before, letter = len(letter.value), letter.shortened()
+        before, dead_letter = len(dead_letter.value), dead_letter.shortened()
     assert before == 0
 
 
@@ -109,12 +112,12 @@ def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
 ) -> None:
     # A Java producer writes up to 1,048,576 bytes; no client of ours writes more than 1,000,000.
     log, value = kafka(limit), bytes(range(256)) * 4062  # 1,039,872 bytes
-    letters = [
-        letter_of("j", TORN, 7, b"small"),
-        letter_of("j", TORN, 8, value),
-        letter_of("j", TORN, 13, None),
+    encoded = [
+        encode_dead_letter("j", TORN, 7, b"small"),
+        encode_dead_letter("j", TORN, 8, value),
+        encode_dead_letter("j", TORN, 13, None),
     ]
-    assert write(letters, log.writer(), WAIT_S)
+    assert write(encoded, log.writer(), WAIT_S)
 
     small, empty, cut = delivered(log)
     assert (small.value, empty.value) == (b"small", None)
@@ -123,19 +126,19 @@ def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
     assert value.startswith(cut.value)
 
 
-def test_a_letter_that_cannot_be_delivered_for_another_reason_is_a_fault() -> None:
-    log, letters = kafka(), [letter_of("j", TORN, 7, b"value")]
+def test_a_dead_letter_that_cannot_be_delivered_for_another_reason_is_a_fault() -> None:
+    log, encoded = kafka(), [encode_dead_letter("j", TORN, 7, b"value")]
     log.delete_topics(["clicks.dlq"])
     with pytest.raises((DeliveryError, UnknownTopicError)) as raised:
-        write(letters, log.writer(), WAIT_S)
+        write(encoded, log.writer(), WAIT_S)
     assert not isinstance(raised.value, RecordTooLargeError)
 
 
-def test_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -> None:
+def test_dead_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -> None:
     log = kafka()
     writer = log.writer()
     log.go_away()
-    assert not write([letter_of("j", TORN, 7, b"value")], writer, 0.0)
+    assert not write([encode_dead_letter("j", TORN, 7, b"value")], writer, 0.0)
     log.come_back()
     assert writer.flush(WAIT_S)
     assert [record.value for record in delivered(log)] == [b"value"]  # and once more where retried
@@ -168,10 +171,12 @@ def test_bad_records_are_read_back_in_few_pieces_whatever_their_reasons(
     assert writer.flush(WAIT_S)
     skipped = tuple(Skipped(*STREAM, offset, reason) for offset, reason in bad.items())
     spans = CountingSpans(log)
-    letters = list(written("j", DeadLetterRecords(skipped), spans))
+    encoded = list(written("j", DeadLetterRecords(skipped), spans))
 
-    assert [letter.value for letter in letters] == [str(offset).encode() for offset in sorted(bad)]
-    found = [dict(letter.headers) for letter in letters]
+    assert [dead_letter.value for dead_letter in encoded] == [
+        str(offset).encode() for offset in sorted(bad)
+    ]
+    found = [dict(dead_letter.headers) for dead_letter in encoded]
     assert {int(each["offset"]): each["reason"].decode() for each in found} == bad
     assert all(span.end - span.start <= READ_RECORDS for span in spans.asked)
     assert len(spans.asked) <= 6
@@ -184,11 +189,11 @@ def test_of_records_that_expired_the_address_is_left() -> None:
         writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
     log.expire(STREAM, 10)
-    letters = list(
+    encoded = list(
         written("j", DeadLetterRecords((Skipped(*STREAM, 3, "torn", (12,)),)), log.spans())
     )
-    assert [int(dict(letter.headers)["offset"]) for letter in letters] == [3, 15]
-    assert letters[0].value is None
+    assert [int(dict(dead_letter.headers)["offset"]) for dead_letter in encoded] == [3, 15]
+    assert encoded[0].value is None
 
 
 def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_to_it() -> None:
@@ -199,7 +204,7 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
         writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
     steps = Supervisor(None, Watchdogs(), logger, threads=1)
-    letters = DeadLetters(
+    queue = DeadLetters(
         "job",
         log=log,
         spans=log.spans(),
@@ -210,8 +215,8 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
         fail=faults.append,
     )
     for offset in (1, 2):
-        letters.add(DeadLetterRecords((Skipped(*STREAM, offset, "torn"),), {STREAM: "ID"}))
-        until(lambda: bool(faults) or letters.all_delivered, "it is delivered")
+        queue.add(DeadLetterRecords((Skipped(*STREAM, offset, "torn"),), {STREAM: "ID"}))
+        until(lambda: bool(faults) or queue.all_delivered, "it is delivered")
         assert [record.key for record in delivered(log)] == [f"job/ID/clicks[0]@{offset}".encode()]
         log.delete_topics(["clicks.dlq"])
     assert faults == []
@@ -243,7 +248,7 @@ def test_orders_do_not_hasten_the_next_attempt_at_a_topic_that_may_not_be_create
     writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
     assert steps.close(WAIT_S)  # the test itself gives turns
-    letters = DeadLetters(
+    queue = DeadLetters(
         "job",
         log=log,
         spans=log.spans(),
@@ -254,10 +259,10 @@ def test_orders_do_not_hasten_the_next_attempt_at_a_topic_that_may_not_be_create
         fail=faults.append,
     )
     for _ in range(3):
-        letters.add(DeadLetterRecords((Skipped(*STREAM, 0, "torn"),), {STREAM: "ID"}))
-        assert letters.turn() == now[0] + RETRY_S
+        queue.add(DeadLetterRecords((Skipped(*STREAM, 0, "torn"),), {STREAM: "ID"}))
+        assert queue.turn() == now[0] + RETRY_S
     assert log.refusals == 1
     now[0] += RETRY_S
-    letters.turn()
+    queue.turn()
     assert (log.refusals, faults) == (2, [])
     assert [each.msg for each in caplog.records] == ["kafka_unavailable"]

@@ -29,7 +29,7 @@ def test_errors_that_stay_what_they_were_are_no_drift(rate: float) -> None:
         assert rises(ErrorWatch(), np.random.default_rng(seed), [rate] * 40) == []
 
 
-def test_a_jump_is_told_once_and_soon_with_what_errors_were_and_are() -> None:
+def test_a_jump_is_reported_once_and_soon_with_what_errors_were_and_are() -> None:
     for seed in SEEDS:
         rng, watch = np.random.default_rng(seed), ErrorWatch()
         assert rises(watch, rng, [0.05] * 16) == []
@@ -38,13 +38,13 @@ def test_a_jump_is_told_once_and_soon_with_what_errors_were_and_are() -> None:
         assert rises(watch, rng, [0.9] * 16) == []  # from now on this is how it is
 
 
-def test_a_small_rise_is_told_too_if_it_lasts() -> None:
-    told = 0
+def test_a_small_rise_is_reported_too_if_it_lasts() -> None:
+    hits = 0
     for seed in SEEDS:
         rng, watch = np.random.default_rng(seed), ErrorWatch()
         rises(watch, rng, [0.05] * 16)
-        told += len(rises(watch, rng, [0.12] * 8)) >= 1
-    assert told == len(SEEDS)
+        hits += len(rises(watch, rng, [0.12] * 8)) >= 1
+    assert hits == len(SEEDS)
 
 
 def test_a_model_that_learns_is_no_drift() -> None:

@@ -48,7 +48,7 @@ from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
 from services.coordinator.effects.context import JobContext
 from services.coordinator.effects.dispatch import Effects
-from services.coordinator.inbox import Inbox
+from services.coordinator.inbox import CoordinatorInbox
 from services.coordinator.metrics_observer import MetricsObserver
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
@@ -69,15 +69,15 @@ class Bench:
         self.spec = parse_job(job + options)
         for stream in self.spec.streams:
             self.log.create_topics([NewTopic(stream)])
-        self.book = JobStore(self.log)
-        record = self.book.submit(self.spec)
+        self.job_store = JobStore(self.log)
+        record = self.job_store.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.replica = MemoryReplica(self.log, self.redis, blobs=blobs)
         self.metrics = CoordinatorMetrics()
         self.woken = 0  # how often the actor was
         log = event_logger("test")
-        self.inbox = Inbox(self._wake, Outage(log, "redis"))
+        self.inbox = CoordinatorInbox(self._wake, Outage(log, "redis"))
         self.job = JobContext(
             self.replica.replica,
             record,
@@ -128,14 +128,14 @@ def test_a_job_is_held_although_kafka_is_away_at_that_moment(bench: Bench) -> No
     bench.log.go_away()
     bench.carry_out(do.Hold("a checkpoint of another model"))
     bench.log.come_back()
-    assert bench.book.get(NAME).wanted == "running"
+    assert bench.job_store.get(NAME).wanted == "running"
 
-    def told() -> bool:
+    def is_written() -> bool:
         bench.effects.poll()
-        return bench.book.get(NAME).wanted != "running"
+        return bench.job_store.get(NAME).wanted != "running"
 
-    until(told, "somebody is told")
-    held = bench.book.get(NAME)
+    until(is_written, "somebody is told")
+    held = bench.job_store.get(NAME)
     assert (held.wanted, held.reason) == ("paused", "a checkpoint of another model")
 
 
@@ -147,11 +147,11 @@ def test_job_that_waits_for_a_checkpoint_says_for_which_in_its_state_and_log(
     for _ in range(2):
         bench.carry_out(do.AwaitCheckpoint(reason))
 
-    told = reason.replace("resume", f"resume {NAME}")
-    assert bench.board.unable() == {bench.replica.replica.name: told}
+    expected = reason.replace("resume", f"resume {NAME}")
+    assert bench.board.unable() == {bench.replica.replica.name: expected}
     assert bench.job.role == "standby"
     logged = [r for r in caplog.records if r.getMessage() == "checkpoint_awaited"]
-    assert [fields_of(each)["reason"] for each in logged] == [told]
+    assert [fields_of(each)["reason"] for each in logged] == [expected]
 
 
 def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> None:
@@ -169,7 +169,7 @@ def test_last_checkpoint_of_a_job_that_ends_is_named_in_the_updates_topic() -> N
             return bench.effects.ending.finished
 
         until(finished, "it has ended")
-        topic = updates_topic(bench.book.get(NAME).id)
+        topic = updates_topic(bench.job_store.get(NAME).id)
         records = [record for _, record in read_decoded(bench.log, topic, decode_audit)]
         assert records == [CheckpointStored(7, 0)]
     finally:
@@ -196,37 +196,37 @@ def test_snapshots_of_one_version_say_when_it_was_made_across_leaders(bench: Ben
 
 def test_a_job_that_is_done_is_stopped_with_the_reason(bench: Bench) -> None:
     bench.carry_out(do.Finish("4 updates applied"))
-    record = bench.book.get(NAME)
+    record = bench.job_store.get(NAME)
     assert (record.wanted, record.reason) == ("stopped", "4 updates applied")
 
 
 def test_a_job_that_was_changed_meanwhile_is_not_stopped_for_what_it_was(bench: Bench) -> None:
-    bench.book.change(NAME, {"deadline_s": 9000.0}, "no hurry")
+    bench.job_store.change(NAME, {"deadline_s": 9000.0}, "no hurry")
     bench.carry_out(do.Finish("its deadline has come", 0))
-    assert bench.book.get(NAME).wanted == "running"
+    assert bench.job_store.get(NAME).wanted == "running"
     bench.carry_out(do.Finish("its deadline has come", 1))
-    assert bench.book.get(NAME).wanted == "stopped"
+    assert bench.job_store.get(NAME).wanted == "stopped"
 
 
 @pytest.mark.parametrize("command", [do.Hold("diverged"), do.Finish("4 updates applied")])
 def test_a_deleted_job_stays_deleted_whatever_becomes_of_it(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
-    bench.book.want(NAME, "stopped", "enough")
-    bench.book.delete(NAME)
+    bench.job_store.want(NAME, "stopped", "enough")
+    bench.job_store.delete(NAME)
     bench.carry_out(command)
-    assert bench.book.read() == {}
+    assert bench.job_store.read() == {}
 
 
 @pytest.mark.parametrize("command", [do.Hold("diverged"), do.Finish("4 updates applied")])
 def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
-    bench.book.want(NAME, "stopped", "enough")
-    bench.book.delete(NAME)
-    bench.book.submit(bench.spec)
+    bench.job_store.want(NAME, "stopped", "enough")
+    bench.job_store.delete(NAME)
+    bench.job_store.submit(bench.spec)
     bench.carry_out(command)
-    assert bench.book.get(NAME).reason == "submitted"
+    assert bench.job_store.get(NAME).reason == "submitted"
 
 
 def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
@@ -254,7 +254,7 @@ def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
     assert bench.wakes(status, events.BoardWiped())
 
 
-def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tells_it(
+def test_leader_whose_triggers_are_kept_out_continues_in_another_stream_and_names_it(
     bench: Bench,
 ) -> None:
     found = bench.have_weights()
@@ -266,8 +266,8 @@ def test_a_leader_whose_triggers_are_kept_out_goes_on_in_another_stream_and_tell
     bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 2), ModelId(3, 0), ())))
     leader_status = bench.board.get_leader_status()
     assert leader_status is not None
-    heard = bench.board.triggers(TriggerId(-1, 0), 1.0, leader_status.triggers)
-    assert [trigger.id for trigger in heard] == [TriggerId(3, 1), TriggerId(3, 2)]
+    triggers = bench.board.triggers(TriggerId(-1, 0), 1.0, leader_status.triggers)
+    assert [trigger.id for trigger in triggers] == [TriggerId(3, 1), TriggerId(3, 2)]
 
 
 def test_trigger_that_moves_is_in_another_stream_that_the_status_names(bench: Bench) -> None:
@@ -278,8 +278,8 @@ def test_trigger_that_moves_is_in_another_stream_that_the_status_names(bench: Be
     bench.carry_out(do.PostTrigger(UpdateTrigger(TriggerId(3, 2), ModelId(3, 0), ()), moves=True))
     leader_status = bench.board.get_leader_status()
     assert leader_status is not None
-    heard = bench.board.triggers(TriggerId(-1, 0), 1.0, leader_status.triggers)
-    assert [trigger.id for trigger in heard] == [TriggerId(3, 2)]
+    triggers = bench.board.triggers(TriggerId(-1, 0), 1.0, leader_status.triggers)
+    assert [trigger.id for trigger in triggers] == [TriggerId(3, 2)]
 
 
 def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
@@ -297,17 +297,17 @@ def test_a_rate_reaches_the_trainer(bench: Bench) -> None:
         bench.carry_out(do.Apply(2, update, -1.0))
 
 
-def test_how_large_the_sum_of_an_update_was_is_told_where_that_is_asked(bench: Bench) -> None:
+def test_how_large_the_sum_of_an_update_was_is_reported_where_that_is_asked(bench: Bench) -> None:
     bench.have_weights()
     trainer, update = bench.job.trainer, UpdateApplied(3, 1, (), 1, 0.0)
     vector = np.full(len(trainer.weights()) // 4, 2, np.float32)
     gradient = Gradient(WorkerId("a"), ModelId(3, 0), (0,), 1, 1.0, {}, 0.1, vector=vector)
     bench.carry_out(do.AddGradient(1, gradient))
-    told = list(bench.effects.carry_out(do.Apply(1, update, 0.25, measured=True)))
-    assert told == [events.Summed(ModelId(3, 1), 4.0 * trainer.parameter_count)]
+    found = list(bench.effects.carry_out(do.Apply(1, update, 0.25, measured=True)))
+    assert found == [events.Summed(ModelId(3, 1), 4.0 * trainer.parameter_count)]
 
 
-def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
+def test_metrics_of_a_leader_carry_its_epoch_until_it_steps_down(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -315,8 +315,8 @@ def test_what_a_leader_tells_carries_its_epoch_until_it_steps_down(
     bench.carry_out(do.Begin(7, found.snapshots[0]))
     bench.carry_out(do.StepDown("the lease is held by another"))
     bench.carry_out(do.Hold("diverged"))
-    told = {r.getMessage(): fields_of(r).get("epoch") for r in caplog.records if r.name == "test"}
-    assert told == {"leader_elected": 7, "leadership_lost": 7, "job_held": None}
+    logged = {r.getMessage(): fields_of(r).get("epoch") for r in caplog.records if r.name == "test"}
+    assert logged == {"leader_elected": 7, "leadership_lost": 7, "job_held": None}
 
 
 @pytest.mark.parametrize("source", ["hot", "all"])
@@ -335,7 +335,7 @@ def test_a_search_that_meets_a_server_that_is_away_says_so(
         do.PostTrigger(UpdateTrigger(TriggerId(3, 1), ModelId(3, 0), ())),
     ],
 )
-def test_what_could_not_be_put_on_the_board_is_told_once_the_board_is_back(
+def test_what_could_not_be_put_on_the_board_is_reported_once_the_board_is_back(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
     found = bench.have_weights()
@@ -404,9 +404,9 @@ def test_a_trigger_says_what_has_changed_since_the_one_before(compressed: Bench)
     assert board.get_model(ModelId(3, 2)) is None
     trigger = posted(bench, 2, 2)
     assert trigger.since == first
-    told = decode_sparse(memoryview(trigger.changes or b""))
-    assert set(told.blocks.tolist()) >= {5, 7}
-    write_to(known, told)
+    changes = decode_sparse(memoryview(trigger.changes or b""))
+    assert set(changes.blocks.tolist()) >= {5, 7}
+    write_to(known, changes)
     assert posted(bench, 3, 2).since is UNSET
     bench.carry_out(do.PublishModel(ModelId(3, 2)))
     assert known.tobytes() == board.get_model(ModelId(3, 2))
@@ -521,7 +521,7 @@ def test_a_job_ends_although_the_board_is_away(evaluated: Bench) -> None:
     begins(evaluated, 17)
     evaluated.redis.kill()
     evaluated.carry_out(do.Finish("17 updates applied"))
-    assert evaluated.book.get(NAME).wanted == "stopped"
+    assert evaluated.job_store.get(NAME).wanted == "stopped"
 
 
 def test_a_job_that_is_resumed_before_its_stop_is_carried_out_goes_on(evaluated: Bench) -> None:
@@ -530,7 +530,7 @@ def test_a_job_that_is_resumed_before_its_stop_is_carried_out_goes_on(evaluated:
     begins(evaluated, 17)
     evaluated.carry_out(do.Finish("stopped by its owner", stopped=True))
     assert evaluated.effects.ending.finished
-    assert evaluated.book.get(NAME).wanted == "running"
+    assert evaluated.job_store.get(NAME).wanted == "running"
 
 
 def test_a_job_that_is_not_evaluated_offers_nothing(bench: Bench) -> None:

@@ -43,7 +43,7 @@ from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from common.wire import messages as wire
-from services.evaluator.evaluation_runner import Pace, Process
+from services.evaluator.evaluation_runner import EvaluationPace, EvaluatorProcess
 from services.evaluator.loop import JobEvaluator
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class World:
         for stream in ("left", "right"):
             self.log.create_topics([NewTopic(stream)])
         self.spec = parse_job(job)
-        self.book = JobStore(self.log)
-        self.record = self.book.submit(self.spec)
+        self.job_store = JobStore(self.log)
+        self.record = self.job_store.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.metrics = ProcessMetrics("evaluator")
@@ -151,15 +151,15 @@ class World:
             started.end()
         self.running.clear()
 
-    def told(self) -> list[Evaluated]:
+    def evals(self) -> list[Evaluated]:
         """Every result."""
-        return [each for each in self.all_told() if isinstance(each, Evaluated)]
+        return [each for each in self.all_records() if isinstance(each, Evaluated)]
 
     def drifts(self) -> list[Drifted]:
         """Every drift."""
-        return [each for each in self.all_told() if isinstance(each, Drifted)]
+        return [each for each in self.all_records() if isinstance(each, Drifted)]
 
-    def all_told(self) -> list[AuditRecord | None]:
+    def all_records(self) -> list[AuditRecord | None]:
         """The updates topic."""
         return [each for _, each in read_decoded(self.log, updates_topic(NAME), wire.decode_audit)]
 
@@ -179,10 +179,13 @@ class Evaluation:
     """An evaluator's process with one job."""
 
     def __init__(self, world: World) -> None:
-        self._record: JobRecord | None = world.book.get(NAME)
-        logger, pace = event_logger("evaluator"), Pace(look_s=0.01, together_s=0.05, sample=100)
+        self._record: JobRecord | None = world.job_store.get(NAME)
+        logger, pace = (
+            event_logger("evaluator"),
+            EvaluationPace(look_s=0.01, together_s=0.05, sample=100),
+        )
         board = partial(MemoryBoard, world.redis)
-        process = Process(Settings(), world.log, board, world.metrics, logger, pace)
+        process = EvaluatorProcess(Settings(), world.log, board, world.metrics, logger, pace)
         supervision = ProcessMetrics("evaluator")
         self._supervisor = Supervisor(supervision, Watchdogs(), logger, threads=1)
         self.running = self._supervisor.begin(
@@ -210,7 +213,7 @@ def until(condition: Callable[[], object], what: str) -> None:
         pause.wait(0.01)
 
 
-def told_by(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+def logged_by(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """Warnings, and why."""
     return [
         (each.getMessage(), str(fields_of(each).get("reason", "")))
@@ -233,16 +236,16 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     world.start()
     world.offer(2, slope=3.0)
     world.update(1)
-    assert world.told() == []  # the leader is ahead of its audit
+    assert world.evals() == []  # the leader is ahead of its audit
     world.update(2)
     left, right = records(2, 40), records(3, 30)
     world.update(3, world.put("left", left), world.put("right", right))
-    until(lambda: any(each.prequential for each in world.told()), "it is judged")
-    told = world.told()
-    assert {each.model for each in told} == {ModelId(world.epoch, 2)}
-    (test,) = [each for each in told if each.test]
+    until(lambda: any(each.prequential for each in world.evals()), "it is judged")
+    evaluated = world.evals()
+    assert {each.model for each in evaluated} == {ModelId(world.epoch, 2)}
+    (test,) = [each for each in evaluated if each.test]
     assert (test.records, test.test) == (60, world.judged(held_out, 3.0))
-    (after,) = [each.prequential for each in told if each.prequential]
+    (after,) = [each.prequential for each in evaluated if each.prequential]
     assert after == {"left": world.judged(left, 3.0), "right": world.judged(right, 3.0)}
     assert world.count("done") == 1
     sample = world.metrics.registry.get_sample_value
@@ -260,8 +263,8 @@ def test_what_is_no_mean_is_of_a_streams_samples_of_the_last_minute(world: World
         world.offer(version)
         world.update(version)
         world.update(version + 1, world.put("left", seen))
-        until(lambda: world.told() and world.told()[-1].model.version == version, "it is judged")  # noqa: B023 -- called here
-    before, after = [each.prequential["left"] for each in world.told()]
+        until(lambda: world.evals() and world.evals()[-1].model.version == version, "it is judged")  # noqa: B023 -- called here
+    before, after = [each.prequential["left"] for each in world.evals()]
     assert before == world.judged(first, 1.0)
     assert after["accuracy"] == 0.0
     assert {name: after[name] for name in WINDOWED} == {
@@ -269,7 +272,7 @@ def test_what_is_no_mean_is_of_a_streams_samples_of_the_last_minute(world: World
     }
 
 
-def test_a_version_whose_next_update_is_known_is_told_in_one_record(world: World) -> None:
+def test_a_version_whose_next_update_is_known_is_reported_in_one_record(world: World) -> None:
     world.hold_out()
     span = world.put("left", records(2, 40))
     for version in (1, 2):
@@ -277,11 +280,11 @@ def test_a_version_whose_next_update_is_known_is_told_in_one_record(world: World
     world.update(3, span)
     world.offer(2)
     world.start()
-    until(world.told, "it is judged")
+    until(world.evals, "it is judged")
     world.end()
-    (told,) = world.told()
-    assert told.records == 60
-    assert told.prequential.keys() == {"left"}
+    (evaluated,) = world.evals()
+    assert evaluated.records == 60
+    assert evaluated.prequential.keys() == {"left"}
 
 
 def test_records_that_do_not_decode_or_have_expired_are_left_out(world: World) -> None:
@@ -295,10 +298,10 @@ def test_records_that_do_not_decode_or_have_expired_are_left_out(world: World) -
     world.update(3, first._replace(end=odd.end), old)
     world.offer(2, slope=5.0)
     world.start()
-    until(world.told, "it is judged")
+    until(world.evals, "it is judged")
     world.end()
-    (told,) = world.told()
-    assert told.prequential == {"left": world.judged(good, 5.0)}
+    (evaluated,) = world.evals()
+    assert evaluated.prequential == {"left": world.judged(good, 5.0)}
 
 
 def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
@@ -312,8 +315,8 @@ def test_a_version_that_was_taken_back_is_not_judged(world: World) -> None:
     until(lambda: world.count("skipped") == 1, "it is passed over")
     world.update(2)
     world.offer(2)
-    until(world.told, "the other leader's is judged")
-    assert {each.model for each in world.told()} == {ModelId(world.epoch, 2)}
+    until(world.evals, "the other leader's is judged")
+    assert {each.model for each in world.evals()} == {ModelId(world.epoch, 2)}
 
 
 def test_of_several_that_were_offered_meanwhile_the_newest_is_judged(world: World) -> None:
@@ -330,7 +333,7 @@ def test_of_several_that_were_offered_meanwhile_the_newest_is_judged(world: Worl
     assert world.count("done") == 2
 
 
-def test_whoever_comes_later_does_not_tell_again(world: World) -> None:
+def test_later_caller_does_not_report_again(world: World) -> None:
     world.hold_out()
     span = world.put("left", records(2, 40))
     for version in (1, 2):
@@ -338,13 +341,13 @@ def test_whoever_comes_later_does_not_tell_again(world: World) -> None:
     world.update(3, span)
     world.offer(2)
     world.start()
-    until(world.told, "it is judged")
+    until(world.evals, "it is judged")
     world.end()
     world.start()
     world.update(4)
     world.offer(4)
-    until(lambda: len(world.told()) == 2, "it goes on above")
-    assert [each.model.version for each in world.told()] == [2, 4]
+    until(lambda: len(world.evals()) == 2, "it goes on above")
+    assert [each.model.version for each in world.evals()] == [2, 4]
 
 
 def test_what_a_new_leader_began_with_is_not_judged_again(world: World) -> None:
@@ -353,14 +356,14 @@ def test_what_a_new_leader_began_with_is_not_judged_again(world: World) -> None:
     world.update(2)
     world.offer(2)
     world.start()
-    until(world.told, "it is judged")
+    until(world.evals, "it is judged")
     world.epoch = world.write(Lead(world.epoch, ModelId(world.epoch, 2), "c2", 4))
     world.offer(2)
     for version in (3, 4):
         world.update(version)
     world.offer(4)
-    until(lambda: len(world.told()) == 2, "the next one is judged")
-    assert [each.model.version for each in world.told()] == [2, 4]
+    until(lambda: len(world.evals()) == 2, "the next one is judged")
+    assert [each.model.version for each in world.evals()] == [2, 4]
 
 
 def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -> None:
@@ -369,22 +372,22 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     world.board.hold_lease("c1", 600.0)
     for version in (1, 2, 3):
         world.update(version)
-    evaluator.follow(world.book.want(NAME, "stopped", "3 updates applied"))
+    evaluator.follow(world.job_store.want(NAME, "stopped", "3 updates applied"))
     assert not evaluator.running.ended.wait(0.5)  # somebody leads, and may have one to offer yet
     world.offer(3)
     world.board.release_lease("c1")
     evaluator.await_end()
-    assert [each.model.version for each in world.told()] == [3]
+    assert [each.model.version for each in world.evals()] == [3]
 
 
 def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: World) -> None:
     world.hold_out()
     world.update(1)
     world.offer(1)
-    world.book.want(NAME, "stopped", "enough")
+    world.job_store.want(NAME, "stopped", "enough")
     for _ in range(2):
         world.start().await_end()
-        assert [each.model.version for each in world.told()] == [1]
+        assert [each.model.version for each in world.evals()] == [1]
 
 
 def test_without_a_test_set_streams_are_watched_all_the_same(
@@ -396,17 +399,17 @@ def test_without_a_test_set_streams_are_watched_all_the_same(
         if version in (2, 4):
             world.offer(version)
             until(lambda v=version: world.count("done") == v / 2, "it is in hand")  # type: ignore[misc]
-    until(lambda: len(world.told()) == 2, "both are judged")
-    assert [(each.records, each.test) for each in world.told()] == [(0, {}), (0, {})]
-    assert told_by(caplog) == [("test_set_missing", "there is no topic held-out")]
+    until(lambda: len(world.evals()) == 2, "both are judged")
+    assert [(each.records, each.test) for each in world.evals()] == [(0, {}), (0, {})]
+    assert logged_by(caplog) == [("test_set_missing", "there is no topic held-out")]
     world.hold_out()
     world.update(6)
     world.offer(6)
-    until(lambda: len(world.told()) == 3, "by the test set")
-    assert world.told()[-1].records == 60
+    until(lambda: len(world.evals()) == 3, "by the test set")
+    assert world.evals()[-1].records == 60
 
 
-def test_a_test_set_that_the_task_cannot_read_is_told_once(
+def test_a_test_set_that_the_task_cannot_read_is_reported_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.log.create_topics([NewTopic("held-out")])
@@ -419,13 +422,13 @@ def test_a_test_set_that_the_task_cannot_read_is_told_once(
         if version in (2, 4):
             world.offer(version)
             until(lambda v=version: world.count("done") == v / 2, "it is in hand")  # type: ignore[misc]
-    until(lambda: len(world.told()) == 2, "both are judged by what came next")
-    ((event, reason),) = told_by(caplog)
+    until(lambda: len(world.evals()) == 2, "both are judged by what came next")
+    ((event, reason),) = logged_by(caplog)
     assert event == "evaluation_failed"
     assert "label: a number is outside 0..1" in reason
 
 
-def test_weights_of_another_model_are_told_of_and_passed_over(
+def test_weights_of_another_model_are_reported_and_passed_over(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.start()
@@ -438,7 +441,7 @@ def test_weights_of_another_model_are_told_of_and_passed_over(
         "at place 1 it has the parameter without a name (6,) float32, but the task's model"
         " has the parameter 'weight' (2, 2) float32"
     )
-    assert any(said in reason for _, reason in told_by(caplog))
+    assert any(said in reason for _, reason in logged_by(caplog))
 
 
 def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
@@ -455,7 +458,7 @@ def test_a_stream_whose_labels_change_drifts_and_the_other_does_not(
         if version % 2 == 1 and version > 1:
             world.offer(version - 1)
             many = version // 2
-            until(lambda n=many: len(world.told()) == n, "it is judged")  # type: ignore[misc]
+            until(lambda n=many: len(world.evals()) == n, "it is judged")  # type: ignore[misc]
     (drift,) = world.drifts()
     assert (drift.stream, drift.model) == ("left", ModelId(world.epoch, 12))
     assert drift.before < 0.2 < drift.after
@@ -475,13 +478,13 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
     world.redis.kill()
     world.redis.restart()
     world.offer(2)
-    until(world.told, "it is judged after Redis was unavailable")
+    until(world.evals, "it is judged after Redis was unavailable")
     world.update(3)
     world.update(4)
     world.log.go_away()
     world.offer(4)
     world.log.come_back()
-    until(lambda: len(world.told()) == 2, "it is judged after Kafka was unavailable")
+    until(lambda: len(world.evals()) == 2, "it is judged after Kafka was unavailable")
 
 
 def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> None:
@@ -491,7 +494,7 @@ def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> 
     world.update(1)
     world.update(2)
     world.offer(2)
-    until(lambda: ModelId(world.epoch, 2) in {each.model for each in world.told()}, "it is judged")
+    until(lambda: ModelId(world.epoch, 2) in {each.model for each in world.evals()}, "it is judged")
 
     world.log.recreate(updates_topic(NAME))
     world.epoch = 70
@@ -499,7 +502,7 @@ def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> 
     for version in (1, 2, 3):
         world.update(version)
     world.offer(2)
-    until(lambda: ModelId(70, 2) in {each.model for each in world.told()}, "the new one is judged")
+    until(lambda: ModelId(70, 2) in {each.model for each in world.evals()}, "the new one is judged")
 
 
 def test_a_deleted_job_is_left(world: World) -> None:

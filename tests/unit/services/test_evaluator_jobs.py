@@ -21,7 +21,7 @@ from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from services.evaluator.__main__ import begins
-from services.evaluator.evaluation_runner import Process
+from services.evaluator.evaluation_runner import EvaluatorProcess
 from services.evaluator.loop import JobEvaluator
 from tests.unit.services.test_evaluator import JOB, NAME, PATIENCE_S, World, until
 
@@ -47,7 +47,7 @@ class Evaluator:
         self.log = log or MemoryLog()
         self.metrics = ProcessMetrics("evaluator")
         logger, board = event_logger("evaluator"), partial(MemoryBoard, redis or MemoryRedis())
-        self._process = Process(Settings(), self.log, board, self.metrics, logger)
+        self._process = EvaluatorProcess(Settings(), self.log, board, self.metrics, logger)
         self._supervisor = Supervisor(
             self.metrics,
             Watchdogs(),
@@ -106,8 +106,8 @@ def world() -> Iterator[World]:
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[tuple[object, str]]:
     """Of which jobs it was told that they failed, and why."""
-    told = [fields_of(each) for each in caplog.records if each.getMessage() == "job_failed"]
-    return [(fields["job"], str(fields["reason"])) for fields in told]
+    logged = [fields_of(each) for each in caplog.records if each.getMessage() == "job_failed"]
+    return [(fields["job"], str(fields["reason"])) for fields in logged]
 
 
 def test_jobs_that_ask_for_it_are_judged_and_no_others() -> None:
@@ -135,7 +135,7 @@ def test_of_all_jobs_only_the_one_that_was_named_is_judged() -> None:
     process.end()
 
 
-def test_a_job_whose_task_may_not_be_imported_here_is_told_once_and_tried_again(
+def test_a_job_whose_task_may_not_be_imported_here_is_reported_once_and_tried_again(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = Evaluator(world.log, world.redis)
@@ -160,9 +160,9 @@ def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     world.hold_out()
     world.update(1)
     world.offer(1)
-    world.book.want(NAME, "stopped", "enough")
+    world.job_store.want(NAME, "stopped", "enough")
     world.start().await_end()
-    assert [each.model.version for each in world.told()] == [1]
+    assert [each.model.version for each in world.evals()] == [1]
     process = Evaluator(world.log, world.redis)
     job = JOB.replace("name: logistic-regression, classes: 2", f'entrypoint: "{ENTRYPOINT}"')
     process.jobs().follow({NAME: record(NAME, job, "stopped")})

@@ -113,7 +113,7 @@ def test_one_alone_owns_everything() -> None:
     assert_within_ulps(weights(group.held[0]), weights(alone(updates)), 1)
 
 
-def test_a_sum_that_is_not_finite_is_told_to_all() -> None:
+def test_a_sum_that_is_not_finite_is_sent_to_all() -> None:
     group, gradients = _Members(2), [drawn(1), drawn(2)]
     gradients[0][3] = np.inf
     with pytest.raises(NotFiniteError):
@@ -141,7 +141,7 @@ def test_another_goes_on_with_slices_that_it_copied_and_with_those_that_were_sto
     assert_within_ulps(weights(trainer), weights(alone(updates[:1])), 4)
 
 
-def test_what_is_missing_of_a_version_is_told() -> None:
+def test_what_is_missing_of_a_version_is_reported() -> None:
     held = HeldSlices(numbers())
     with pytest.raises(CorruptError, match=r"slices \[1, 3\] are missing"):
         whole_of([held.stored((0,)), held.stored((2,))])

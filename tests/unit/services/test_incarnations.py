@@ -46,8 +46,8 @@ class Lives(Bench):
         self.zombie.look()
         until(lambda: self.zombie.leads(NAME), "the first job is led")
         until(lambda: bool(self.board(FIRST).snapshots()), "it has a snapshot")
-        self.book.want(NAME, "stopped", "enough")
-        self.book.free(NAME)
+        self.job_store.want(NAME, "stopped", "enough")
+        self.job_store.free(NAME)
         self.submit(NAME)
 
     def decided(self, job: str) -> list[AuditRecord | None]:
@@ -82,15 +82,15 @@ def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
 
 
 def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
-    book = lives.zombie.book
+    job_store = lives.zombie.job_store
     acts: tuple[Callable[[], object], ...] = (
-        lambda: book.hold(FIRST, "it has found something"),
-        lambda: book.finish(FIRST, "it has found something", 0),
+        lambda: job_store.hold(FIRST, "it has found something"),
+        lambda: job_store.finish(FIRST, "it has found something", 0),
     )
     for act in acts:
         with pytest.raises(NotFoundError, match="was purged"):
             act()
-    assert lives.book.get(NAME).wanted == "running"
+    assert lives.job_store.get(NAME).wanted == "running"
 
 
 def test_a_process_that_wakes_lets_go_of_the_first_job_and_takes_part_in_the_next(
@@ -104,12 +104,12 @@ def test_a_process_that_wakes_lets_go_of_the_first_job_and_takes_part_in_the_nex
     until(lambda: not lives.board(FIRST).is_leased(), "the first is led by nobody")
 
 
-def test_what_a_worker_of_the_first_job_says_is_not_heard_by_the_leader_of_the_next(
+def test_what_a_worker_of_the_first_job_says_does_not_reach_the_leader_of_the_next(
     lives: Lives,
 ) -> None:
-    boards, heard = MemoryBoards(lives.redis), list[Reply]()
+    boards, received = MemoryBoards(lives.redis), list[Reply]()
     reader = ReplyReader(boards.replies("fresh"), event_logger("test"))
-    reader.follow(SECOND, 0, heard.extend)
+    reader.follow(SECOND, 0, received.extend)
 
     def speaks(board: MemoryBoard, worker: str) -> None:
         board.beat(WorkerId(worker), "alive", 60.0)
@@ -121,8 +121,8 @@ def test_what_a_worker_of_the_first_job_says_is_not_heard_by_the_leader_of_the_n
     speaks(lives.board(FIRST), "of the first")
     before = lives.board(SECOND).snapshots(), lives.board(SECOND).get_leader_status()
     speaks(boards.board(SECOND), "of the second")
-    while not heard:
+    while not received:
         reader.turn()
-    assert [each.worker for each in heard] == ["of the second"]
+    assert [each.worker for each in received] == ["of the second"]
     assert set(lives.board(SECOND).alive()) == {"of the second"}
     assert before == ([], None)

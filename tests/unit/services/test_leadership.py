@@ -27,7 +27,7 @@ from common.telemetry.outages import Outage
 from common.telemetry.tracing import NoTracer
 from services.coordinator.effects.context import JobContext
 from services.coordinator.effects.lease import Lease
-from services.coordinator.inbox import SMALL_BYTES, Inbox
+from services.coordinator.inbox import SMALL_BYTES, CoordinatorInbox
 from services.coordinator.leadership import Leadership
 from services.coordinator.metrics_observer import MetricsObserver
 from services.coordinator.replies import ReplyReader, SoundReplies
@@ -59,7 +59,7 @@ class Bench:
         metrics = CoordinatorMetrics()
         log = event_logger("test")
         wake = lambda: self.woken.append(self.log.bounds(self._control).end)  # noqa: E731
-        self.inbox = Inbox(wake, Outage(log, "redis"))
+        self.inbox = CoordinatorInbox(wake, Outage(log, "redis"))
         replica = dataclasses.replace(self.replica.replica, replies=self.reader)
         job = JobContext(
             replica,

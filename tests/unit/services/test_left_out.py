@@ -8,7 +8,7 @@ import pytest
 from common.core.liveness import WORKER
 from common.core.messages import LeaderStatus, ModelId, WorkerId
 from common.core.snapshots import Snapshot
-from common.learning.checkpoint import Kind, Piece
+from common.learning.checkpoint import Kind, TensorSlice
 from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.snapshot_file import SnapshotFile, to_bytes
@@ -17,7 +17,7 @@ from services.worker.effects.board import AGAIN_S, WorkerBoard
 from tests.fakes.clock import ManualClock
 
 W = WorkerId("w2")
-LAYOUT = (Piece(("one",), (3,)), Piece(("two",), (3,)))
+LAYOUT = (TensorSlice(("one",), (3,)), TensorSlice(("two",), (3,)))
 WHY = "another model"
 STATUS = LeaderStatus(5, 0, {}, 0, 0, 1, {}, left_out={W: WHY})
 DIFFERENCE = (

@@ -46,7 +46,7 @@ def bench(caplog: pytest.LogCaptureFixture) -> Bench:
     return Bench(caplog)
 
 
-def test_an_interruption_is_told_once_and_makes_the_worker_leave(bench: Bench) -> None:
+def test_an_interruption_is_reported_once_and_makes_the_worker_leave(bench: Bench) -> None:
     watch = bench.watch()
     watch.look()
     assert not bench.leaving.is_set()
@@ -59,7 +59,7 @@ def test_an_interruption_is_told_once_and_makes_the_worker_leave(bench: Bench) -
     assert bench.fields() == [{"at": at, "detail": "stop"}]
 
 
-def test_an_outage_is_told_when_it_begins_and_ends_and_ends_nobody(bench: Bench) -> None:
+def test_an_outage_is_reported_when_it_begins_and_ends_and_ends_nobody(bench: Bench) -> None:
     watch = bench.watch()
     bench.notices.go_away()
     for _ in range(3):

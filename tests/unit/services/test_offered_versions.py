@@ -139,7 +139,7 @@ def test_batches_of_an_update_that_was_taken_back_were_not_learned_from() -> Non
     assert versions.after(ModelId(0, 2)) == {"b": (b,)}
 
 
-def test_what_was_told_before_is_known_but_not_of_versions_that_were_taken_back() -> None:
+def test_what_was_written_before_is_known_but_not_of_versions_that_were_taken_back() -> None:
     versions = fed(
         Lead(-1, GENESIS, "c1", 0),
         *(update(0, version) for version in range(1, 5)),

@@ -20,7 +20,7 @@ from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serving import Watchdogs
 from services.provisioner.__main__ import begins, openers
-from services.provisioner.loop import JobProvisioner, Replica
+from services.provisioner.loop import JobProvisioner, ProvisionerProcess
 from tests.unit.services.test_provisioner_settings import JOB, MARKET, record
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Process:
             market=str(folder / "market.yaml"), fleet_directory=str(folder / "machines")
         )
         logger = event_logger("provisioner")
-        replica = Replica(
+        replica = ProvisionerProcess(
             name="p1",
             market=MARKET.model_copy(update={"spot": MARKET.spot[:1]}),  # no recorded prices here
             log=log,
@@ -107,13 +107,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
         pause.wait(0.01)
 
 
-def told(event: str, caplog: pytest.LogCaptureFixture) -> list[tuple[object, object]]:
+def logged(event: str, caplog: pytest.LogCaptureFixture) -> list[tuple[object, object]]:
     """Of which jobs this was told, and why."""
     found = [fields_of(each) for each in caplog.records if each.getMessage() == event]
     return [(fields["job"], fields["reason"]) for fields in found]
 
 
-def test_a_job_whose_fleet_cannot_be_opened_is_told_of_once_and_tried_again(
+def test_a_job_whose_fleet_cannot_be_opened_is_reported_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machines = tmp_path / "machines"
@@ -121,12 +121,12 @@ def test_a_job_whose_fleet_cannot_be_opened_is_told_of_once_and_tried_again(
     with running(MemoryLog(), tmp_path) as process:
         process.jobs.follow(DIGITS)
         until(lambda: process.faults("digits", "unavailable") >= 3, "it is tried again and again")
-        assert [job for job, _ in told("job_waits", caplog)] == ["digits"]
+        assert [job for job, _ in logged("job_waits", caplog)] == ["digits"]
 
         machines.unlink()  # somebody has mended it
         until(machines.is_dir, "it goes on")
         until(lambda: process.provisions("digits"), "it is provisioned")
-    assert told("job_failed", caplog) == []
+    assert logged("job_failed", caplog) == []
 
 
 def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
@@ -137,7 +137,7 @@ def test_a_fault_of_ours_in_one_job_is_nothing_to_the_others(
         process.jobs.follow({"letters": record(RENTED.replace("digits", "letters")), **DIGITS})
         until(lambda: process.faults("letters") >= 2, "one fails")
         until(lambda: process.provisions("digits"), "the other is provisioned")
-    [(job, reason)] = told("job_failed", caplog)
+    [(job, reason)] = logged("job_failed", caplog)
     assert job == "letters"
     assert str(reason).startswith("ValueError: ")
 

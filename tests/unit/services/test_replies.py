@@ -43,14 +43,14 @@ def test_a_gradient_is_believed_where_it_fits_and_is_finite(
         assert found.reason == "not_finite"
 
 
-def test_what_came_together_is_heard_together_by_the_leader_that_it_is_for() -> None:
-    boards, heard = MemoryBoards(MemoryRedis()), list[list[Reply]]()
+def test_what_came_together_reaches_the_leader_that_it_is_for_together() -> None:
+    boards, received = MemoryBoards(MemoryRedis()), list[list[Reply]]()
     reader = ReplyReader(boards.replies("c1"), event_logger("test"))
-    reader.follow("digits", 3, heard.append)
+    reader.follow("digits", 3, received.append)
     for epoch, worker in ((3, "a"), (2, "late"), (3, "b")):
         boards.board("digits").push_reply(
             Failed(WorkerId(worker), ModelId(epoch, 7), (5,), "raised"), "c1"
         )
     boards.board("other").push_reply(Failed(WorkerId("c"), ModelId(3, 7), (5,), "raised"), "c1")
     reader.turn()
-    assert [[reply.worker for reply in each] for each in heard] == [["a", "b"]]
+    assert [[reply.worker for reply in each] for each in received] == [["a", "b"]]

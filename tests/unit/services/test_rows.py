@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.batching import Batcher, Run
+from common.core.batching import Batcher, DecodedRun
 from common.core.spans import Partition, Span
 from services.worker.rows import BatchCache, joined
 
@@ -17,9 +17,9 @@ def rows(*values: int) -> dict[str, np.ndarray]:
     return {"x": np.array(values), "y": np.array(values) * 10}
 
 
-def run(partition: Partition, start: int, values: Sequence[int]) -> Run:
+def run(partition: Partition, start: int, values: Sequence[int]) -> DecodedRun:
     offsets = range(start, start + len(values))
-    return Run(partition, offsets, (), 0.0, 0.0, rows=rows(*values))
+    return DecodedRun(partition, offsets, (), 0.0, 0.0, rows=rows(*values))
 
 
 def placed(batch_size: int) -> Batcher:

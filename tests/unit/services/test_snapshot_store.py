@@ -15,7 +15,7 @@ from common.core.snapshots import Snapshot, genesis
 from common.core.spans import Partition
 from common.errors import CorruptError, FutureFormatError, UserError
 from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord, Origin
+from common.jobs.store import JobRecord, StartCheckpoint
 from common.learning.checkpoint import Kind, unnamed
 from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
@@ -74,7 +74,7 @@ class Bench:
         self._stores = list[SnapshotStore]()
 
     def store(
-        self, blobs: Blobs | None, origin: Origin | None = None, spec: JobSpec = SPEC
+        self, blobs: Blobs | None, origin: StartCheckpoint | None = None, spec: JobSpec = SPEC
     ) -> SnapshotStore:
         """A replica's store."""
         record = JobRecord(spec, "running", FIRST, "", 0.0, origin, seal=SEAL)
@@ -223,7 +223,7 @@ class BrokenBlobs(MemoryBlobs):
         raise RuntimeError(f"{len(data)} bytes of {name}: a bug")
 
 
-def test_a_bug_is_told_to_the_actor_of_the_job(bench: Bench) -> None:
+def test_a_bug_is_reported_to_the_actor_of_the_job(bench: Bench) -> None:
     bench.store(BrokenBlobs()).put(saved(10), checkpoint=True)
     until(lambda: len(bench.faults) == 1, "the fault is told")
     assert isinstance(bench.faults[0], RuntimeError)
@@ -306,13 +306,13 @@ def test_without_object_storage_there_is_no_age(bench: Bench) -> None:
 
 def found(store: SnapshotStore) -> dict[int, bytes | str]:
     """Weights by version, or why they cannot be read."""
-    told = dict[int, bytes | str]()
+    results = dict[int, bytes | str]()
     for stored in store.lasting().found:
         try:
-            told[stored.snapshot.made.version] = stored.trainer()
+            results[stored.snapshot.made.version] = stored.trainer()
         except CorruptError as error:
-            told[stored.snapshot.made.version] = str(error)
-    return told
+            results[stored.snapshot.made.version] = str(error)
+    return results
 
 
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(bench: Bench) -> None:
@@ -320,10 +320,10 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(bench: Bench) -> No
     wrote(blobs, saved(10), saved(20), saved(30))
     blobs.put(part(blobs, 30, "manifest.json"), b"{")
     blobs.put(part(blobs, 20, "trainer.safetensors"), b"weights of 3-2O")
-    told = found(bench.store(blobs))
-    assert list(told) == [20, 10]
-    assert str(told[20]).startswith("trainer.safetensors has 15 bytes of sha256")
-    assert told[10] == b"weights of 3-10"
+    results = found(bench.store(blobs))
+    assert list(results) == [20, 10]
+    assert str(results[20]).startswith("trainer.safetensors has 15 bytes of sha256")
+    assert results[10] == b"weights of 3-10"
 
 
 def test_candidate_learns_where_storage_was_searched_and_what_was_there(bench: Bench) -> None:
@@ -414,14 +414,18 @@ def test_a_torn_hot_snapshot_is_passed_over(bench: Bench) -> None:
 
 def test_a_job_begins_with_the_weights_of_another(bench: Bench) -> None:
     blobs = MemoryBlobs()
-    origin = Origin("letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs"))
+    origin = StartCheckpoint(
+        "letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs")
+    )
     first = bench.store(blobs, origin).first(FIRST)
     assert (first.snapshot, first.trainer()) == (genesis(FIRST), b"theirs")
 
 
 def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench) -> None:
     blobs = MemoryBlobs()
-    origin = Origin("letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs"))
+    origin = StartCheckpoint(
+        "letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs")
+    )
     (name,) = blobs.names("digits/origin/")
     blobs.put(name, b"others")
     with pytest.raises(CorruptError, match=r"the weights of letters@400: .* has 6 bytes of sha256"):

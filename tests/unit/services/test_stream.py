@@ -21,7 +21,7 @@ from common.errors import UnavailableError
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
 from common.kafka.schemas import JobSchemas
-from common.ports.servers import NewRecord, NewTopic, Truncated
+from common.ports.servers import LogTruncated, NewRecord, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
@@ -122,7 +122,7 @@ class Bench:
             writer.append("s", value)
         assert writer.flush(1.0)
 
-    def told(self, name: str, **labels: str) -> float | None:
+    def sample(self, name: str, **labels: str) -> float | None:
         """What a scrape sees of the job."""
         return self.metrics.registry.get_sample_value(name, labels)
 
@@ -165,7 +165,7 @@ def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None
     bench = Bench()
     bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(19)}))
     cut = list[float | None]()
-    bench.log.appends = lambda _topic: cut.append(bench.told("doll_batches_announced_total"))
+    bench.log.appends = lambda _topic: cut.append(bench.sample("doll_batches_announced_total"))
     bench.stand(control_position=0, claimed=0)
     bench.turn()
     assert [claim.samples for claim in bench.claims()] == [8, 8, 8]
@@ -175,7 +175,7 @@ def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None
 def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_to_there() -> None:
     """Somebody else's claim follows it: it lies at 0 or at 1, and is decided for sure at 2."""
     bench = Bench()
-    bench.log.tells_no_offsets = True
+    bench.log.reports_no_offsets = True
     bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.clock.advance(LINGER_S)
@@ -223,7 +223,7 @@ def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed
     with bench.log.anyway():
         stored = bench.log.stored(P)
         stored.records, stored.end = stored.records[:RECORDS], RECORDS
-    lost = Truncated(P, RECORDS, recreated=False)
+    lost = LogTruncated(P, RECORDS, recreated=False)
     monkeypatch.setattr(
         bench.log, "loss", lambda _, known: lost if known.offset > RECORDS else None
     )
@@ -268,7 +268,7 @@ def test_a_smaller_b_closes_the_open_batch_that_holds_as_many() -> None:
     assert bench.cache.get(claim.address) is not None
 
 
-def test_a_board_that_answers_and_takes_nothing_is_told_once_and_once_that_it_is_back(
+def test_a_board_that_answers_and_takes_nothing_is_reported_once_and_once_that_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -290,24 +290,24 @@ def test_what_is_announced_is_counted_once_by_stream() -> None:
     # offset   0 1 2 3 4   5        6 7
     #          a batch     garbage  batch
     bench = Bench()
-    assert bench.told("doll_worker_reading") == 0
+    assert bench.sample("doll_worker_reading") == 0
     bench.stand(control_position=0, claimed=0)
     bench.turn()
     bench.stream.resize(batch_size=RECORDS, bound=4, group_size=1)
-    assert bench.told("doll_worker_reading") == 1
+    assert bench.sample("doll_worker_reading") == 1
     bench.produce(b"garbage", *make_codec("tensor", [Field("id", "int64")]).encode(TWO))
     bench.turn()
     bench.clock.advance(LINGER_S)
     bench.turn()
 
     assert [claim.samples for claim in bench.claims()] == [RECORDS, 2]
-    assert bench.told("doll_records_read_total", stream="s") == RECORDS + 2
-    assert bench.told("doll_records_skipped_total", stream="s") == 1
-    assert bench.told("doll_batches_announced_total") == 2
-    assert bench.told("doll_worker_stage_seconds_count", stage="indicator") == 2
-    assert bench.told("doll_records_expired_total", stream="s") == 0
+    assert bench.sample("doll_records_read_total", stream="s") == RECORDS + 2
+    assert bench.sample("doll_records_skipped_total", stream="s") == 1
+    assert bench.sample("doll_batches_announced_total") == 2
+    assert bench.sample("doll_worker_stage_seconds_count", stage="indicator") == 2
+    assert bench.sample("doll_records_expired_total", stream="s") == 0
     bench.stream.leave()
-    assert bench.told("doll_worker_reading") == 0
+    assert bench.sample("doll_worker_reading") == 0
 
 
 def test_records_that_retention_deletes_are_counted_when_they_are_claimed() -> None:
@@ -318,9 +318,9 @@ def test_records_that_retention_deletes_are_counted_when_they_are_claimed() -> N
     bench.clock.advance(LINGER_S)
     bench.turn()
 
-    assert bench.told("doll_records_expired_total", stream="s") == 3
-    assert bench.told("doll_records_read_total", stream="s") == RECORDS - 3
-    assert bench.told("doll_batches_announced_total") == 1
+    assert bench.sample("doll_records_expired_total", stream="s") == 3
+    assert bench.sample("doll_records_read_total", stream="s") == RECORDS - 3
+    assert bench.sample("doll_batches_announced_total") == 1
 
 
 def test_a_batch_is_traced_from_its_first_record_until_kafka_has_its_claim() -> None:

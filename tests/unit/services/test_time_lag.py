@@ -55,8 +55,8 @@ def test_who_has_a_backlog_of_an_hour_ago_is_reported_once(
     for _ in range(3):
         bench.time_lag.look({OLD: 500, NEW: 3, OTHER: 0})
     assert bench.events() == ["partition_far_behind"]
-    told = fields_of(caplog.records[0])
-    assert (told["partition"], told["behind_s"], told["records"]) == (str(OLD), 3_600, 500)
+    fields = fields_of(caplog.records[0])
+    assert (fields["partition"], fields["behind_s"], fields["records"]) == (str(OLD), 3_600, 500)
     assert (bench.behind_s("old"), bench.behind_s("new")) == (3_600, 0)
 
     bench.read(OLD, at_s=NOW_S - FAR_BEHIND_S)

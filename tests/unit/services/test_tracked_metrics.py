@@ -67,7 +67,7 @@ def test_metric_is_the_mean_over_records_with_a_value_and_none_replaces_the_loss
     assert means == {"train/loss": pytest.approx(2.0), "train/half": 3.0}
 
 
-def test_what_a_leader_without_a_lead_writes_is_told_to_nobody() -> None:
+def test_what_a_leader_without_a_lead_writes_is_published_to_nobody() -> None:
     zombie = update(2, 7.0, epoch=E1)
     found = points(
         [lead(E1), update(1, 1.0), lead(E2, E1, ModelId(E1, 1)), zombie, update(2, 0.5, epoch=E2)]
@@ -77,7 +77,7 @@ def test_what_a_leader_without_a_lead_writes_is_told_to_nobody() -> None:
     ]
 
 
-def test_after_a_takeover_the_versions_that_were_taken_back_are_told_anew_and_later() -> None:
+def test_after_a_takeover_the_versions_that_were_taken_back_are_reported_anew_and_later() -> None:
     # version  1   2   3   4 | taken back to 2 |  3   4
     first: list[AuditRecord] = [lead(E1), *(update(n, 1.0) for n in (1, 2, 3, 4))]
     again: list[AuditRecord] = [
@@ -93,7 +93,7 @@ def test_after_a_takeover_the_versions_that_were_taken_back_are_told_anew_and_la
     ]
 
 
-def test_evaluations_and_drifts_are_told_by_the_version_that_they_are_of() -> None:
+def test_evaluations_and_drifts_are_reported_by_the_version_that_they_are_of() -> None:
     version = ModelId(E1, 1)
     evaluated = Evaluated(version, 55.5, 60, {"loss": 0.5}, {"left": {"loss": 0.25}})
     taken_back = Evaluated(ModelId(E2, 1), 56.0, 60, {"loss": 9.0})
@@ -113,7 +113,9 @@ def test_what_is_not_finite_is_left_out_and_names_are_made_legal() -> None:
     assert (found.name, found.value) == ("test/my_metric_é__", 0.5)
 
 
-def test_the_rest_is_told_at_the_end_of_a_job_and_is_the_same_whenever_it_is_asked_for() -> None:
+def test_the_rest_is_reported_at_the_end_of_a_job_and_is_the_same_whenever_it_is_asked_for() -> (
+    None
+):
     fold = TrackedMetrics(2)
     assert fold.rest() == []
     records: list[AuditRecord] = [lead(E1), *(update(n, 1.0 / n) for n in (1, 2, 3))]

@@ -51,7 +51,7 @@ class Tracked:
     record: JobRecord | None = None
 
     def __post_init__(self) -> None:
-        self.record = self.world.book.get(NAME)
+        self.record = self.world.job_store.get(NAME)
         self.store = CheckpointStore(self.blobs, NAME)
 
     def start(self, settings: Settings | None = None) -> JobTracker:
@@ -123,7 +123,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [str(fields_of(each)["reason"]) for each in records]
 
 
-def test_a_run_has_the_job_s_settings_its_curves_and_how_far_it_was_told(tracked: Tracked) -> None:
+def test_run_has_the_job_s_settings_its_curves_and_its_position(tracked: Tracked) -> None:
     tracked.learn(1, 2)
     due = tracked.start().turn()
     assert due is not None
@@ -140,7 +140,7 @@ def test_a_run_has_the_job_s_settings_its_curves_and_how_far_it_was_told(tracked
     assert (tracked.count("points_total"), tracked.count("waiting_records")) == (3.0, 0.0)
 
 
-def test_a_server_that_is_away_costs_nothing_and_is_told_all_when_it_is_back(
+def test_server_that_is_away_costs_nothing_and_gets_everything_when_it_is_back(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
     # told    1       |  away  ....  | back
@@ -149,14 +149,14 @@ def test_a_server_that_is_away_costs_nothing_and_is_told_all_when_it_is_back(
     tracker = tracked.start()
     tracked.learn(1)
     tracker.turn()
-    tracked.server.trouble = UnavailableError("MLflow does not answer")
+    tracked.server.error = UnavailableError("MLflow does not answer")
     tracked.learn(2, 3)
     for _ in range(3):
         tracker.turn()
     tracked.learn(4)
     tracker.turn()
     assert (tracked.count("waiting_records"), tracked.count("failures_total")) == (6.0, 4.0)
-    tracked.server.trouble = None
+    tracked.server.error = None
     while tracked.count("waiting_records"):
         tracker.turn()
     assert tracked.losses() == [(n, 1.0 / n) for n in (1, 2, 3, 4)]
@@ -208,7 +208,7 @@ def test_a_job_that_is_submitted_again_has_a_run_of_its_own(tracked: Tracked) ->
     assert [run.status for run in tracked.server.runs.values()] == ["KILLED", "RUNNING"]
 
 
-def test_who_comes_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_told(
+def test_newcomer_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_written(
     tracked: Tracked,
 ) -> None:
     for version in range(1, 1501):
@@ -216,14 +216,14 @@ def test_who_comes_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_told
     tracker = tracked.start()
     while tracked.count("waiting_records") != 0:
         tracker.turn()
-    told = tracked.server.calls
+    calls = tracked.server.calls
     again = tracked.start()
     again.turn()
     again.turn()
-    assert tracked.server.calls == told + 1  # its run was found
+    assert tracked.server.calls == calls + 1  # its run was found
 
 
-def test_a_refusal_is_told_once_and_tried_again_until_a_person_has_seen_to_it(
+def test_a_refusal_is_reported_once_and_tried_again_until_a_person_has_seen_to_it(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracked.server.experiments.clear()
@@ -390,7 +390,7 @@ def test_a_path_of_a_machine_is_no_source_that_a_server_takes(tracked: Tracked) 
     assert source == f"doll://{NAME}/{tracked.world.epoch}-1"
 
 
-def test_without_storage_curves_are_told_all_the_same(
+def test_without_storage_curves_are_logged_all_the_same(
     tracked: Tracked, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracked.learn(1)

@@ -40,7 +40,7 @@ class Members:
         with ThreadPoolExecutor(len(self.groups)) as pool:
             list(pool.map(call, self.groups, range(len(self.groups))))
 
-    def told(self, direction: str) -> list[float | None]:
+    def sample(self, direction: str) -> list[float | None]:
         """What a scrape sees of each."""
         labels = {"direction": direction}
         name = "doll_worker_moved_bytes_total"
@@ -80,8 +80,8 @@ def test_a_collective_counts_for_what_a_ring_takes(
     members = Members(3)
     members.all(lambda group, _: group.form())
     members.all(call)
-    assert members.told("sent") == [NUMBER * each for each in sent]
-    assert members.told("received") == [NUMBER * each for each in received]
+    assert members.sample("sent") == [NUMBER * each for each in sent]
+    assert members.sample("received") == [NUMBER * each for each in received]
     assert sum(sent) == sum(received)
     totals = [NUMBER * sum(both) for both in zip(sent, received, strict=True)]
     assert [count.traffic.total for count in members.counts] == totals

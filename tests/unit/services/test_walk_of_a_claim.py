@@ -53,11 +53,13 @@ class Walk:
 def test_claim_walks_as_contributing_lists() -> None:
     log, redis, walk = MemoryLog(), MemoryRedis(), Walk()
     log.create_topics([NewTopic("clinic-a")])
-    book = JobStore(log)
-    book.submit(parse_job(JOB))
+    job_store = JobStore(log)
+    job_store.submit(parse_job(JOB))
     with (
         closing(MemoryReplica(log, redis)) as replica,
-        closing(JobCoordinator(replica.replica, lambda: book.get(NAME), lambda: None)) as actor,
+        closing(
+            JobCoordinator(replica.replica, lambda: job_store.get(NAME), lambda: None)
+        ) as actor,
     ):
 
         def leads() -> bool:

@@ -147,9 +147,9 @@ class Bench:
         other.close()
         threads = [thread.name for thread in threading.enumerate()]
         registry = self.metrics.registry
-        told = registry.get_sample_value("doll_worker_reading", {"job_name": NAME})
+        value = registry.get_sample_value("doll_worker_reading", {"job_name": NAME})
         is_all_there = events == (Assigned(PLACES),)
-        return is_all_there and "gradients" not in threads and told is None
+        return is_all_there and "gradients" not in threads and value is None
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_worker_that_is_told_to_leave_leaves_nothing(bench: Bench) -> None:
+def test_worker_that_is_asked_to_leave_leaves_nothing(bench: Bench) -> None:
     bench.produce()
     bench.run(count=20)
     assert bench.is_clean()
@@ -207,7 +207,7 @@ def test_a_control_topic_that_is_gone_before_a_claim_is_found_in_it_ends_the_wor
 ) -> None:
     # claim   sent, and Kafka has it without saying where: so it is asked where the topic ends
     bench.produce()
-    bench.log.tells_no_offsets = True
+    bench.log.reports_no_offsets = True
     bench.log.deletes = control_topic(NAME)
     with pytest.raises(UnknownTopicError, match=control_topic(NAME)):
         bench.run()

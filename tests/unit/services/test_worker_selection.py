@@ -20,7 +20,7 @@ from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.worker import selection
-from services.worker.selection import JobSelector, Worker
+from services.worker.selection import JobSelector, SelectingWorker
 from tests.fakes.clock import ManualClock
 from tests.unit.cli.test_job import JOB
 
@@ -39,7 +39,7 @@ class Bench:
         self.clock = ManualClock(1000.0)
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("clinic-a")])
-        self.book = JobStore(self.log)
+        self.job_store = JobStore(self.log)
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
         self.metrics = ProcessMetrics("worker")
@@ -51,12 +51,12 @@ class Bench:
         """Jobs that run."""
         for name in names:
             spec = parse_job(JOB.replace("name: digits", f"name: {name}", 1))
-            self.book.submit(spec.model_copy(update=changes))
+            self.job_store.submit(spec.model_copy(update=changes))
 
     def worker(self, name: str = "w0", only: str = "", roster: Roster | None = None) -> JobSelector:
         """One that has just started."""
         return JobSelector(
-            Worker(name, only, ("image-classifier",)),
+            SelectingWorker(name, only, ("image-classifier",)),
             JobStore(self.log),
             roster or MemoryBoards(self.redis).roster(),
             self.metrics,
@@ -149,7 +149,7 @@ def test_a_worker_that_starts_joins_the_job_that_needs_it(bench: Bench) -> None:
 @pytest.mark.parametrize("wanted", ["stopped", "paused"])
 def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, wanted: str) -> None:
     bench.submit("digits")
-    bench.book.want("digits", "stopped" if wanted == "stopped" else "paused", "enough")
+    bench.job_store.want("digits", "stopped" if wanted == "stopped" else "paused", "enough")
     worker = bench.worker()
     worker.turn()
 
@@ -186,7 +186,7 @@ def test_a_worker_for_one_job_alone_stays_and_says_so(bench: Bench) -> None:
 
     assert named(worker.selected()) == "a"
     assert bench.placement().pinned
-    bench.book.want("a", "paused", "a rest")
+    bench.job_store.want("a", "paused", "a rest")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "a"
 
@@ -213,7 +213,7 @@ def test_a_worker_that_others_need_for_what_it_holds_stays_while_the_job_runs(
     bench.turns(worker, 5, a=0, b=9000)
     assert (named(worker.selected()), bench.placement().pinned) == ("a", True)
 
-    bench.book.want("a", "paused", "a rest")
+    bench.job_store.want("a", "paused", "a rest")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "b"
 
@@ -259,7 +259,7 @@ class Refusing:
         raise OutsideError(f"Redis does not let us do 'HDEL' of {jobs} {workers}")
 
 
-def test_who_is_not_let_into_redis_hears_so_at_once(bench: Bench) -> None:
+def test_caller_that_redis_refuses_gets_an_error_at_once(bench: Bench) -> None:
     bench.submit("a")
     worker = bench.worker(roster=Refusing())
 
@@ -270,13 +270,13 @@ def test_who_is_not_let_into_redis_hears_so_at_once(bench: Bench) -> None:
 # --- the job that it has -------------------------------------------------------------------------
 
 
-def test_a_worker_hears_that_its_job_was_changed(bench: Bench) -> None:
+def test_worker_learns_that_its_job_was_changed(bench: Bench) -> None:
     bench.submit("digits")
     worker = bench.worker()
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.book.change("digits", {"batch_size": 7, "group_size": 3}, "")
+    bench.job_store.change("digits", {"batch_size": 7, "group_size": 3}, "")
     worker.turn()
     spec = worker.still(job)
 
@@ -291,9 +291,9 @@ def test_a_worker_leaves_a_job_that_is_over(bench: Bench, why: str) -> None:
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.book.want("digits", "stopped", "enough")
+    bench.job_store.want("digits", "stopped", "enough")
     if why != "stopped":
-        bench.book.delete("digits")
+        bench.job_store.delete("digits")
     if why == "another":
         bench.submit("digits")
     worker.turn()
@@ -350,14 +350,14 @@ def test_a_job_that_fails_here_is_left_to_others_for_a_while(bench: Bench) -> No
     assert named(worker.selected()) == "bad"
 
 
-def test_a_job_whose_task_is_not_here_is_left_to_others_and_told_once(bench: Bench) -> None:
+def test_a_job_whose_task_is_not_here_is_left_to_others_and_reported_once(bench: Bench) -> None:
     bench.submit("alien", task=TaskSpec(entrypoint="alien.tasks:Task"))
     worker = bench.worker()
     bench.turns(worker, 3)
 
     assert worker.selected() is None
-    [told] = bench.events("job_left_to_others")
-    assert told["reason"] == "its task alien.tasks:Task is not in DOLL_TASKS here"
+    [line] = bench.events("job_left_to_others")
+    assert line["reason"] == "its task alien.tasks:Task is not in DOLL_TASKS here"
     bench.submit("digits")
     bench.turns(worker, 1)
     assert named(worker.selected()) == "digits"
@@ -385,7 +385,7 @@ def test_each_failure_in_a_row_doubles_the_pause_and_a_healthy_minute_ends_the_r
     assert named(worker.selected()) == "bad"
 
 
-def test_a_failure_is_told_once_with_its_traceback_and_counted_each_time(bench: Bench) -> None:
+def test_a_failure_is_reported_once_with_its_traceback_and_counted_each_time(bench: Bench) -> None:
     bench.submit("bad")
     worker = bench.worker(only="bad")
     for _ in range(3):
@@ -393,10 +393,10 @@ def test_a_failure_is_told_once_with_its_traceback_and_counted_each_time(bench: 
             bench.clock.advance(10.0)
             worker.turn()
         failed(worker, ValueError("no such column"))
-    told = bench.events("job_failed")
+    lines = bench.events("job_failed")
 
-    assert [line["reason"] for line in told] == ["ValueError: no such column"]
-    assert "test_worker_selection.py" in str(told[0]["traceback"])
+    assert [line["reason"] for line in lines] == ["ValueError: no such column"]
+    assert "test_worker_selection.py" in str(lines[0]["traceback"])
     assert b'doll_job_faults_total{job_name="bad",kind="fault"} 3.0' in bench.metrics.exposed()
 
 
@@ -421,8 +421,8 @@ def test_a_worker_leaves_a_job_that_was_purged_for_the_next_one_of_its_name(benc
     first = by_hand.selected()
     assert first is not None
     assert machine.selected() is None, "its own job is not there yet"
-    bench.book.want("digits", "stopped", "enough")
-    bench.book.free("digits")
+    bench.job_store.want("digits", "stopped", "enough")
+    bench.job_store.free("digits")
     bench.submit("digits")
     bench.turns(by_hand)
     bench.turns(machine)

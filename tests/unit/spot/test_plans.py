@@ -18,8 +18,8 @@ from common.spot.provisioning.records import (
     Priced,
     ReplanAsked,
     Reviewed,
-    Seated,
     Settled,
+    SlotAssigned,
     Started,
     client_token,
 )
@@ -44,7 +44,7 @@ RECORDS: tuple[PlanRecord, ...] = (
     ReplanAsked(T0, "ada", "to see"),
     Settled(0, T0, "done", 1.0, 2.0, None),
     LaunchRequested(0, 1, T0, None, "spot", "digits-m1", bid_usd_per_hour=0.1),
-    Seated(0, T0, 0, 1, "digits-w0"),
+    SlotAssigned(0, T0, 0, 1, "digits-w0"),
     Left(0, T0, 1),
     planned_by_count(OfferCount("spot", 3), OfferCount("spot", 0, "c5.large", "1a", 0.1)),
 )
@@ -57,7 +57,7 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "expected"),
     [
         (Priced(0, T0, {}), "Priced.usd_per_hour"),
         (replace(planned(), places=(2, 0)), "Planned.places"),
@@ -68,9 +68,9 @@ def test_what_is_written_is_read(record: PlanRecord) -> None:
     ],
 )
 def test_a_record_that_makes_no_sense_is_refused_by_its_field(
-    record: PlanRecord, told: str
+    record: PlanRecord, expected: str
 ) -> None:
-    with pytest.raises(WireError, match=told):
+    with pytest.raises(WireError, match=expected):
         encode_plan(record)
 
 

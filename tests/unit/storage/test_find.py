@@ -51,13 +51,13 @@ def test_whether_a_member_has_left_weights_is_known_by_them(more_bytes: int) -> 
     assert known()
 
 
-def test_what_is_torn_is_told_and_left_out() -> None:
-    board, told = MemoryBoard(MemoryRedis(), "digits"), list[str]()
+def test_what_is_torn_is_reported_and_left_out() -> None:
+    board, skipped = MemoryBoard(MemoryRedis(), "digits"), list[str]()
     board.put_snapshot(3, to_bytes(SnapshotFile(snapshot(3), WEIGHTS)), "c1")
     board.put_snapshot(5, to_bytes(SnapshotFile(snapshot(5), WEIGHTS))[:40], "c1")
 
-    [found] = heads_on_board(board, told.append)
+    [found] = heads_on_board(board, skipped.append)
 
     assert found.snapshot == snapshot(3)
-    [reason] = told
+    [reason] = skipped
     assert reason.startswith("without a hot snapshot: ")

@@ -77,7 +77,7 @@ def test_no_field_replaces_the_time_the_level_or_the_event() -> None:
     assert (entry["time"], entry["level"], entry["event"]) == (TIME, "error", "told")
 
 
-def test_lines_of_libraries_have_the_same_form_and_name_who_told_them() -> None:
+def test_lines_of_libraries_have_the_same_form_and_name_their_library() -> None:
     record = of_a_library("kafka", "broker %d away", 3)
     assert line_of(record, service="worker") == (
         f"{TIME} error broker 3 away service=worker logger=kafka"
@@ -111,13 +111,13 @@ def test_no_text_of_an_exception_passes_for_an_event(text: str) -> None:
 
 def test_an_exception_shows_where_it_came_from() -> None:
     trace = json.loads(line_of(failing("here"), "json"))["traceback"]
-    for told in (line_of(failing("here")), trace):
-        assert "Traceback" in told
-        assert "in failing" in told
-        assert "ValueError: here" in told
+    for text in (line_of(failing("here")), trace):
+        assert "Traceback" in text
+        assert "in failing" in text
+        assert "ValueError: here" in text
 
 
-def test_an_event_told_as_an_exception_where_there_is_none_has_no_traceback() -> None:
+def test_event_logged_as_an_exception_without_one_has_no_traceback() -> None:
     record = of_ours("failed")
     record.exc_info = (None, None, None)
     assert line_of(record) == f"{TIME} error failed"

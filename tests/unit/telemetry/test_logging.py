@@ -77,7 +77,7 @@ def test_a_logger_is_made_with_what_it_binds(caplog: pytest.LogCaptureFixture) -
     assert fields_of(record) == {"job": "digits", "version": 3}
 
 
-def test_an_exception_is_told_with_its_traceback() -> None:
+def test_an_exception_is_reported_with_its_traceback() -> None:
     log, stream = logger_to()
     try:
         raise ValueError("here")  # noqa: TRY301 -- it is what the test is about
@@ -122,10 +122,10 @@ def test_ours_the_libraries_and_structlog_s_own_lines_have_one_form() -> None:
     warnings.warn("an old name", stacklevel=1)
     entries = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert {entry.pop("time")[-1] for entry in entries} == {"Z"}
-    *told, warned = [
+    *logged, warned = [
         (entry.pop("level"), entry.pop("service"), entry.pop("worker"), entry) for entry in entries
     ]
-    assert told == [
+    assert logged == [
         ("info", "worker", "w3", {"event": "told", "job": "digits", "version": 3}),
         ("warning", "worker", "w3", {"event": "retry 2", "logger": "botocore"}),
         ("info", "worker", "w3", {"event": "epoch 4", "loss": 0.5}),
@@ -144,8 +144,8 @@ def test_a_logger_made_and_bound_before_the_set_up_goes_by_it() -> None:
     set_up_logging(Settings(log_level="warning"), stream)
     log.info("hidden")
     log.warning("shown")
-    told = [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()]
-    assert told == ["debug heard job=digits", "warning shown job=digits"]
+    logged = [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()]
+    assert logged == ["debug heard job=digits", "warning shown job=digits"]
 
 
 @pytest.mark.usefixtures("process_logging")
@@ -157,7 +157,7 @@ def test_only_a_terminal_gets_colours() -> None:
 
 
 @pytest.mark.usefixtures("process_logging")
-def test_requests_with_their_headers_are_not_told_even_at_debug() -> None:
+def test_requests_with_their_headers_are_not_logged_even_at_debug() -> None:
     stream = io.StringIO()
     set_up_logging(Settings(log_level="debug"), stream)
     logging.getLogger("botocore.auth").debug("x-amz-security-token:secret")
@@ -171,21 +171,21 @@ def test_importing_and_making_loggers_configures_nothing() -> None:
     subprocess.run([sys.executable, "-c", UNTOUCHED], check=True)  # noqa: S603 -- our own command line
 
 
-def test_a_reason_is_told_when_it_changes() -> None:
+def test_a_reason_is_reported_when_it_changes() -> None:
     changes = Changes()
-    told = [changes("round", reason) for reason in ("waiting", "waiting", "short", "waiting")]
-    assert told == [True, False, True, True]
+    logged = [changes("round", reason) for reason in ("waiting", "waiting", "short", "waiting")]
+    assert logged == [True, False, True, True]
     assert changes("other", None)
     assert not changes("other", None)
 
 
-def test_stage_times_are_told_as_counts_and_mean_milliseconds() -> None:
+def test_stage_times_are_logged_as_counts_and_mean_milliseconds() -> None:
     log, stream = logger_to(form="json")
     times = StageTimes()
     times.add("push", perf_counter() - 3600.0)
     times.add("push", perf_counter() - 1800.0)
-    times.tell(log)
-    told = json.loads(stream.getvalue())
-    assert told["event"] == "stage_times"
-    assert told["push"] == 2
-    assert told["push_ms"] == pytest.approx(2_700_000.0, rel=0.1)  # of any machine's speed
+    times.log(log)
+    fields = json.loads(stream.getvalue())
+    assert fields["event"] == "stage_times"
+    assert fields["push"] == 2
+    assert fields["push_ms"] == pytest.approx(2_700_000.0, rel=0.1)  # of any machine's speed

@@ -104,7 +104,7 @@ def test_records_that_kafka_does_not_take_are_an_outage_until_it_takes_them() ->
     assert said(stream) == [f'kafka_unavailable reason="{reason}"', "kafka_recovered"]
 
 
-def test_parts_of_a_process_tell_an_outage_once_until_all_of_them_have_an_answer() -> None:
+def test_parts_of_a_process_log_an_outage_once_until_all_of_them_have_an_answer() -> None:
     log, stream = logger_to()
     first, second = Outage(log.bind(job="a"), "redis"), Outage(log.bind(job="b"), "redis")
     first.met(REFUSED)
@@ -167,13 +167,13 @@ def test_metric_says_how_long_an_outage_lasts_and_is_there_without_one(
     kafka, redis = Outage(log, "kafka"), Outage(log, "redis")
     redis.met(REFUSED)
     clock.advance(90.0)
-    told = ProcessMetrics("worker").exposed().decode().splitlines()
-    assert 'doll_outage_seconds{server="kafka"} 0.0' in told
-    assert 'doll_outage_seconds{server="redis"} 90.0' in told
+    lines = ProcessMetrics("worker").exposed().decode().splitlines()
+    assert 'doll_outage_seconds{server="kafka"} 0.0' in lines
+    assert 'doll_outage_seconds{server="redis"} 90.0' in lines
     del kafka
 
 
-def test_job_is_told_what_its_own_parts_and_the_process_cannot_use() -> None:
+def test_job_learns_what_its_own_parts_and_the_process_cannot_use() -> None:
     log, _ = logger_to()
     clock = ManualClock()
     board = MemoryBoards(MemoryRedis(clock)).board("digits")

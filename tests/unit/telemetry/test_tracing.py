@@ -80,11 +80,11 @@ def test_a_trace_has_the_same_name_in_another_process_and_for_ever() -> None:
     # would tear those apart that an older worker is still at.
     address = (Span("clinic-a", 0, 10, 20), Span("clinic-b", 3, 0, 7))
     expected = BatchTrace(0xB2C676ADD51C41C9C97769DA7EFBAF79, 0xE049D8DA18292AC6)
-    told = subprocess.run(  # noqa: S603 -- our own command line
+    result = subprocess.run(  # noqa: S603 -- our own command line
         [sys.executable, "-c", PEEK], capture_output=True, text=True, check=True
     )
     assert trace_of("digits", address) == expected
-    assert told.stdout.strip() == f"{expected.trace_id:032x} {expected.root_id:016x}"
+    assert result.stdout.strip() == f"{expected.trace_id:032x} {expected.root_id:016x}"
 
 
 PEEK = """
@@ -101,7 +101,7 @@ def test_without_a_collector_nothing_is_sampled() -> None:
     assert tracer.trace("digits", (Span("s", 0, 0, 1),)) is None
 
 
-def test_a_collector_needs_a_library_and_who_lacks_it_is_told_which(
+def test_collector_without_its_library_fails_with_the_library_s_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "common.adapters.otlp", None)

@@ -86,7 +86,7 @@ AUDITS = (
         0.1,
         {"ads": 3},
         5,
-        Synchrony(2, 1, lone=True, local_rate=0.1),
+        Synchrony(2, 1, single_worker=True, local_rate=0.1),
         5,
         (1, 1),
         0.5,
@@ -197,13 +197,13 @@ PLANNED = plans.Planned(
 )
 COUNTED = plans.OfferCount("spot", 2, "m5", "a", 0.5)
 PLANS = (
-    plans.Lead(3, "me", 1.5),
+    plans.ProvisionerLead(3, "me", 1.5),
     plans.Priced(1, 1.5, {"spot": 0.5}, (plans.OfferPrice("spot", "m5", "a", 0.5),)),
     PLANNED,
     replace(PLANNED, places=(), machines=(COUNTED,)),
     plans.LaunchRequested(1, 2, 1.5, 0, "spot", "w1", "m5", "a", 0.5),
     plans.Started(1, 2, 1.5, "i-1", "m5", "a", 0.5),
-    plans.Seated(1, 1.5, 0, 2, "w1"),
+    plans.SlotAssigned(1, 1.5, 0, 2, "w1"),
     plans.Left(1, 1.5, 2),
     plans.Ended(1, 2, 1.5, "failed", "why"),
     plans.Reviewed(1, 1.5, 7, 5.0, 2, 3, 1.5, 2.5, 1.25, {"rate": BELIEF}, "too few"),

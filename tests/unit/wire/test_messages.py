@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace as with_
 
-from common.core.batching import MAX_SKIPPED, Batcher, Cut, Run, most_group_size
+from common.core.batching import MAX_SKIPPED, Batcher, Cut, DecodedRun, most_group_size
 from common.core.messages import (
     GENESIS,
     Assignment,
@@ -354,7 +354,7 @@ WAYS = {
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
 
-def told(way: Way, data: bytes) -> str:
+def reason_of(way: Way, data: bytes) -> str:
     """What the door says to these bytes: nothing, or its reason for refusing them."""
     try:
         way.decode(data)
@@ -485,7 +485,7 @@ def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kaf
         place, start = Partition("t" * 249, index), 2**62
         batcher.place(place, start)
         bad = tuple(Skipped(*place, start + n, f"{index}.{n} {reason * 300}") for n in range(3))
-        cuts += batcher.add(Run(place, (start + 3,), bad, 0.0, 0.0), now=0.0)
+        cuts += batcher.add(DecodedRun(place, (start + 3,), bad, 0.0, 0.0), now=0.0)
     claims = [
         BatchReady(WorkerId("w" * 60), cut.address, cut.samples, cut.skipped, 1e9 / 3, 1e9 / 3)
         for cut in cuts
@@ -504,7 +504,7 @@ def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kaf
         0.5,
         {f"metric-{n}": 1 / 3 for n in range(20)},
         skipped={"t" * 249: group_size * MAX_SKIPPED},
-        synchrony=Synchrony(2**62, 2**62, lone=True, local_rate=1 / 3),
+        synchrony=Synchrony(2**62, 2**62, single_worker=True, local_rate=1 / 3),
         base=2**62 - 1,
         parts=(1,) * group_size,
         scale=1 / 3,
@@ -527,7 +527,7 @@ def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kaf
 @example(data=wire.frame(b"\x81\xa6vector\xdd\xff\xff\xff\xff", b""))
 @example(data=b'{"type":"batch-ready","worker":"\xff"}')
 def test_arbitrary_bytes_are_refused_and_nothing_worse(way: Way, data: bytes) -> None:
-    assert told(way, data)
+    assert reason_of(way, data)
 
 
 @every_way
@@ -535,12 +535,12 @@ def test_arbitrary_bytes_are_refused_and_nothing_worse(way: Way, data: bytes) ->
 def test_a_damaged_message_is_refused_or_is_another_message(way: Way, data: st.DataObject) -> None:
     whole = way.encode(data.draw(way.messages))
     cut = whole[: data.draw(st.integers(0, len(whole)), label="cut")]
-    told(way, cut)
+    reason_of(way, cut)
     flipped = bytearray(whole)
     flipped[data.draw(st.integers(0, len(whole) - 1), label="byte")] ^= 1 << data.draw(
         st.integers(0, 7), label="bit"
     )
-    told(way, bytes(flipped))
+    reason_of(way, bytes(flipped))
 
 
 SPAN = Span("clicks", 0, 10, 20)
@@ -738,7 +738,7 @@ def test_nonsense_is_refused(kind: str, message: object, reason: str) -> None:
 def test_a_refusal_names_the_message_the_field_and_what_was_found(
     kind: str, data: bytes, reasons: list[str]
 ) -> None:
-    reason = told(WAYS[kind], data)
+    reason = reason_of(WAYS[kind], data)
     assert all(part in reason for part in reasons), reason
 
 

@@ -160,7 +160,7 @@ def gaps(*between: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (b"short", "5 bytes, expected at least 20"),
         (head(0, 1, 0), "0 blocks of 1 in a vector of 0"),
@@ -178,8 +178,8 @@ def gaps(*between: int) -> bytes:
         (head(33, 1, 3, 0) + gaps(3, 4) + bytes(12), "blocks are not 3 below 33"),
     ],
 )
-def test_what_is_no_sparse_vector_is_refused(data: bytes, told: str) -> None:
-    with pytest.raises(WireError, match=told):
+def test_what_is_no_sparse_vector_is_refused(data: bytes, expected: str) -> None:
+    with pytest.raises(WireError, match=expected):
         decode_sparse(memoryview(data))
 
 

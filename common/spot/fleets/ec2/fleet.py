@@ -241,11 +241,11 @@ def _refused(order: LaunchRequest, answer: CreateFleetResultTypeDef) -> Refused 
         return None
     errors = answer.get("Errors", ())  # one for each override that was tried
     codes = {error.get("ErrorCode", "") for error in errors}
-    told = {f"{error.get('ErrorCode')}: {error.get('ErrorMessage')}" for error in errors}
+    reasons = {f"{error.get('ErrorCode')}: {error.get('ErrorMessage')}" for error in errors}
     if not errors:
         return Refused(order.launch, capacity=True, reason="EC2 returned no instance and no reason")
     capacity = bool(codes & _CAPACITY) or any(code.startswith(PASSING) for code in codes)
-    return Refused(order.launch, capacity, "; ".join(sorted(told)))
+    return Refused(order.launch, capacity, "; ".join(sorted(reasons)))
 
 
 def _portions(values: Sequence[str]) -> Iterator[Sequence[str]]:

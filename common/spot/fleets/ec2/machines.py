@@ -64,26 +64,26 @@ def machine_of(instance: InstanceTypeDef) -> Machine:
     state = instance.get("State", {}).get("Name", "")
     if state in _RUNNING:
         return machine
-    told = instance.get("StateTransitionReason", "")
+    transition = instance.get("StateTransitionReason", "")
     reason = instance.get("StateReason", {})
-    words = (state, reason.get("Code", ""), reason.get("Message", ""), told)
+    words = (state, reason.get("Code", ""), reason.get("Message", ""), transition)
     return machine._replace(
         state="ended",
-        ended_s=_ended_s(told),
-        cause=_cause(reason.get("Code", ""), told),
+        ended_s=_ended_s(transition),
+        cause=_cause(reason.get("Code", ""), transition),
         detail="; ".join(dict.fromkeys(filter(None, words))),
     )
 
 
-def _cause(code: str, told: str) -> EndCause:
+def _cause(code: str, transition: str) -> EndCause:
     """The reason's code says it, or else what stands in its place in older answers."""
     if not code:
-        code = told.partition(":")[0]
+        code = transition.partition(":")[0]
     return _CAUSES.get(code, "failed")
 
 
-def _ended_s(told: str) -> float | None:
-    found = _ENDED_AT.search(told)
+def _ended_s(transition: str) -> float | None:
+    found = _ENDED_AT.search(transition)
     if found is None:
         return None
     return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()

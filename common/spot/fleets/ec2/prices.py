@@ -108,7 +108,7 @@ def _newest(records: Iterable[SpotPriceTypeDef]) -> dict[tuple[str, str], SpotPr
     last: dict[tuple[str, str], SpotPriceTypeDef] = {}
     for record in records:
         where = record.get("InstanceType", ""), record.get("AvailabilityZone", "")
-        if where not in last or _told_at(record) > _told_at(last[where]):
+        if where not in last or _timestamp(record) > _timestamp(last[where]):
             last[where] = record
     return last
 
@@ -117,14 +117,14 @@ def _cheapest(records: Iterable[SpotPriceTypeDef], since_s: float, until_s: floa
     """Give the least of all types and zones, whenever one of them changes."""
     now: dict[tuple[str, str], float] = {}
     prices: dict[float, float] = {}
-    for record in sorted(records, key=_told_at):
+    for record in sorted(records, key=_timestamp):
         where = record.get("InstanceType", ""), record.get("AvailabilityZone", "")
         now[where] = _usd_per_hour(record)
-        prices[max(_told_at(record).timestamp(), since_s)] = min(now.values())
+        prices[max(_timestamp(record).timestamp(), since_s)] = min(now.values())
     return PriceHistory(tuple(prices), tuple(prices.values()), until_s)
 
 
-def _told_at(record: SpotPriceTypeDef) -> datetime:
+def _timestamp(record: SpotPriceTypeDef) -> datetime:
     return record.get("Timestamp", _LONG_AGO)
 
 

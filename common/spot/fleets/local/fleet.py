@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from common.errors import OutsideError
-from common.spot.fleets.local.records import Record, Records
+from common.spot.fleets.local.records import OrderRecord, OrderRecords
 from common.spot.fleets.local.table import Table, ask_to_end, end
 from common.spot.machines import Machine, Offer, Refused
 
@@ -39,7 +39,7 @@ _LANES = 16  # of free ones that are looked at: all are down where half are 1 ti
 _SOON_S = 0.05  # likewise while one is ending
 
 
-class Started(Protocol):
+class StartedProcess(Protocol):
     """A process that we started: our child, whose exit code only we are told."""
 
     @property
@@ -54,7 +54,7 @@ class Started(Protocol):
 
 # Starts a worker by name, in a session of its own, with these variables besides others; raises
 # `OSError` where there cannot be another process.
-Start: TypeAlias = "Callable[[str, Mapping[str, str]], Started]"
+Start: TypeAlias = "Callable[[str, Mapping[str, str]], StartedProcess]"
 
 
 class LocalMarket(NamedTuple):
@@ -96,10 +96,10 @@ class ProcessFleet:
         self._pools = {pool.name for pool in given.pools}
         self._notice_s = given.process.notice_s
         self._start, self._leave_s, self._clock = start, leave_s, clock
-        self._records = Records(directory / job / "machines")
+        self._records = OrderRecords(directory / job / "machines")
         self._table = Table(job, directory)
         self._born_s = self._records.born_s(clock())
-        self._children: dict[str, Started] = {}  # by token
+        self._children: dict[str, StartedProcess] = {}  # by token
         self._seen_s: dict[str, float] = {}  # when each that runs was last looked at
         self._unasked: set[str] = set()  # released before their process could be found
         self._due_s = math.inf  # when the next of them is to be taken away, or further
@@ -188,7 +188,7 @@ class ProcessFleet:
             usd_per_hour = None
             if self._prices is not None:
                 usd_per_hour = self._prices.look().get(Offer(order.pool))
-            record = Record(
+            record = OrderRecord(
                 *(order.launch, order.slot, order.pool, order.worker, now),
                 usd_per_hour=usd_per_hour,
                 bid_usd_per_hour=order.bid_usd_per_hour,
@@ -208,7 +208,7 @@ class ProcessFleet:
                 record = self._change(order.token, record, refused=refused, capacity=capacity)
         return Refused(order.launch, record.capacity, record.refused) if record.refused else None
 
-    def _lane(self, order: LaunchRequest, records: Iterable[Record], now: float) -> int | None:
+    def _lane(self, order: LaunchRequest, records: Iterable[OrderRecord], now: float) -> int | None:
         """Choose whose times a machine without a slot follows: of one that can be had, if any."""
         if order.slot is not None or order.pool not in self._spot:
             return None
@@ -218,7 +218,9 @@ class ProcessFleet:
         free = [lane for lane in range(len(taken) + _LANES) if lane not in taken]
         return next((at for at in free if self._down_s(order, at, now) > now), free[0])
 
-    def _refused(self, order: Record, records: Iterable[Record], now: float) -> tuple[str, bool]:
+    def _refused(
+        self, order: OrderRecord, records: Iterable[OrderRecord], now: float
+    ) -> tuple[str, bool]:
         """Say why an order gives no machine, and whether that is for want of machines."""
         pool = order.pool
         if pool not in self._pools:
@@ -235,7 +237,7 @@ class ProcessFleet:
                 return f"pool {pool!r} has {capacity} machines, all in use", True
         return "", True
 
-    def _change(self, token: str, record: Record, **changes: object) -> Record:
+    def _change(self, token: str, record: OrderRecord, **changes: object) -> OrderRecord:
         changed = replace(record, **changes)
         self._records.change(token, changed)
         return changed
@@ -261,7 +263,7 @@ class ProcessFleet:
                 self._miss(token, record, child, now)
         return running
 
-    def _urge(self, token: str, record: Record, process: Process, now: float) -> None:
+    def _urge(self, token: str, record: OrderRecord, process: Process, now: float) -> None:
         """Take a machine away if that is due, or see when it will be."""
         # Nobody takes away what fell due while no fleet stood here, as if there had been no outage.
         since_s = self._seen_s.get(token, record.at_s if token in self._children else now)
@@ -284,7 +286,9 @@ class ProcessFleet:
             end(process)
         self._due_s = min(self._due_s, record.leave_by_s)
 
-    def _miss(self, token: str, record: Record, child: Started | None, now: float) -> None:
+    def _miss(
+        self, token: str, record: OrderRecord, child: StartedProcess | None, now: float
+    ) -> None:
         """Write down that a machine has ended, once it cannot appear any more."""
         # Only what runs is told to leave: whoever wrote that has seen it.
         seen = child is not None or token in self._seen_s or record.leaving is not None
@@ -300,12 +304,12 @@ class ProcessFleet:
         self._seen_s.pop(token, None)
         self._unasked.discard(token)
 
-    def _down_s(self, order: LaunchRequest | Record, slot: int, at_s: float) -> float:
+    def _down_s(self, order: LaunchRequest | OrderRecord, slot: int, at_s: float) -> float:
         bid = order.bid_usd_per_hour
         return self._schedule.next_down_s(order.pool, slot, at_s, self._born_s, bid)
 
 
-def _machine(token: str, record: Record) -> Machine:
+def _machine(token: str, record: OrderRecord) -> Machine:
     return Machine(
         token,
         record.launch,

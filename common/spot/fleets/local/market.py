@@ -16,7 +16,7 @@ import numpy as np
 
 from common.spot.traces.files import starts_of, traced
 from common.spot.traces.spec import TraceSpec
-from common.spot.traces.trace import Walk
+from common.spot.traces.trace import TraceCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,7 @@ class SlotSchedule(Protocol):
         ...
 
 
-class Chain:
+class SlotChain:
     """One slot's two states: up for `availability` of the time, once down in a cycle on average.
 
     The simulator's chain (`common.spot.experiments.preemption`) with steps of no length: its
@@ -118,13 +118,13 @@ class Chains:
         self._cycle_s = cycle_s
         self._seed = seed
         self._pool = (pool,) if pool else ()
-        self._chains: dict[int, Chain] = {}
+        self._chains: dict[int, SlotChain] = {}
 
     def next_down_s(self, slot: int, at_s: float) -> float:
         """Tell when the slot next cannot have a machine."""
         if slot not in self._chains:
             seed = self._seed, slot, *self._pool
-            self._chains[slot] = Chain(self._availability, self._cycle_s, seed)
+            self._chains[slot] = SlotChain(self._availability, self._cycle_s, seed)
         return self._chains[slot].next_down_s(at_s)
 
 
@@ -140,7 +140,7 @@ class Recorded:
     """
 
     def __init__(self, trace: Trace, start_s: float, bid_usd_per_hour: float | None = None) -> None:
-        self._walk = Walk(trace, np.array([start_s]))
+        self._cursor = TraceCursor(trace, np.array([start_s]))
         self._changes = len(trace.values) + 1
         self._counts = trace.values.max() > 1
         self._bid_usd_per_hour = bid_usd_per_hour
@@ -148,9 +148,9 @@ class Recorded:
     def next_down_s(self, slot: int, at_s: float) -> float:
         """Tell when the slot next cannot have a machine."""
         for _ in range(self._changes):  # after all of them it begins again
-            if at_s == math.inf or not self._there(float(self._walk.at(at_s)[0]), slot):
+            if at_s == math.inf or not self._there(float(self._cursor.at(at_s)[0]), slot):
                 return at_s
-            at_s = float(self._walk.next_change_s(at_s)[0])
+            at_s = float(self._cursor.next_change_s(at_s)[0])
         return math.inf
 
     def _there(self, value: float, slot: int) -> bool:
@@ -159,7 +159,7 @@ class Recorded:
         return value > (slot if self._counts else 0)
 
 
-class Pools:
+class PoolSchedules:
     """Each pool with schedules of its own; down where one of them is.
 
     Args:
@@ -199,7 +199,7 @@ class Pools:
         return max(min(downs_s, default=math.inf), at_s)
 
 
-def schedule_of(market: Market, folder: Path, origin_s: float) -> Pools:
+def schedule_of(market: Market, folder: Path, origin_s: float) -> PoolSchedules:
     """Make the schedule that a market file asks for.
 
     Args:
@@ -237,4 +237,4 @@ def schedule_of(market: Market, folder: Path, origin_s: float) -> Pools:
         if bid is not None and isinstance(price, TraceSpec):
             series.append(recorded(price, bid))
         replayed[pool.name] = series
-    return Pools(born, replayed, origin_s, under)
+    return PoolSchedules(born, replayed, origin_s, under)

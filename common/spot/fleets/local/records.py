@@ -26,7 +26,7 @@ _BORN, _ORDER = "born", ".order"
 T = TypeVar("T")
 
 
-class Record(msgspec.Struct, frozen=True):
+class OrderRecord(msgspec.Struct, frozen=True):
     """One order; times are in seconds since 1970."""
 
     launch: int
@@ -56,10 +56,10 @@ class Record(msgspec.Struct, frozen=True):
         return bool(self.refused) or self.ended_s is not None
 
 
-_RECORD, _SECONDS = msgspec.json.Decoder(Record), msgspec.json.Decoder(float)
+_RECORD, _SECONDS = msgspec.json.Decoder(OrderRecord), msgspec.json.Decoder(float)
 
 
-class Records:
+class OrderRecords:
     """The records of one job, in a folder of their own; for one thread at a time.
 
     Args:
@@ -71,7 +71,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._over: dict[str, Record] = {}  # by file: these never change
+        self._over: dict[str, OrderRecord] = {}  # by file: these never change
         with self._files():
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -87,7 +87,7 @@ class Records:
         with self._files():
             return _decoded(self._folder / _BORN, _SECONDS)
 
-    def claim(self, token: str, record: Record) -> bool:
+    def claim(self, token: str, record: OrderRecord) -> bool:
         """Begin an order's record; False where somebody has.
 
         Raises:
@@ -100,7 +100,7 @@ class Records:
                 return False
         return True
 
-    def change(self, token: str, record: Record) -> None:
+    def change(self, token: str, record: OrderRecord) -> None:
         """Write down what became of an order.
 
         Raises:
@@ -110,7 +110,7 @@ class Records:
             os.link(written, self._folder / f"{written}.new")
             (self._folder / f"{written}.new").replace(self._path(token))
 
-    def read(self) -> dict[str, Record]:
+    def read(self) -> dict[str, OrderRecord]:
         """All records, by token.
 
         Raises:
@@ -131,7 +131,7 @@ class Records:
         return self._folder / f"{quote(token, safe='')}{_ORDER}"
 
     @contextlib.contextmanager
-    def _whole(self, value: Record | float) -> Iterator[str]:
+    def _whole(self, value: OrderRecord | float) -> Iterator[str]:
         """A file that holds this, to be linked to where nobody must read a part."""
         with self._files(), tempfile.NamedTemporaryFile(dir=self._folder) as file:
             file.write(msgspec.json.encode(value))

@@ -84,7 +84,7 @@ export function actionBar(store, operator) {
 
   return {
     root: bar.root,
-    tell(job) {
+    update(job) {
       const [runs, over] = [job.wanted === "running", job.wanted === "stopped"];
       bar.pause.hidden = !operator || !runs;
       bar.resume.hidden = !operator || runs;
@@ -106,14 +106,14 @@ export function deadLetters(details, place, job) {
     if (!details.open) return;
     try {
       const found = await ask(jobPath(job, "/dead-letters"));
-      show(place, found, () => lettersTable(found));
+      show(place, found, () => deadLettersTable(found));
     } catch (refusal) {
       show(place, refusal.message, () => h("p", { class: "quiet" }, refusal.message));
     }
   });
 }
 
-function lettersTable({ reasons, others }) {
+function deadLettersTable({ reasons, others }) {
   if (reasons.length === 0) return [h("p", { class: "quiet" }, `There are none, as of ${clock(Date.now() / 1000)}.`)];
   const columns = ["Stream", "Records", "Batches", "Replayed", "Reason", "Newest"];
   const numbers = new Set(["Records", "Batches", "Replayed"]);
@@ -129,7 +129,7 @@ function lettersTable({ reasons, others }) {
   );
   const head = columns.map((name) => h("th", { scope: "col", class: numbers.has(name) ? "number" : null }, name));
   return [
-    h("table", { class: "letters" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)),
+    h("table", { class: "dead-letters" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)),
     others > 0 ? h("p", { class: "quiet" }, `and ${count(others)} for rarer reasons`) : null,
   ];
 }

@@ -25,7 +25,7 @@ export class Headline {
   }
 
   /** Show how things stand. @param {import("../store.js").JobStore} store */
-  tell(store) {
+  update(store) {
     const { job, newest, provisioning } = store;
     if (job === null) return;
     const progress = job.progress;

@@ -53,8 +53,8 @@ export function jobView(main, name, state) {
       pulse();
     }
     if (part === "job" && !main.contains(view.root)) main.replaceChildren(view.root);
-    if (part === "job") say(view.trouble, "");
-    if (due === 0) due = requestAnimationFrame(tell); // at once, but not twice for one picture
+    if (part === "job") say(view.problem, "");
+    if (due === 0) due = requestAnimationFrame(render); // at once, but not twice for one picture
     if (part !== "job" && part !== "streams" && part !== "member") charts.touch();
   }
 
@@ -65,7 +65,7 @@ export function jobView(main, name, state) {
     } else if (!main.contains(view.root)) {
       main.replaceChildren(refused(refusal));
     } else {
-      say(view.trouble, refusal.message);
+      say(view.problem, refusal.message);
     }
     troubled ||= part === "job";
     pulse();
@@ -83,11 +83,11 @@ export function jobView(main, name, state) {
     store.refresh("job"); // the network went, or came back
   }
 
-  function tell() {
+  function render() {
     due = 0;
     if (store.job === null) return;
-    headline.tell(store);
-    bar?.tell(store.job);
+    headline.update(store);
+    bar?.update(store.job);
     const { job, curves, provisioning } = store;
     const progress = job.progress;
     show(view.badge, [job.state, awaitsTurn(job)], () => badge(job));
@@ -118,8 +118,8 @@ export function jobView(main, name, state) {
         (counted.slots > MOST_LANES ? `; the first ${MOST_LANES} slots are drawn` : ""),
     );
     const evaluation = curves.evaluation;
-    const told = [metric, evaluation?.test[metric]?.at(-1), evaluation?.drifts.length];
-    show(view.metricKeys, told, () => metricLegend(evaluation, metric));
+    const shown = [metric, evaluation?.test[metric]?.at(-1), evaluation?.drifts.length];
+    show(view.metricKeys, shown, () => metricLegend(evaluation, metric));
     const workers = store.workers?.workers ?? [];
     const drawn = [curves.lives.map((life) => [life.kind, life.cause]), workers.map((worker) => worker.status)];
     show(view.machinesKeys, drawn, () => marksLegend(curves.lives, workers));
@@ -131,7 +131,7 @@ export function jobView(main, name, state) {
   function listen() {
     let again = false;
     return follow(jobPath(name, "/events"), {
-      event: (kind, data) => store.hear(kind, data),
+      event: (kind, data) => store.receive(kind, data),
       state: (now) => {
         stream = now;
         pulse();
@@ -178,12 +178,12 @@ export function jobView(main, name, state) {
   });
   say(view.name, name);
   say(view.foot, `Times in ${zone}.`);
-  onScheme(tell);
-  deadLetters(view.lettersBox, view.letters, name);
+  onScheme(render);
+  deadLetters(view.deadLettersBox, view.deadLetters, name);
   me().then(({ role }) => {
     bar = actionBar(store, role === "operator");
     view.bar.replaceChildren(bar.root);
-    tell();
+    render();
   }, () => {}); // without a key, or a service: the job is not shown either, and says why
   addEventListener("beforeprint", printed);
   addEventListener("online", looked);

@@ -14,13 +14,13 @@ const asked = { sort: "state", state: "", text: "", after: "", before: [] };
 /**
  * Show the list until closed.
  * @param {HTMLElement} main
- * @param {(state: string) => void} state told how the connection is
+ * @param {(state: string) => void} state shown how the connection is
  * @returns {() => void} closes the view
  */
 export function jobsView(main, state) {
   const rows = new Map();
   const parts = copy("jobs");
-  const { root, title, submit, filter, sort, states, trouble, unreadable, table, head, body, pages, notice } = parts;
+  const { root, title, submit, filter, sort, states, problem, unreadable, table, head, body, pages, notice } = parts;
   main.append(root);
   filter.value = asked.text;
   let closing = new AbortController();
@@ -40,7 +40,7 @@ export function jobsView(main, state) {
       submit.hidden = role !== "operator";
       list(page, role === "operator");
       state("live");
-      trouble.hidden = true;
+      problem.hidden = true;
     } catch (refusal) {
       if (refusal.name === "AbortError") return;
       if (refusal.kind === "wrong" && asked.after) return first(); // the job before this page is gone
@@ -54,11 +54,11 @@ export function jobsView(main, state) {
     const over = refusal.kind === "key" || refusal.kind === "role";
     state(over ? "stopped" : "disconnected");
     if (over || rows.size === 0) {
-      title.hidden = states.hidden = table.hidden = trouble.hidden = true;
+      title.hidden = states.hidden = table.hidden = problem.hidden = true;
       show(notice, refusal.message, () => refused(refusal));
     } else {
-      say(trouble, refusal.message);
-      trouble.hidden = false;
+      say(problem, refusal.message);
+      problem.hidden = false;
     }
     return over;
   }
@@ -77,7 +77,7 @@ export function jobsView(main, state) {
     page.jobs.forEach((job, place) => {
       if (!rows.has(job.id)) rows.set(job.id, newRow(job));
       const row = rows.get(job.id);
-      tell(row, job);
+      update(row, job);
       if (body.children[place] !== row.root) body.insertBefore(row.root, body.children[place] ?? null);
     });
     table.toggleAttribute("data-unrented", !page.jobs.some((job) => job.provisioned));
@@ -164,11 +164,11 @@ function newRow(job) {
   return row;
 }
 
-function tell(row, job) {
-  const told = job.state === "running" ? "" : job.why;
+function update(row, job) {
+  const shown = job.state === "running" ? "" : job.why;
   show(row.state, [job.state, awaitsTurn(job)], () => badge(job));
-  say(row.why, told);
-  row.why.title = told;
+  say(row.why, shown);
+  row.why.title = shown;
   say(row.version, count(job.version));
   say(row.loss, short(job.loss));
   say(row.accuracy, percent(job.accuracy));

@@ -28,7 +28,7 @@ export function happened(store) {
     ...(store.curves?.lives ?? []).flatMap(lived),
     ...(store.curves?.evaluation?.drifts ?? []).map(drifted),
     ...(store.curves?.switches ?? []).map(switched),
-    ...store.heard.filter(({ name, data }) => name !== "job" || !IN_CHANGES.has(data.state)).map(heard),
+    ...store.events.filter(({ name, data }) => name !== "job" || !IN_CHANGES.has(data.state)).map(received),
   ];
   return entries.sort((one, other) => other.atS - one.atS).slice(0, MOST);
 }
@@ -36,8 +36,8 @@ export function happened(store) {
 function changed({ at_s: atS, action, by, role, changed: settings, reason }) {
   const what = Object.entries(settings).map(([name, value]) => `${name.replaceAll("_", " ")} is ${setting(value)}`);
   const who = by === role ? by : `${by} (${role})`;
-  const told = [what.join(", "), reason].filter((part) => part !== "").join(". ");
-  return { atS, kind: "job", text: `${action[0].toUpperCase()}${action.slice(1)} by ${who}${told ? `: ${told}` : "."}` };
+  const details = [what.join(", "), reason].filter((part) => part !== "").join(". ");
+  return { atS, kind: "job", text: `${action[0].toUpperCase()}${action.slice(1)} by ${who}${details ? `: ${details}` : "."}` };
 }
 
 /** A value in words: of a block what it says, of a list its numbers, or how many it has. */
@@ -72,7 +72,7 @@ function lived(life) {
   return entries;
 }
 
-function heard({ name, data, atS }) {
+function received({ name, data, atS }) {
   if (name === "job") {
     return { atS, kind: "job", text: `The job is ${data.state}${data.why ? `: ${data.why}` : ""}` };
   }

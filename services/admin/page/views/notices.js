@@ -40,7 +40,7 @@ export function noJobs(operator) {
  */
 export function badge(job) {
   const { state } = job;
-  return h("span", { class: "badge", "data-state": state.replaceAll(" ", "-"), "data-calm": awaitsTurn(job) }, state);
+  return h("span", { class: "badge", "data-state": state.replaceAll(" ", "-"), "data-idle": awaitsTurn(job) }, state);
 }
 
 /**

@@ -29,7 +29,7 @@ export function submitView(main, state) {
     gutter.scrollTop = text.scrollTop;
   }
 
-  function tell(errors, message) {
+  function showErrors(errors, message) {
     wrong = errors.toSorted((one, other) => (one.line ?? 0) - (other.line ?? 0));
     say(view.said, errors.length === 0 ? message : "");
     show(view.errors, wrong, () => wrong.map(mistake));
@@ -64,7 +64,7 @@ export function submitView(main, state) {
     text.value = await view.file.files[0].text();
     view.file.value = "";
     edited();
-    tell([], "");
+    showErrors([], "");
   });
   view.send.addEventListener("click", async () => {
     view.send.disabled = true;
@@ -73,7 +73,7 @@ export function submitView(main, state) {
       draft = "";
       if (view.root.isConnected) location.hash = `#${jobPath(job.id).slice("/v1".length)}`;
     } catch (refusal) {
-      tell(refusal.errors, refusal.message);
+      showErrors(refusal.errors, refusal.message);
     } finally {
       view.send.disabled = false;
     }

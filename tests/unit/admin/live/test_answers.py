@@ -17,7 +17,7 @@ from common.core.messages import (
     Quarantined,
     UpdateApplied,
 )
-from common.jobs.progress import SHOWN_UPDATES, WINDOW_S, JobProgress, Look
+from common.jobs.progress import SHOWN_UPDATES, WINDOW_S, JobObservation, JobProgress
 from common.spot.provisioning.ledger import FleetLedger
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from tests.unit.admin.live.helpers import BATCH, batch, job, lead, quarantine, update
@@ -114,8 +114,8 @@ def test_the_view_is_what_the_effective_history_says(
     ]
     assert (page.newest, page.next) == (len(made), None)
 
-    told = {each.stream: each.dead_lettered for each in view.streams()}
-    assert told == {"clicks": BATCH * len(quarantined), "views": 0}
+    reported = {each.stream: each.dead_lettered for each in view.streams()}
+    assert reported == {"clicks": BATCH * len(quarantined), "views": 0}
 
     curves = curves_answer(view, FleetLedger(), now)
     assert list(curves.version) == [record.version for record in updates]
@@ -147,7 +147,7 @@ def test_rates_are_of_the_updates_of_the_last_ten_seconds_that_still_count(
     for record in recent:
         for each in record.batches:
             samples[each.worker] += each.samples
-    view.look(Look(now, statuses=dict.fromkeys(samples, "alive")))
+    view.look(JobObservation(now, statuses=dict.fromkeys(samples, "alive")))
     assert {
         each.name: each.samples for each in workers_answer(view, FleetLedger(), now).workers
     } == samples
@@ -218,14 +218,14 @@ def test_what_nobody_knows_is_null() -> None:
     assert (progress.loss, progress.updates_per_s, progress.last_update_s) == (None,) * 3
     view.feed_update(0, lead(), None, 1.0)
     view.feed_update(1, update(0, 1), None, 1.0)
-    [told] = updates_page(view, 0, 1).updates
-    assert told.at_s is None
-    assert told.gradient_s is None
+    [reported] = updates_page(view, 0, 1).updates
+    assert reported.at_s is None
+    assert reported.gradient_s is None
 
 
 def test_where_redis_is_away_nobody_is_called_silent() -> None:
     view = JobProgress(job())
-    view.look(Look(1.0, {"w1": "alive", "w2": "leaving"}, None, led=True))
+    view.look(JobObservation(1.0, {"w1": "alive", "w2": "leaving"}, None, led=True))
     assert [
         (each.name, each.status) for each in workers_answer(view, FleetLedger(), 1.0).workers
     ] == [
@@ -233,7 +233,7 @@ def test_where_redis_is_away_nobody_is_called_silent() -> None:
         ("w2", "leaving"),
     ]
     assert progress_answer(view, 1.0).led
-    view.look(Look(2.0, board_away="connection refused"))
+    view.look(JobObservation(2.0, board_away="connection refused"))
     assert workers_answer(view, FleetLedger(), 2.0).board_away == "connection refused"
     assert progress_answer(view, 2.0).led is None
 

@@ -42,22 +42,22 @@ def curves(view: JobProgress) -> EvaluationCurves:
     return curves_answer(view, FleetLedger(), 1.0).evaluation
 
 
-def test_nothing_told_is_nothing_known(view: JobProgress) -> None:
+def test_without_evaluations_nothing_is_known(view: JobProgress) -> None:
     assert progress_answer(view, 1.0).evaluation is None
     assert curves(view).version == ()
 
 
-def test_the_newest_of_the_test_and_of_each_stream_are_told(view: JobProgress) -> None:
+def test_the_newest_of_the_test_and_of_each_stream_are_reported(view: JobProgress) -> None:
     view.evaluations.feed(judged(10, 0.6))
     view.evaluations.feed(predicted(10, clicks=0.5, views=0.4))
     view.evaluations.feed(judged(20, 0.7))
     view.evaluations.feed(predicted(20, clicks=0.6, elsewhere=0.1))
     view.evaluations.feed(Drifted(ModelId(0, 20), 3.0, "clicks", 0.1, 0.4))
-    told = latest(view)
-    assert (told.version, told.records, told.test) == (20, 100, {"accuracy": 0.7})
-    assert told.predicted == 20
-    assert told.prequential == {"clicks": {"accuracy": 0.6}, "views": {"accuracy": 0.4}}
-    assert told.drifts == 1
+    reported = latest(view)
+    assert (reported.version, reported.records, reported.test) == (20, 100, {"accuracy": 0.7})
+    assert reported.predicted == 20
+    assert reported.prequential == {"clicks": {"accuracy": 0.6}, "views": {"accuracy": 0.4}}
+    assert reported.drifts == 1
     shown = curves(view)
     assert (shown.version, shown.test) == ((10, 20), {"accuracy": (0.6, 0.7)})
     assert [(each.stream, each.version) for each in shown.prequential] == [
@@ -69,7 +69,7 @@ def test_the_newest_of_the_test_and_of_each_stream_are_told(view: JobProgress) -
     ]
 
 
-def test_what_two_evaluators_tell_of_a_version_counts_once_and_none_goes_back(
+def test_what_two_evaluators_write_of_a_version_counts_once_and_none_goes_back(
     view: JobProgress,
 ) -> None:
     for version in (10, 10, 20, 10, 20):
@@ -84,7 +84,7 @@ def test_of_many_versions_some_are_kept_and_always_the_newest(view: JobProgress)
     assert KEPT_TESTS // 2 <= len(curves(view).version) <= KEPT_TESTS
 
 
-def test_effective_versions_alone_are_told(view: JobProgress) -> None:
+def test_effective_versions_alone_are_reported(view: JobProgress) -> None:
     # offset  0      1    2    3           4               5                    6
     # record  Lead   J=1  J=2  of (0, 2)   of (7, 2): none  Lead, base (0, 1)   of (0, 2): late
     records: list[AuditRecord] = [

@@ -21,7 +21,7 @@ from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
 from common.ports.servers import NewRecord
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.spot.provisioning.records import Ended, LaunchRequested, Lead, Started
+from common.spot.provisioning.records import Ended, LaunchRequested, ProvisionerLead, Started
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from services.admin.live.followers import Followers, JobFollower, Sources
 from tests.unit.admin.live.helpers import JOB, SPEC, Topics, eventually, job, lead, update
@@ -29,7 +29,7 @@ from tests.unit.admin.live.helpers import JOB, SPEC, Topics, eventually, job, le
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.jobs.progress import Look, Numbers
+    from common.jobs.progress import JobObservation, Numbers
     from common.jobs.store import JobRecord
 
 UPDATES = Partition(topics.updates_topic(JOB), 0)
@@ -77,25 +77,25 @@ class Rig:
 
     def progress(self) -> Any:  # noqa: ANN401 -- JSON
         """As it is told."""
-        return json.loads(self.follower.told())["progress"]
+        return json.loads(self.follower.job_json())["progress"]
 
-    def heard(self) -> list[tuple[str, Any]]:
+    def next_events(self) -> list[tuple[str, Any]]:
         """Events since the last call."""
         found = self.follower.feed.since(self._read)
         assert found is not None
         data, self._read = found
         events = list[tuple[str, Any]]()
         for event in data.decode().split("\n\n")[:-1]:
-            _, name, told = event.split("\n")
-            events.append((name.removeprefix("event: "), json.loads(told.removeprefix("data: "))))
+            _, name, line = event.split("\n")
+            events.append((name.removeprefix("event: "), json.loads(line.removeprefix("data: "))))
         return events
 
-    def hear(self, name: str) -> Any:  # noqa: ANN401 -- JSON
+    def next_named(self, name: str) -> Any:  # noqa: ANN401 -- JSON
         """The data of the next event of this name."""
         found = list[Any]()
 
         def came() -> bool:
-            found.extend(data for each, data in self.heard() if each == name)
+            found.extend(data for each, data in self.next_events() if each == name)
             return bool(found)
 
         eventually(came)
@@ -120,7 +120,7 @@ def test_summary_is_made_again_only_if_it_may_differ(
         made.append(now)
         return numbers(job, now)
 
-    def look_at(job: JobProgress, seen: Look) -> bool:
+    def look_at(job: JobProgress, seen: JobObservation) -> bool:
         looks.append(seen.at_s)
         return look(job, seen)
 
@@ -146,7 +146,7 @@ def test_summary_is_made_again_only_if_it_may_differ(
     eventually(lambda: rig.numbers().workers == 1)
 
 
-def test_what_had_happened_is_known_and_not_told(rig: Rig) -> None:
+def test_what_had_happened_is_known_and_not_reported(rig: Rig) -> None:
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 1301)))
     follower = rig.begin()
     with follower.view() as view:
@@ -155,19 +155,19 @@ def test_what_had_happened_is_known_and_not_told(rig: Rig) -> None:
     assert rig.progress()["version"] == 1300
 
 
-def test_new_updates_are_told_the_newest_for_all(rig: Rig) -> None:
+def test_new_updates_are_published_as_the_newest_of_all(rig: Rig) -> None:
     rig.begin()
     rig.topics.audit(lead(), *(update(0, version) for version in range(1, 51)))
     count, version = 0, 0
     while version < 50:
-        told = rig.hear("update")
-        count, version = count + told["count"], told["version"]
+        data = rig.next_named("update")
+        count, version = count + data["count"], data["version"]
     assert count == 50
-    assert told["metrics"] == {"accuracy": 0.25}
-    assert told["at_s"] == pytest.approx(time.time(), abs=60)
+    assert data["metrics"] == {"accuracy": 0.25}
+    assert data["at_s"] == pytest.approx(time.time(), abs=60)
 
 
-def test_what_an_evaluator_tells_is_told_if_its_version_counts(rig: Rig) -> None:
+def test_what_an_evaluator_writes_is_published_if_its_version_counts(rig: Rig) -> None:
     before = Evaluated(ModelId(0, 1), 7.0, 100, {"accuracy": 0.5})
     rig.topics.audit(lead(), update(0, 1), before)
     rig.begin()
@@ -178,48 +178,48 @@ def test_what_an_evaluator_tells_is_told_if_its_version_counts(rig: Rig) -> None
         Evaluated(ModelId(0, 2), 9.0, 100, {"accuracy": 0.9}, {"clicks": {"accuracy": 0.8}}),
         Drifted(ModelId(0, 2), 9.5, "clicks", 0.1, 0.4),
     )
-    heard = list[tuple[str, Any]]()
+    seen = list[tuple[str, Any]]()
 
-    def all_told() -> bool:
-        heard.extend(rig.heard())
-        return "drift" in dict(heard)
+    def all_seen() -> bool:
+        seen.extend(rig.next_events())
+        return "drift" in dict(seen)
 
-    eventually(all_told)
-    told = {"version": 2, "epoch": 0, "at_s": 9.0, "records": 100, "test": {"accuracy": 0.9}}
-    told["prequential"] = {"clicks": {"accuracy": 0.8}}
+    eventually(all_seen)
+    data = {"version": 2, "epoch": 0, "at_s": 9.0, "records": 100, "test": {"accuracy": 0.9}}
+    data["prequential"] = {"clicks": {"accuracy": 0.8}}
     drift = {"stream": "clicks", "version": 2, "at_s": 9.5, "before": 0.1, "after": 0.4}
-    assert [each for each in heard if each[0] in ("evaluation", "drift")] == [
-        ("evaluation", told),
+    assert [each for each in seen if each[0] in ("evaluation", "drift")] == [
+        ("evaluation", data),
         ("drift", drift),
     ]
     assert rig.progress()["evaluation"]["prequential"] == {"clicks": {"accuracy": 0.8}}
 
 
-def test_what_an_evaluator_tells_of_the_first_weights_is_told(rig: Rig) -> None:
+def test_what_an_evaluator_writes_of_the_first_weights_is_published(rig: Rig) -> None:
     rig.begin()
     rig.topics.audit(lead(), Evaluated(GENESIS, 1.0, 100, {"accuracy": 0.1}), update(0, 1))
-    told = rig.hear("evaluation")
-    assert (told["version"], told["epoch"], told["test"]) == (0, -1, {"accuracy": 0.1})
+    data = rig.next_named("evaluation")
+    assert (data["version"], data["epoch"], data["test"]) == (0, -1, {"accuracy": 0.1})
     eventually(lambda: rig.progress()["version"] == 1)  # it went on
 
 
-def test_a_takeover_is_told_by_the_job_anew(rig: Rig) -> None:
+def test_takeover_is_reported_by_the_job_anew(rig: Rig) -> None:
     rig.topics.audit(lead(), update(0, 1), update(0, 2))
     rig.begin()
     rig.topics.audit(lead(0, ModelId(0, 1), "other", 3))
-    assert rig.hear("job")["progress"]["version"] == 1
+    assert rig.next_named("job")["progress"]["version"] == 1
 
 
 def test_members_come_leave_and_go(rig: Rig) -> None:
     rig.board.beat(WorkerId("w1"), "alive", 60.0)
     rig.begin()
     rig.board.beat(WorkerId("w2"), "alive", 60.0)
-    told = rig.hear("member")
-    assert (told["worker"], told["status"]) == ("w2", "alive")
+    data = rig.next_named("member")
+    assert (data["worker"], data["status"]) == ("w2", "alive")
     rig.board.beat(WorkerId("w2"), "leaving", 60.0)
-    assert rig.hear("member")["status"] == "leaving"
+    assert rig.next_named("member")["status"] == "leaving"
     rig.board.close()
-    assert rig.hear("member")["status"] == "gone"
+    assert rig.next_named("member")["status"] == "gone"
 
 
 def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,17 +228,17 @@ def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     rig.jobs = {JOB: rig.jobs[JOB]._replace(spec=parse_job(text))}
     follower = rig.begin()
     rig.topics.plan(
-        Lead(-1, "p", 1.0),
+        ProvisionerLead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 0, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
         Ended(7, 1, 4.0, "lost"),  # of nobody's term
     )
     eventually(lambda: _running(follower) == 1)
     rig.topics.plan(Ended(0, 1, 5.0, "preempted", "taken back"))
-    told = rig.hear("machine")
-    while told["state"] != "ended":
-        told = rig.hear("machine")
-    assert (told["worker"], told["cause"], told["slot"]) == ("m1", "preempted", 0)
+    data = rig.next_named("machine")
+    while data["state"] != "ended":
+        data = rig.next_named("machine")
+    assert (data["worker"], data["cause"], data["slot"]) == ("m1", "preempted", 0)
     with follower.view() as view:
         [life] = curves_answer(view.job, view.ledger, 9.0).lives
     assert (life.from_s, life.to_s, life.cause) == (3.0, 5.0, "preempted")
@@ -251,22 +251,22 @@ def _running(follower: JobFollower) -> int:
 
 def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
     rig.topics.plan(
-        Lead(-1, "p", 1.0),
+        ProvisionerLead(-1, "p", 1.0),
         LaunchRequested(0, 1, 2.0, 3, "spot", "m1"),
         Started(0, 1, 3.0, "i-1"),
     )
     rig.board.beat(WorkerId("by-hand"), "alive", 60.0)
     with rig.begin().view() as view:
-        told = {each.name: each for each in workers_answer(view.job, view.ledger, 9.0).workers}
-    assert (told["m1"].status, told["m1"].slot, told["m1"].since_s) == ("silent", 3, 3.0)
-    assert (told["by-hand"].status, told["by-hand"].slot) == ("alive", None)
+        workers = {each.name: each for each in workers_answer(view.job, view.ledger, 9.0).workers}
+    assert (workers["m1"].status, workers["m1"].slot, workers["m1"].since_s) == ("silent", 3, 3.0)
+    assert (workers["by-hand"].status, workers["by-hand"].slot) == ("alive", None)
 
 
-def test_a_change_of_the_job_is_told(rig: Rig) -> None:
+def test_a_change_of_the_job_is_reported(rig: Rig) -> None:
     rig.begin()
     rig.jobs = {JOB: rig.jobs[JOB]._replace(wanted="paused", reason="prices are high")}
-    told = rig.hear("job")
-    assert (told["wanted"], told["reason"]) == ("paused", "prices are high")
+    data = rig.next_named("job")
+    assert (data["wanted"], data["reason"]) == ("paused", "prices are high")
 
 
 def test_without_kafka_what_was_known_stays_and_news_come_later(rig: Rig) -> None:
@@ -295,7 +295,7 @@ def test_without_redis_updates_come_all_the_same(rig: Rig) -> None:
     rig.redis.kill()
     eventually(lambda: rig.progress()["led"] is None)
     rig.topics.audit(lead(), update(0, 1))
-    assert rig.hear("update")["version"] == 1
+    assert rig.next_named("update")["version"] == 1
     with rig.follower.view() as view:
         assert workers_answer(view.job, view.ledger, 1.0).board_away
     rig.redis.restart()
@@ -392,5 +392,5 @@ def test_deleted_topics_are_read_again_once_they_are_back(rig: Rig) -> None:
 def test_the_genesis_is_no_update(rig: Rig) -> None:
     rig.topics.audit(lead(-1, GENESIS))
     rig.begin()
-    told = rig.progress()
-    assert (told["version"], told["loss"], told["updates_per_s"]) == (0, None, None)
+    data = rig.progress()
+    assert (data["version"], data["loss"], data["updates_per_s"]) == (0, None, None)

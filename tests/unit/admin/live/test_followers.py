@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board, FoundTopic, Glance
+    from common.ports.servers import Board, FoundTopic, LiveStatus
 
 
 class Rig:
@@ -51,13 +51,13 @@ class Rig:
         self.sources = Sources(
             lambda: self.log,
             lambda name: MemoryBoard(self.redis, name),
-            self.glances,
+            self.live_statuses,
             lambda: self.jobs,
             time.time,
         )
         self.followers = Followers(self.sources, self.ending)
 
-    def glances(self, boards: Sequence[Board]) -> list[Glance | Exception]:
+    def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
         """Look at boards, and count the looks."""
         self.looks.append(len(boards))
         return one_by_one(boards)
@@ -144,7 +144,7 @@ def test_a_deleted_job_with_news_leaves_nothing_behind(rig: Rig) -> None:
     follower = rig.followers.of(JOB)
     eventually(lambda: follower.ready)
     rig.jobs = {}
-    rig.followers.hear(follower)
+    rig.followers.receive(follower)
     eventually(lambda: follower.ended_s is not None)
     eventually(lambda: not rig.followers._woken)  # noqa: SLF001
 

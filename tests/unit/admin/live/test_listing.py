@@ -8,7 +8,7 @@ import pytest
 
 from common.api.jobs import job_summary
 from common.jobs.progress import UNREAD, JobProgress, State
-from services.admin.live.listing import Listing, Summary
+from services.admin.live.listing import Listing, LiveSummary
 from tests.unit.admin.live.helpers import job
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs = {name: job("paused", name) for name in map("j{:04}".format, range(JOBS))}
-        self.summaries: dict[str, Summary] = {}
+        self.summaries: dict[str, LiveSummary] = {}
         self.asked = list[str]()
         self.rendered = list[str]()
         self.listing = Listing(lambda: self.jobs, self.summary)
@@ -34,10 +34,10 @@ class Rig:
 
         monkeypatch.setattr("services.admin.live.listing.job_summary", counted)
 
-    def summary(self, record: JobRecord) -> Summary:
+    def summary(self, record: JobRecord) -> LiveSummary:
         """How a job is."""
         self.asked.append(record.spec.name)
-        default = Summary(State("paused", ""), JobProgress(record).numbers(0.0))
+        default = LiveSummary(State("paused", ""), JobProgress(record).numbers(0.0))
         return self.summaries.get(record.spec.name, default)
 
     def page(self, sort: str = "id", count: int = 20) -> list[bytes]:
@@ -62,7 +62,7 @@ def test_second_page_of_an_unchanged_list_asks_and_renders_nothing(rig: Rig) -> 
 
 def test_only_the_job_with_a_new_summary_is_asked_and_rendered(rig: Rig) -> None:
     before = rig.page()
-    rig.summaries["j0003"] = Summary(State("held", "look"))
+    rig.summaries["j0003"] = LiveSummary(State("held", "look"))
     rig.listing.change("j0003")
 
     after = rig.page()
@@ -77,7 +77,7 @@ def test_only_the_job_with_a_new_summary_is_asked_and_rendered(rig: Rig) -> None
 def test_only_jobs_with_a_new_record_are_asked(rig: Rig) -> None:
     rig.jobs = {**rig.jobs, "j0005": job("running", "j0005"), "z": job("paused", "z")}
     del rig.jobs["j0007"]
-    rig.summaries["j0005"] = Summary(UNREAD)
+    rig.summaries["j0005"] = LiveSummary(UNREAD)
 
     rig.page()
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.spans import Partition
-from common.spot.experiments.arrivals import Stream, even
+from common.spot.experiments.arrivals import SimulatedStream, even
 from common.spot.experiments.protocol import (
     Computed,
-    GradientTimes,
-    Job,
+    GradientTimeDraws,
     Protocol,
+    SimulatedJob,
     VirtualTime,
 )
 
@@ -77,11 +77,11 @@ class Bench:
     ) -> None:
         self.time = VirtualTime()
         self.streams = [
-            Stream(Partition("s", index), even(RATE_PER_S, index / streams))
+            SimulatedStream(Partition("s", index), even(RATE_PER_S, index / streams))
             for index in range(streams)
         ]
         self.learner = Counting(streams)
         group_s = GROUP_SIZE * BATCH_SIZE / (streams * RATE_PER_S)
-        times = GradientTimes(gradient_s, variation, np.random.default_rng(1))
-        job = Job(GROUP_SIZE, BATCH_SIZE, updates, group_s, synchronisation)
+        times = GradientTimeDraws(gradient_s, variation, np.random.default_rng(1))
+        job = SimulatedJob(GROUP_SIZE, BATCH_SIZE, updates, group_s, synchronisation)
         self.protocol = Protocol(self.time, job, self.streams, times, self.learner)

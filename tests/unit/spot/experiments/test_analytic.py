@@ -12,9 +12,9 @@ from scipy import stats
 
 from common.spot.experiments.analytic import Conditions, simulate_analytically
 from common.spot.experiments.policy_driver import Givens, Priors
-from common.spot.experiments.preemption import Chain
+from common.spot.experiments.preemption import TwoStateChain
 from common.spot.experiments.prices import ConstantPrices
-from common.spot.experiments.results import Summary
+from common.spot.experiments.results import RunsSummary
 from common.spot.policies.fixed import OnDemandOnly, Static
 from common.spot.theory.estimates import RatePrior
 from common.spot.theory.provisioning import plan_of
@@ -22,7 +22,7 @@ from common.spot.theory.work import Pool, Work, market
 from tests.unit.spot.experiments.decisions import ON_DEMAND, SPOT, Scripted, always
 
 if TYPE_CHECKING:
-    from common.spot.experiments.results import Run
+    from common.spot.experiments.results import SimulatedRun
     from common.spot.machines import PriceHistory
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -83,25 +83,25 @@ def prices(runs: int) -> tuple[ConstantPrices, ConstantPrices]:
     return ConstantPrices(ON_DEMAND_USD, runs), ConstantPrices(SPOT_USD, runs)
 
 
-def calm(runs: int, workers: int, timeline: str = "#") -> Conditions:
+def steady(runs: int, workers: int, timeline: str = "#") -> Conditions:
     """Constant prices, and offers by a timeline."""
     return Conditions(prices(runs), (None, Drawn(timeline, (runs, workers))))
 
 
 def chained(runs: int, workers: int, cycle_s: float = 100.0) -> Conditions:
     """The paper's market, ten times as fast."""
-    chain = Chain(ALPHA, cycle_s, (runs, workers), np.random.default_rng(3))
+    chain = TwoStateChain(ALPHA, cycle_s, (runs, workers), np.random.default_rng(3))
     return Conditions(prices(runs), (None, chain))
 
 
-def runtimes_s(runs: tuple[Run, ...]) -> Array:
+def runtimes_s(runs: tuple[SimulatedRun, ...]) -> Array:
     return np.array([run.runtime_s for run in runs])
 
 
 def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=200)
-    done = simulate_analytically(job, OnDemandOnly(), calm(runs, workers), seed=1)
+    done = simulate_analytically(job, OnDemandOnly(), steady(runs, workers), seed=1)
     # what is left over in batches of the others, when the last one is complete
     expected_s = job.undisturbed_s[0] + (workers - 1) * 255 / 2 / (workers * 125)
     error_s = runtimes_s(done).std() / np.sqrt(runs)
@@ -117,7 +117,7 @@ def test_on_demand_alone_takes_theta_0_and_what_it_costs() -> None:
 def test_the_static_split_costs_what_equation_16_says() -> None:
     runs, workers = 200, 64
     job = givens(np.full((runs, workers), 125.0), updates=1000)
-    done = Summary.of(simulate_analytically(job, Static(), chained(runs, workers), seed=1))
+    done = RunsSummary.of(simulate_analytically(job, Static(), chained(runs, workers), seed=1))
     work = Work(job.rates_per_s[0], 20, 256, 1000, job.deadline_s[0])
     expected = plan_of(work, market(ON_DEMAND_USD, SPOT_USD, ALPHA), 30)
     assert done.cost_usd.mean == pytest.approx(expected.expected_cost_usd, rel=0.01)
@@ -148,7 +148,7 @@ def test_the_last_update_comes_with_the_law_it_has_record_by_record(shape: float
     slow = [record_by_record(rates, (k, b, updates), (shape, 400), rng) for _ in range(runs)]
     job = givens(np.tile(rates, (runs, 1)), updates, k=k, b=b)
     # steps short enough that where in a step the update comes is no matter
-    conditions = replace(calm(runs, 4), variation=shape**-0.5, offers=(None, None), step_s=0.25)
+    conditions = replace(steady(runs, 4), variation=shape**-0.5, offers=(None, None), step_s=0.25)
     done = runtimes_s(simulate_analytically(job, OnDemandOnly(), conditions, seed=6))
     assert stats.ks_2samp(done, slow).pvalue > 0.001
     assert done.mean() == pytest.approx(np.mean(slow), abs=5 * np.std(slow) / np.sqrt(runs / 2))
@@ -160,7 +160,7 @@ EVEN = 0.0  # variation: then a timeline alone says when the last update comes, 
 def one_worker(timeline: str, gradient_s: float = 0.01) -> tuple[Givens, Conditions]:
     """Two updates of 100 records at 5 a second: 40 s."""
     job = replace(givens(np.array([[5.0]]), updates=2, k=10, b=10), gradient_s=gradient_s)
-    return job, replace(calm(1, 1, timeline), variation=EVEN)
+    return job, replace(steady(1, 1, timeline), variation=EVEN)
 
 
 def test_a_paused_stream_takes_as_much_longer_as_its_worker_was_away() -> None:
@@ -184,20 +184,20 @@ def test_records_that_were_kept_are_worked_off_as_fast_as_gradients_are() -> Non
     longer = replace(job, updates=3)
     conditions = replace(conditions, stream="keep")
     (at_50_s,) = simulate_analytically(replace(job, updates=2), Static(1), conditions, seed=1)
-    conditions = replace(conditions, offers=calm(1, 1, "#" * 5 + "." * 10 + "#").offers)
+    conditions = replace(conditions, offers=steady(1, 1, "#" * 5 + "." * 10 + "#").offers)
     (run,) = simulate_analytically(longer, Static(1), conditions, seed=1)
     assert at_50_s.runtime_s == pytest.approx(45.0, abs=2.0)  # 50 + 15 times 10 records
     assert run.runtime_s == pytest.approx(60.0, abs=2.0)
 
 
-def test_policies_are_told_what_waits_as_the_provisioner_tells_them() -> None:
+def test_policies_see_the_waiting_updates_that_the_provisioner_would_show() -> None:
     # up       |- 10 s -|  20 s  |-- ...    5 records a second come, 100 make an update
     # made     0        0.5      0.5
     # to come           1.5      0.5        of 2; a gradient of 10 ms takes no time beside that
     job, conditions = one_worker("#" * 5 + "." * 10 + "#")
     expected: dict[Literal["pause", "keep"], float] = {"pause": 1.5, "keep": 0.55}
     for stream, left in expected.items():
-        offers = calm(1, 1, "#" * 5 + "." * 10 + "#").offers
+        offers = steady(1, 1, "#" * 5 + "." * 10 + "#").offers
         policy = Scripted(always([SPOT]), review_s=2.0)
         changed = replace(conditions, stream=stream, offers=offers)
         simulate_analytically(job, policy, changed, seed=1)
@@ -206,7 +206,7 @@ def test_policies_are_told_what_waits_as_the_provisioner_tells_them() -> None:
         assert asked.work.updates == pytest.approx(left, abs=0.1)
 
     job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
-    slow = replace(calm(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines)
+    slow = replace(steady(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines)
     reassign = Scripted(always([SPOT, -1, -1, -1]), review_s=10.0, plans_backlog=True)
     simulate_analytically(job, reassign, slow, seed=1)
     (asked,) = (each for each in reassign.asked if each.now_s == 50.0)
@@ -218,7 +218,7 @@ def test_reassigned_streams_cost_capacity_alone() -> None:
     # machines  4 4 4 4 0 0 0 0 0 4 ...     each makes 0.1 updates a second, 0.2 of them come
     job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
     conditions = replace(
-        calm(1, 4, "####.....#"),
+        steady(1, 4, "####.....#"),
         stream="reassign",
         variation=EVEN,
         capacity_per_s=lambda machines: 0.1 * machines,
@@ -231,7 +231,7 @@ def test_reassigned_streams_cost_capacity_alone() -> None:
 def test_reassigned_streams_wait_for_machines_where_these_are_too_few() -> None:
     job = givens(np.full((1, 4), 5.0), updates=20, k=10, b=10)
     conditions = replace(
-        calm(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines
+        steady(1, 4), stream="reassign", capacity_per_s=lambda machines: 0.1 * machines
     )
     policy = Scripted(always([SPOT, -1, -1, -1]))
     (run,) = simulate_analytically(job, policy, conditions, seed=1)
@@ -242,9 +242,9 @@ def test_reassigned_streams_wait_for_machines_where_these_are_too_few() -> None:
 def test_the_last_round_takes_its_time_and_is_paid_for() -> None:
     runs = 2
     job = givens(np.full((runs, 4), 5.0), updates=5, k=10, b=10)
-    conditions = replace(calm(runs, 4), variation=EVEN)
+    conditions = replace(steady(runs, 4), variation=EVEN)
     before = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
-    conditions = replace(calm(runs, 4), variation=EVEN, last_round_s=7.0)
+    conditions = replace(steady(runs, 4), variation=EVEN, last_round_s=7.0)
     after = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
     for one, other in zip(before, after, strict=True):
         assert other.runtime_s == pytest.approx(one.runtime_s + 7)
@@ -253,17 +253,17 @@ def test_the_last_round_takes_its_time_and_is_paid_for() -> None:
 
 def test_who_never_gets_a_machine_gives_up_unpaid() -> None:
     job = givens(np.full((3, 4), 5.0), updates=5, k=10, b=10)
-    conditions = replace(calm(3, 4, "."), give_up_after=2.0)
+    conditions = replace(steady(3, 4, "."), give_up_after=2.0)
     for run in simulate_analytically(job, Static(4), conditions, seed=1):
         assert (run.finished, run.met, run.cost_usd, run.launches) == (False, False, 0, 0)
         assert run.runtime_s == pytest.approx(2 * run.deadline_s)
         assert run.updates == 0
 
 
-def test_prices_are_paid_as_they_are_and_policies_hear_of_them() -> None:
+def test_prices_are_paid_as_they_are_and_policies_see_them() -> None:
     # 0.1 USD an hour for 10 s, then 0.3; the policy goes on demand then
     job = givens(np.full((1, 4), 5.0), updates=5, k=10, b=10)
-    conditions = replace(calm(1, 4), prices=(prices(1)[0], Jump(1, 10.0, 0.1, 0.3)))
+    conditions = replace(steady(1, 4), prices=(prices(1)[0], Jump(1, 10.0, 0.1, 0.3)))
     policy = Scripted(always([SPOT] * 4))
     (run,) = simulate_analytically(job, policy, conditions, seed=1)
     assert [situation.now_s for situation in policy.asked] == [0.0, 10.0]
@@ -286,12 +286,12 @@ def test_rates_are_learnt_from_what_is_seen() -> None:
     assert learnt.std(axis=0).min() > 0
 
 
-def test_policies_are_told_how_far_a_job_is_by_what_has_come() -> None:
+def test_policies_see_how_far_a_job_is_by_what_has_come() -> None:
     # 20 records a second, of which 10 make an update: long before the end 24,000 give or take 155
     runs = 200
     job = givens(np.full((runs, 4), 5.0), updates=10_000, k=2, b=5)
     policy = Scripted(always([ON_DEMAND] * 4), review_s=600.0)
-    simulate_analytically(job, policy, calm(runs, 4), seed=1)
+    simulate_analytically(job, policy, steady(runs, 4), seed=1)
     left = np.array([one.work.updates for one in policy.asked if one.now_s == 1200.0])
     assert left.mean() == pytest.approx(10_000 - 2_400, rel=0.001)
     assert left.std() == pytest.approx(15.5, rel=0.2)
@@ -301,10 +301,10 @@ def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
     # looked at again and again, the records are no others than drawn at once
     runs = 300
     job = givens(np.full((runs, 4), 5.0), updates=12, k=5, b=10)
-    once = simulate_analytically(job, OnDemandOnly(), calm(runs, 4), seed=1)
+    once = simulate_analytically(job, OnDemandOnly(), steady(runs, 4), seed=1)
     nosy = Scripted(always([ON_DEMAND] * 4), review_s=2.0)
     often = simulate_analytically(
-        job, nosy, calm(runs, 4), seed=2, beliefs=Priors(RatePrior(1.0, 0.2))
+        job, nosy, steady(runs, 4), seed=2, beliefs=Priors(RatePrior(1.0, 0.2))
     )
     assert stats.ks_2samp(runtimes_s(once), runtimes_s(often)).pvalue > 0.001
 
@@ -323,7 +323,7 @@ class Double:
 
 def test_twice_the_pace_halves_the_time() -> None:
     job = givens(np.full((1, 4), 5.0), updates=50, k=10, b=10)
-    conditions = replace(calm(1, 4), variation=EVEN, pace=Double(1))
+    conditions = replace(steady(1, 4), variation=EVEN, pace=Double(1))
     (run,) = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
     assert run.runtime_s == pytest.approx(job.undisturbed_s[0] / 2, abs=1.0)
 
@@ -337,10 +337,10 @@ def test_the_same_seed_gives_the_same_runs() -> None:
 
 def test_progress_rises_to_all() -> None:
     job = givens(np.full((2, 4), 5.0), updates=50, k=10, b=10)
-    told = list[float]()
-    simulate_analytically(job, OnDemandOnly(), calm(2, 4), seed=1, progress=told.append)
+    shares = list[float]()
+    simulate_analytically(job, OnDemandOnly(), steady(2, 4), seed=1, progress=shares.append)
     # 250 s and the rest of some batches: 125 steps or a few more, told after 50 and 100
-    assert len(told) == 3
-    assert told == sorted(told)
-    assert told[0] == pytest.approx(0.4, abs=0.02)
-    assert told[-1] == 1.0
+    assert len(shares) == 3
+    assert shares == sorted(shares)
+    assert shares[0] == pytest.approx(0.4, abs=0.02)
+    assert shares[-1] == 1.0

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.spot.experiments.by_protocol import TAKEOVER_S, Hold, Reassign
+from common.spot.experiments.by_protocol import TAKEOVER_S, HeldStreams, Reassign
 from tests.unit.spot.experiments.protocols import Bench
 
 if TYPE_CHECKING:
-    from common.spot.experiments.protocol import Machine
+    from common.spot.experiments.protocol import SimulatedMachine
 
 STREAMS = 7
 
 
-def shares(machines: dict[int, Machine]) -> list[int]:
+def shares(machines: dict[int, SimulatedMachine]) -> list[int]:
     return sorted(len(machine.streams) for machine in machines.values())
 
 
@@ -25,7 +25,7 @@ def shares(machines: dict[int, Machine]) -> list[int]:
 def test_streams_are_shared_evenly_each_once_and_few_are_moved(flips: list[int]) -> None:
     bench = Bench(STREAMS, updates=10_000)
     group = Reassign(bench.time, bench.streams)
-    machines = dict[int, "Machine"]()
+    machines = dict[int, "SimulatedMachine"]()
     for slot in flips:
         owners = {p: m.id for m in machines.values() for p in m.streams}
         if slot in machines:
@@ -50,7 +50,7 @@ def test_streams_are_shared_evenly_each_once_and_few_are_moved(flips: list[int])
 
 def test_a_held_stream_belongs_to_its_slot_whoever_is_there() -> None:
     bench = Bench(2, updates=10_000)
-    group = Hold(bench.time, bench.streams, pause=True)
+    group = HeldStreams(bench.time, bench.streams, pause=True)
     first, second, again = (bench.protocol.join(1.0) for _ in range(3))
 
     group.join(0, first)

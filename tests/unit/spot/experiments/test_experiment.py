@@ -16,7 +16,7 @@ from common.spot.experiments.experiment import (
     simulate,
     simulate_by_protocol,
 )
-from common.spot.experiments.results import Summary, Throughput
+from common.spot.experiments.results import RunsSummary, Throughput
 from common.spot.experiments.spec import Experiment
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Work, market
@@ -69,7 +69,7 @@ def test_a_static_split_costs_on_average_what_equation_16_says(tmp_path: Path) -
     work = Work(np.full(12, 40.0), 5, 16, 7200, 1320.0)
     expected = plan(work, market(0.286, 0.158, 0.9))
 
-    summary = Summary.of(simulate(experiment, tmp_path, 150, 3))
+    summary = RunsSummary.of(simulate(experiment, tmp_path, 150, 3))
 
     assert summary.cost_usd.mean == pytest.approx(expected.expected_cost_usd, rel=0.01)
     assert summary.runtime_s.mean == pytest.approx(expected.expected_runtime_s, rel=0.01)
@@ -111,11 +111,11 @@ def test_the_same_seed_gives_the_same_runs_and_another_one_does_not(tmp_path: Pa
 
 def test_progress_goes_from_the_beginning_to_the_end(tmp_path: Path) -> None:
     for mode in ("analytic", "protocol"):
-        told = list[float]()
-        simulate(an_experiment(mode=mode, updates=2000), tmp_path, 2, 0, told.append)
+        shares = list[float]()
+        simulate(an_experiment(mode=mode, updates=2000), tmp_path, 2, 0, shares.append)
 
-        assert told == sorted(told)
-        assert 0 <= told[0] < 0.5 < told[-1] <= 1
+        assert shares == sorted(shares)
+        assert 0 <= shares[0] < 0.5 < shares[-1] <= 1
 
 
 def test_arrivals_that_follow_a_trace_take_as_long_in_both_modes(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shares"),
     [
         ("workers: 4", "group_size: is missing"),
         ("workers: 0", "workers: must be at least 1"),
@@ -245,7 +245,7 @@ def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_with_the_field(
-    text: str, told: str, tmp_path: Path
+    text: str, expected: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
@@ -254,11 +254,11 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
         load_experiment(file)
 
     assert str(refused.value).startswith(str(file))
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "shares"),
     [
         ({"deadline_s": 100}, "either deadline_s or deadline_factor"),
         ({"rates": [1.0, 2.0]}, "rates has 2 entries for 12 workers"),
@@ -290,8 +290,10 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
         ({"spot": [SMALL["spot"][0], SMALL["spot"][0]]}, "two spot pools have one name"),
     ],
 )
-def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_fields_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ValueError, match=expected):
         an_experiment(**changes)
 
 
@@ -335,7 +337,7 @@ def test_a_pool_may_have_more_machines_than_there_are_streams(tmp_path: Path) ->
     policy = {"name": "static", "spot_up_to": 1.5}
     draws = draws_of(an_experiment(policy=policy), tmp_path, 3, seed=1)
 
-    assert draws.givens.seats == 18
+    assert draws.givens.slots_per_pool == 18
     assert draws.offers[1] is not None
     assert draws.offers[1].step(0.0).shape == (3, 18)
     (run,) = simulate(an_experiment(policy=policy), tmp_path, 1, 0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.spot.experiments.fleet import Fleet
+from common.spot.experiments.fleet import SimulatedFleet
 from common.spot.theory.billing import Billing, Preempted
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.work import Pool
@@ -27,13 +27,15 @@ DEAR, CHEAP = 3600.0, 1800.0  # USD per hour: 1 and 0.5 a second
 A_MINUTE = Billing(minimum_s=60.0)
 
 
-def one_slot(on_demand: Pool, spot: Pool, place: int) -> Fleet:
-    fleet = Fleet((on_demand, spot), 1, 1, STEP_S)
+def one_slot(on_demand: Pool, spot: Pool, place: int) -> SimulatedFleet:
+    fleet = SimulatedFleet((on_demand, spot), 1, 1, STEP_S)
     fleet.order(0, decide([place]))
     return fleet
 
 
-def go_through(fleet: Fleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)) -> str:
+def go_through(
+    fleet: SimulatedFleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)
+) -> str:
     """Step through offers drawn as `#` and `.`, and draw in which steps the slot was active."""
     active = ""
     steps = round(float(fleet.usage.wanted_s.sum(axis=0)[0]) / STEP_S)
@@ -122,7 +124,7 @@ def test_prices_are_those_of_each_moment() -> None:
 def test_the_last_step_is_billed_as_far_as_it_was_used() -> None:
     # run 0   # # #)      over 0.5 s into the third step
     # run 1   # # # #
-    fleet = Fleet((ON_DEMAND_POOL, SPOT_POOL), 2, 2, STEP_S)
+    fleet = SimulatedFleet((ON_DEMAND_POOL, SPOT_POOL), 2, 2, STEP_S)
     prices = [np.array([DEAR, DEAR]), np.array([CHEAP, CHEAP])]
     offers = (None, np.ones((2, 2), np.bool_))
     for run in range(2):
@@ -180,18 +182,18 @@ class Machine:
 
 @dataclass
 class Bookkeeper:
-    """One run's machines, one after the other; what `Fleet` must agree with."""
+    """One run's machines, one after the other; what `SimulatedFleet` must agree with."""
 
     pools: tuple[Pool, ...]
     workers: int
     step_s: float
-    seats: dict[int, Machine] = field(default_factory=dict)
+    by_slot: dict[int, Machine] = field(default_factory=dict)
     ended: list[Machine] = field(default_factory=list)
     preemptions: int = 0
 
     def end(self, slot: int, now_s: float, price: float, *, by_us: bool) -> None:
         """End the machine of a seat."""
-        machine = self.seats.pop(slot)
+        machine = self.by_slot.pop(slot)
         billing = self.pools[machine.pool].billing
         paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
         machine.usd_per_hour.append(price)  # of all that is paid beyond its end
@@ -217,14 +219,14 @@ class Bookkeeper:
         """Go through a step, slot by slot."""
         active = []
         for slot in range(self.workers):
-            if (machine := self.seats.get(slot)) and machine.pool != places[slot]:
+            if (machine := self.by_slot.get(slot)) and machine.pool != places[slot]:
                 self.end(slot, now_s, prices[machine.pool], by_us=True)
             elif machine and not offered[machine.pool][slot]:
                 self.end(slot, now_s, prices[machine.pool], by_us=False)
-            if places[slot] >= 0 and slot not in self.seats and offered[places[slot]][slot]:
+            if places[slot] >= 0 and slot not in self.by_slot and offered[places[slot]][slot]:
                 ready_s = now_s + self.pools[places[slot]].start_up_s if now_s else 0.0
-                self.seats[slot] = Machine(places[slot], now_s, ready_s)
-            machine = self.seats.get(slot)
+                self.by_slot[slot] = Machine(places[slot], now_s, ready_s)
+            machine = self.by_slot.get(slot)
             active.append(machine is not None and machine.ready_s <= now_s)
             if machine is not None:
                 machine.usd_per_hour.append(prices[machine.pool])
@@ -233,7 +235,7 @@ class Bookkeeper:
 
     def stop(self, now_s: float, after_s: float, prices: list[float]) -> None:
         """End them all within the last step."""
-        for slot, machine in list(self.seats.items()):
+        for slot, machine in list(self.by_slot.items()):
             machine.used_s -= self.step_s - after_s
             self.end(slot, now_s + after_s, prices[machine.pool], by_us=True)
 
@@ -262,8 +264,8 @@ def test_every_machine_is_billed_as_its_pool_bills_it(
         Pool(str(index), 1.0, start_up_s=start_up_s, billing=billing)
         for index, (start_up_s, billing) in enumerate(kinds)
     )
-    fleet = Fleet(pools, runs, workers, step_s)
-    books = [Bookkeeper(pools, workers, step_s) for _ in range(runs)]
+    fleet = SimulatedFleet(pools, runs, workers, step_s)
+    bookkeepers = [Bookkeeper(pools, workers, step_s) for _ in range(runs)]
     orders = [[0] * workers for _ in range(runs)]
     prices = np.zeros((len(pools), runs))
     offered = rng.random((len(pools), runs, workers)) < 0.8
@@ -276,34 +278,36 @@ def test_every_machine_is_billed_as_its_pool_bills_it(
             orders[run] = rng.integers(-1, len(pools), workers).tolist()
             fleet.order(run, decide(orders[run]))
         active = fleet.step(now_s, (None, offered[1], offered[2]), list(prices))
-        for run, book in enumerate(books):
-            seen = book.step(now_s, orders[run], offered[:, run].tolist(), prices[:, run].tolist())
+        for run, bookkeeper in enumerate(bookkeepers):
+            seen = bookkeeper.step(
+                now_s, orders[run], offered[:, run].tolist(), prices[:, run].tolist()
+            )
             assert seen == active[run].tolist()
     after_s = rng.random(runs) * step_s
     fleet.stop(np.arange(runs), after_s)
-    for run, book in enumerate(books):
-        book.stop((steps - 1) * step_s, float(after_s[run]), prices[:, run].tolist())
+    for run, bookkeeper in enumerate(bookkeepers):
+        bookkeeper.stop((steps - 1) * step_s, float(after_s[run]), prices[:, run].tolist())
         for index in range(len(pools)):
-            mine = [machine for machine in book.ended if machine.pool == index]
+            mine = [machine for machine in bookkeeper.ended if machine.pool == index]
             assert fleet.usage.launches[index, run] == len(mine)
             assert fleet.usage.usd[index, run] == pytest.approx(sum(one.usd for one in mine))
             assert fleet.usage.machine_s[index, run] == pytest.approx(
                 sum(one.used_s for one in mine)
             )
-        assert fleet.usage.preemptions[:, run].sum() == book.preemptions
+        assert fleet.usage.preemptions[:, run].sum() == bookkeeper.preemptions
 
 
 # --- machines that are counted -------------------------------------------------------------------
 
 
 def counting(
-    spot: Pool, workers: int = 2, seats: int = 3, rates: list[float] | None = None
-) -> Fleet:
+    spot: Pool, workers: int = 2, slots_per_pool: int = 3, rates: list[float] | None = None
+) -> SimulatedFleet:
     rates_per_s = None if rates is None else np.array([rates])
-    return Fleet((ON_DEMAND_POOL, spot), 1, workers, STEP_S, seats, rates_per_s)
+    return SimulatedFleet((ON_DEMAND_POOL, spot), 1, workers, STEP_S, slots_per_pool, rates_per_s)
 
 
-def step(fleet: Fleet, at: int, offer: str) -> str:
+def step(fleet: SimulatedFleet, at: int, offer: str) -> str:
     """Go through a step with one seat of spot machines for each mark, and draw the slots."""
     offered = np.array([[mark == "#" for mark in offer]])
     seen = fleet.step(at * STEP_S, (None, offered), [np.array([DEAR]), np.array([CHEAP])])
@@ -335,7 +339,7 @@ def test_a_lost_machine_is_asked_for_wherever_one_can_be_had_and_paid_while_it_s
 
 
 def test_of_too_many_machines_those_go_first_that_serve_no_slot() -> None:
-    fleet = counting(SPOT_POOL, seats=4)
+    fleet = counting(SPOT_POOL, slots_per_pool=4)
     fleet.order(0, count(spot=3, on_demand=2))
     step(fleet, 0, "####")
     fleet.order(0, count(spot=1, on_demand=1))
@@ -351,7 +355,7 @@ def test_of_too_many_machines_those_go_first_that_serve_no_slot() -> None:
 def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records() -> None:
     # seats    ##..  #...  ....  #...  ##..
     # streams  .##   .#.   ...   #..   #.#    rates 1, 3, 2: the first waits from the beginning
-    fleet = counting(SPOT_POOL, workers=3, seats=4, rates=[1.0, 3.0, 2.0])
+    fleet = counting(SPOT_POOL, workers=3, slots_per_pool=4, rates=[1.0, 3.0, 2.0])
     fleet.order(0, count(spot=4))
     offers = ("##..", "#...", "....", "#...", "##..")
     assert [step(fleet, at, offer) for at, offer in enumerate(offers)] == [
@@ -359,8 +363,8 @@ def test_who_waits_longest_is_served_first_and_of_two_the_one_with_more_records(
     ]
 
 
-def test_since_when_streams_have_had_no_machine_is_told() -> None:
-    fleet = counting(SPOT_POOL, seats=2)
+def test_since_when_streams_have_had_no_machine_is_reported() -> None:
+    fleet = counting(SPOT_POOL, slots_per_pool=2)
     fleet.order(0, count(spot=2))
     for at, offer in enumerate(("##", "#.", "#.")):
         step(fleet, at, offer)
@@ -368,7 +372,7 @@ def test_since_when_streams_have_had_no_machine_is_told() -> None:
 
 
 def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:
-    fleet = counting(Pool("spot", CHEAP, 0.9, speed=2.0), workers=2, seats=1)
+    fleet = counting(Pool("spot", CHEAP, 0.9, speed=2.0), workers=2, slots_per_pool=1)
     fleet.order(0, count(spot=1, on_demand=2))
     step(fleet, 0, "#")
     assert fleet.speeds[0].tolist() == [2.0, 1.0]
@@ -384,7 +388,7 @@ def test_the_fastest_machines_serve_and_their_speeds_are_the_slots() -> None:
 def test_no_machine_serves_two_and_none_that_is_up_is_idle_while_a_stream_waits(
     offers: list[list[bool]], wanted: list[tuple[int, int] | None], start_up_s: float
 ) -> None:
-    fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=start_up_s), workers=3, seats=5)
+    fleet = counting(Pool("spot", CHEAP, 0.9, start_up_s=start_up_s), workers=3, slots_per_pool=5)
     usd, spot = 0.0, 0
     for at, (offer, asked) in enumerate(zip(offers, wanted, strict=False)):
         if asked is not None:

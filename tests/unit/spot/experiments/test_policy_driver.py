@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from common.spot.experiments.fleet import Fleet
+from common.spot.experiments.fleet import SimulatedFleet
 from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
-from common.spot.experiments.results import Change
+from common.spot.experiments.results import PolicyChange
 from common.spot.machines import Offer
 from common.spot.theory.estimates import CyclePrior, RatePrior
 from common.spot.theory.work import Pool
@@ -43,7 +43,7 @@ class Table:
 
     def __init__(self, policy: Scripted, runs: int = 1, workers: int = 2) -> None:
         self.givens = givens(runs, workers)
-        self.fleet = Fleet(POOLS, runs, workers, STEP_S)
+        self.fleet = SimulatedFleet(POOLS, runs, workers, STEP_S)
         self.policy = policy
         self.driver = PolicyDriver(policy, self.fleet, self.givens)
         self.going = np.ones(runs, np.bool_)
@@ -76,7 +76,7 @@ def test_a_policy_that_watches_nothing_is_asked_once() -> None:
     for offered in (ALL, [[False, True]], ALL):
         table.go_on(offered)
     assert table.times_s == [0.0]
-    assert table.driver.history == [[Change(0.0, "so it is written", 1, 1)]]
+    assert table.driver.history == [[PolicyChange(0.0, "so it is written", 1, 1)]]
 
 
 def test_reviews_come_at_their_time() -> None:
@@ -88,7 +88,7 @@ def test_reviews_come_at_their_time() -> None:
     assert table.times_s == [0.0, 6.0, 12.0]
 
 
-def test_a_change_of_price_asks_in_its_run_alone_and_is_told() -> None:
+def test_change_of_price_asks_in_its_run_alone_and_is_reported() -> None:
     table = Table(Scripted(always([SPOT, SPOT])), runs=2)
     table.go_on(ALL * 2)
     table.go_on(ALL * 2, prices=[0.158, 0.2])
@@ -119,7 +119,9 @@ def test_a_machine_that_could_not_be_had_at_first_is_noticed() -> None:
     assert table.times_s == [0.0, 2.0]
 
 
-def test_who_counts_machines_is_told_how_many_are_ready_and_asked_when_that_changes() -> None:
+def test_policy_that_counts_machines_sees_how_many_are_ready_and_is_asked_when_that_changes() -> (
+    None
+):
     # offered   ##    ##   #.   #.   ##
     # told      0     2         1    (one is lost, and cannot be had until the last step)
     decided = count(spot=2)
@@ -127,9 +129,9 @@ def test_who_counts_machines_is_told_how_many_are_ready_and_asked_when_that_chan
     for offered in ([True, True], [True, True], [True, False], [True, False], [True, True]):
         table.go_on([offered])
     assert table.times_s == [0.0, 2.0, 6.0]
-    told = [asked.machines[Offer("spot")] for asked in table.policy.asked]
-    assert told == [(0, 0), (2, 0), (1, 0)]
-    assert table.driver.history[0] == [Change(0.0, decided.reason, 2, 0)]
+    counts = [asked.machines[Offer("spot")] for asked in table.policy.asked]
+    assert counts == [(0, 0), (2, 0), (1, 0)]
+    assert table.driver.history[0] == [PolicyChange(0.0, decided.reason, 2, 0)]
 
 
 def test_what_is_left_is_handed_in_and_never_below_nothing() -> None:
@@ -160,7 +162,10 @@ def test_only_another_object_is_another_decision() -> None:
     table = Table(Scripted(answer, review_s=2.0))
     for _ in range(3):
         table.go_on(ALL)
-    assert table.driver.history[0] == [Change(0.0, "at 0", 1, 0), Change(4.0, "at 4", 1, 1)]
+    assert table.driver.history[0] == [
+        PolicyChange(0.0, "at 0", 1, 0),
+        PolicyChange(4.0, "at 4", 1, 1),
+    ]
     last = table.driver.last[0]
     assert last is not None
     assert last.basis is table.policy.asked[-1]
@@ -182,7 +187,7 @@ def test_where_nothing_is_known_a_prior_gives_way_to_what_is_seen() -> None:
     # prior: 0.9 of a cycle of 100 s
     beliefs = Priors(RatePrior(10.0, 1.0), CyclePrior(0.9, 100.0))
     counted = Counted()
-    fleet = Fleet(POOLS, 1, 2, STEP_S)
+    fleet = SimulatedFleet(POOLS, 1, 2, STEP_S)
     policy = Scripted(always([SPOT, SPOT]), review_s=10.0)
     driver = PolicyDriver(policy, fleet, givens(), (beliefs, counted))
     usd_per_hour = [np.array([0.286]), np.array([0.158])]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.spot.experiments.preemption import STEP_S, Bid, Both, Chain, offers_of
+from common.spot.experiments.preemption import STEP_S, Bid, Both, TwoStateChain, offers_of
 from common.spot.experiments.prices import ConstantPrices, TracePrices
 from common.spot.experiments.spec import SpotSpec
 from common.spot.theory.errors import ParameterError
@@ -43,14 +43,14 @@ def step_by_step(
 
 def test_the_chain_is_in_equilibrium_from_the_first_step_to_the_last() -> None:
     shape, steps = (400, 50), 300
-    states = history(Chain(0.8, 100, shape, np.random.default_rng(1)), steps)
+    states = history(TwoStateChain(0.8, 100, shape, np.random.default_rng(1)), steps)
     error = np.sqrt(0.8 * 0.2 / (shape[0] * shape[1]))
     for step in (0, 1, 7, 50, 299):
         assert states[step].mean() == pytest.approx(0.8, abs=5 * error)
 
 
 def test_machines_are_lost_and_come_back_with_the_probabilities_of_a_step() -> None:
-    states = history(Chain(0.7, 60, (200, 50), np.random.default_rng(2)), 200)
+    states = history(TwoStateChain(0.7, 60, (200, 50), np.random.default_rng(2)), 200)
     before, after = states[:-1], states[1:]
     for was, expected in ((True, STEP_S / (0.7 * 60)), (False, STEP_S / (0.3 * 60))):
         moved = (after != was)[before == was]
@@ -60,7 +60,7 @@ def test_machines_are_lost_and_come_back_with_the_probabilities_of_a_step() -> N
 
 def test_a_cycle_takes_as_long_as_it_was_to_on_average() -> None:
     steps, machines = 2000, 500
-    states = history(Chain(0.9, 200, (machines, 1), np.random.default_rng(3)), steps)
+    states = history(TwoStateChain(0.9, 200, (machines, 1), np.random.default_rng(3)), steps)
     preemptions = np.count_nonzero(states[:-1] & ~states[1:])
     expected = (steps - 1) * STEP_S / 200 * machines
     assert preemptions == pytest.approx(expected, abs=5 * np.sqrt(expected))
@@ -68,7 +68,7 @@ def test_a_cycle_takes_as_long_as_it_was_to_on_average() -> None:
 
 def test_it_is_the_chain_that_is_defined_step_by_step() -> None:
     shape, steps = (300, 20), 120
-    fast = history(Chain(0.75, 80, shape, np.random.default_rng(4)), steps)
+    fast = history(TwoStateChain(0.75, 80, shape, np.random.default_rng(4)), steps)
     slow = step_by_step(0.75, 80, shape, steps, seed=5)
     # The law of the time up of a machine, and how states hang together over some distances.
     for states in (fast, slow):
@@ -85,7 +85,7 @@ def test_it_is_the_chain_that_is_defined_step_by_step() -> None:
 
 
 def test_machines_know_nothing_of_each_other() -> None:
-    states = history(Chain(0.5, 40, (40, 10), np.random.default_rng(6)), 1500)
+    states = history(TwoStateChain(0.5, 40, (40, 10), np.random.default_rng(6)), 1500)
     walks = states.reshape(1500, -1).astype(np.float64)
     correlation = np.array(np.corrcoef(walks.T))
     apart = correlation[~np.eye(len(correlation), dtype=np.bool_)]
@@ -95,12 +95,12 @@ def test_machines_know_nothing_of_each_other() -> None:
 
 
 def test_the_same_seed_gives_the_same_states() -> None:
-    chains = [Chain(0.9, 100, (3, 4), np.random.default_rng(7)) for _ in range(2)]
+    chains = [TwoStateChain(0.9, 100, (3, 4), np.random.default_rng(7)) for _ in range(2)]
     np.testing.assert_array_equal(history(chains[0], 200), history(chains[1], 200))
 
 
 def test_between_two_steps_and_over_many_the_chain_stands_where_it_should() -> None:
-    chain = Chain(0.5, 20, (2, 500), np.random.default_rng(8))
+    chain = TwoStateChain(0.5, 20, (2, 500), np.random.default_rng(8))
     state = chain.step(0)
     np.testing.assert_array_equal(chain.step(1.9), state)
     # Far on, nothing is left of the first state: each half agrees with it by chance.
@@ -111,7 +111,7 @@ def test_between_two_steps_and_over_many_the_chain_stands_where_it_should() -> N
 
 @pytest.mark.parametrize("availability", [0, 1])
 def test_limits_of_availability_are_never_and_always(availability: float) -> None:
-    states = history(Chain(availability, 100, (5, 5), np.random.default_rng(9)), 500)
+    states = history(TwoStateChain(availability, 100, (5, 5), np.random.default_rng(9)), 500)
     assert (states == bool(availability)).all()
 
 
@@ -126,7 +126,7 @@ def test_a_chain_that_cannot_be_sampled_is_refused(
     availability: float, cycle_s: float, found: str
 ) -> None:
     with pytest.raises(ParameterError, match=found):
-        Chain(availability, cycle_s, (1, 1), np.random.default_rng(1))
+        TwoStateChain(availability, cycle_s, (1, 1), np.random.default_rng(1))
 
 
 def made(folder: Path, spot: SpotSpec, shape: tuple[int, int], seed: int = 1) -> Offers:
@@ -190,7 +190,7 @@ def test_a_bid_and_the_chain_both_take_machines_away(tmp_path: Path) -> None:
     offers = offers_of(spot, prices, tmp_path, *shape, np.random.default_rng(1))
     assert isinstance(offers, Both)
     states = history(offers, 6)
-    chain = history(Chain(0.8, 50, shape, np.random.default_rng(1)), 6)
+    chain = history(TwoStateChain(0.8, 50, shape, np.random.default_rng(1)), 6)
     chain[[2, 5]] = False
     np.testing.assert_array_equal(states, chain)
 

@@ -33,7 +33,7 @@ def test_each_run_sees_the_trace_from_its_start() -> None:
     assert prices.at(15).tolist() == [0.3, 0.1, 0.3]
 
 
-def test_a_change_is_told_once_and_only_if_the_price_is_another() -> None:
+def test_a_change_is_reported_once_and_only_if_the_price_is_another() -> None:
     prices = TracePrices(TRACE, np.array([0.0, 25, 35]))
     assert prices.changed(0, 6).tolist() == [False, True, False]
     assert prices.changed(6, 15).tolist() == [True, False, True]

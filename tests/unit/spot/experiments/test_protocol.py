@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.messages import WorkerId
-from common.spot.experiments.by_protocol import Hold, Reassign
-from common.spot.experiments.protocol import GradientTimes, VirtualTime
+from common.spot.experiments.by_protocol import HeldStreams, Reassign
+from common.spot.experiments.protocol import GradientTimeDraws, VirtualTime
 from tests.unit.spot.experiments.protocols import (
     BATCH_SIZE,
     GROUP_SIZE,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from common.spot.experiments.protocol import Machine
+    from common.spot.experiments.protocol import SimulatedMachine
 
 
 UPDATE = GROUP_SIZE * BATCH_SIZE
@@ -33,7 +33,7 @@ UPDATE = GROUP_SIZE * BATCH_SIZE
 
 def test_without_preemption_updates_come_as_fast_as_records_do() -> None:
     bench = Bench(streams=4, updates=20)
-    group = Hold(bench.time, bench.streams, pause=True)
+    group = HeldStreams(bench.time, bench.streams, pause=True)
     for slot in range(4):
         group.join(slot, bench.protocol.join(1.0))
 
@@ -57,10 +57,10 @@ def test_whatever_is_preempted_and_when_each_record_is_used_once_at_most(
     kind: str, flips: list[tuple[float, int]]
 ) -> None:
     bench = Bench(streams=3, updates=12, gradient_s=0.1)
-    group: Hold | Reassign = Reassign(bench.time, bench.streams)
+    group: HeldStreams | Reassign = Reassign(bench.time, bench.streams)
     if kind != "reassign":
-        group = Hold(bench.time, bench.streams, pause=kind == "hold")
-    machines: list[Machine | None] = [None] * 3
+        group = HeldStreams(bench.time, bench.streams, pause=kind == "hold")
+    machines: list[SimulatedMachine | None] = [None] * 3
 
     def flip(slot: int) -> None:
         machine = machines[slot]
@@ -108,7 +108,7 @@ def test_slots_that_fill_later_learn_from_then_on_and_each_record_once(
     workers  2 ─────┴3────┴4───┴5────┴6──────────────┤
     """
     bench = Bench(streams=6, updates=10_000, gradient_s=0.1, synchronisation=given)
-    group = Hold(bench.time, bench.streams, pause=False)
+    group = HeldStreams(bench.time, bench.streams, pause=False)
     seen: list[tuple[int, Counter[WorkerId], npt.NDArray[np.float32]]] = []
 
     def join(slot: int) -> None:
@@ -146,9 +146,9 @@ def test_a_stream_that_is_held_waits_and_one_that_is_reassigned_goes_on() -> Non
     used = {}
     for name in ("hold", "reassign"):
         bench = Bench(streams=2, updates=10)
-        group: Hold | Reassign = Reassign(bench.time, bench.streams)
+        group: HeldStreams | Reassign = Reassign(bench.time, bench.streams)
         if name == "hold":
-            group = Hold(bench.time, bench.streams, pause=True)
+            group = HeldStreams(bench.time, bench.streams, pause=True)
         machines = [bench.protocol.join(1.0) for _ in range(2)]
         for slot, machine in enumerate(machines):
             group.join(slot, machine)
@@ -163,7 +163,7 @@ def test_a_stream_that_is_held_waits_and_one_that_is_reassigned_goes_on() -> Non
 
 def test_a_worker_that_cannot_keep_up_reads_no_more_than_it_may_hold() -> None:
     bench = Bench(streams=1, updates=15, gradient_s=1.0, variation=0.0)  # a batch each 0.4 s
-    group = Hold(bench.time, bench.streams, pause=True)
+    group = HeldStreams(bench.time, bench.streams, pause=True)
     group.join(0, bench.protocol.join(1.0))
 
     bench.time.run()
@@ -181,7 +181,7 @@ def test_a_worker_that_cannot_keep_up_reads_no_more_than_it_may_hold() -> None:
 def test_gradient_times_have_the_mean_and_the_variation_asked_for(
     variation: float, batches: int
 ) -> None:
-    times = GradientTimes(0.2, variation, np.random.default_rng(7))
+    times = GradientTimeDraws(0.2, variation, np.random.default_rng(7))
 
     drawn = np.array([times.draw(batches, 2.0) for _ in range(4000)])
 

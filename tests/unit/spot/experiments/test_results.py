@@ -8,9 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.spot.experiments.results import Change, PoolUse, Run, Spread, Summary, wilson
+from common.spot.experiments.results import (
+    PolicyChange,
+    PoolUse,
+    RunsSummary,
+    SimulatedRun,
+    Spread,
+    wilson,
+)
 
-RUN = Run(
+RUN = SimulatedRun(
     seed=7,
     index=0,
     finished=True,
@@ -19,7 +26,7 @@ RUN = Run(
     updates=10.0,
     on_demand_only_usd=8.0,
     pools=(PoolUse("on-demand", 3.0, 100.0, 2, 0), PoolUse("spot", 1.0, 300.0, 5, 4)),
-    history=(Change(0.0, "first plan", 3, 1), Change(50.0, "price", 2, 2)),
+    history=(PolicyChange(0.0, "first plan", 3, 1), PolicyChange(50.0, "price", 2, 2)),
 )
 
 
@@ -65,7 +72,7 @@ def test_wilson_s_interval_stays_between_nothing_and_all() -> None:
 
 def test_a_summary_is_ready_for_json() -> None:
     late = replace(RUN, index=1, runtime_s=120.0, history=RUN.history[:1])
-    summary = Summary.of([RUN, late])
+    summary = RunsSummary.of([RUN, late])
     said = json.loads(json.dumps(summary.as_dict(), allow_nan=False))
     assert said["runs"] == said["finished"] == 2
     assert said["met"]["share"] == 0.5

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from common.core.spans import Partition
-from common.spot.experiments.arrivals import Stream, even
+from common.spot.experiments.arrivals import SimulatedStream, even
 
 PLACE = Partition("s", 0)
 
 
-def a_stream() -> Stream:
+def a_stream() -> SimulatedStream:
     """A record each second, from second 0 on."""
-    return Stream(PLACE, even(1.0, 0.0))
+    return SimulatedStream(PLACE, even(1.0, 0.0))
 
 
 def test_a_stream_that_runs_has_its_records_when_they_arrive() -> None:
@@ -33,7 +33,7 @@ def test_what_would_arrive_while_a_stream_stands_still_arrives_as_much_later() -
 
     assert (before, after) == (3.0, math.inf)
     assert stream.full_at(4, 1) == 14.0
-    assert stream.heard(15.2) == (6, 15.2 - 10.0)
+    assert stream.observed(15.2) == (6, 15.2 - 10.0)
 
 
 def test_a_stream_is_stopped_and_started_once_however_often_it_is_said() -> None:
@@ -45,7 +45,7 @@ def test_a_stream_is_stopped_and_started_once_however_often_it_is_said() -> None
     stream.go_on(9.0)
 
     assert stream.full_at(3, 1) == 6.0
-    assert stream.heard(6.0) == (4, 3.0)
+    assert stream.observed(6.0) == (4, 3.0)
 
 
 def test_a_run_names_the_records_and_when_the_first_and_the_last_came() -> None:

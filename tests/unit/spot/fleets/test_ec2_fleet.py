@@ -342,7 +342,7 @@ def test_a_token_that_ec2_knows_otherwise_was_given_before(
         ("RequestExpired", 400, OutsideError),
     ],
 )
-def test_who_is_away_and_who_refuses_us_are_told_apart(
+def test_who_is_away_and_who_refuses_us_are_distinguished(
     ec2: Stubber, fleet: Ec2Fleet, call: str, code: str, status: int, kind: type[OutsideError]
 ) -> None:
     if call == "create_fleet":

@@ -23,7 +23,7 @@ RUNNING = Machine(
 
 
 def instance(
-    state: InstanceStateNameType, code: str = "", told: str = "", message: str = ""
+    state: InstanceStateNameType, code: str = "", transition: str = "", message: str = ""
 ) -> InstanceTypeDef:
     return {
         "InstanceId": "i-1",
@@ -32,7 +32,7 @@ def instance(
         "LaunchTime": datetime.fromtimestamp(AT_S, UTC),
         "State": {"Name": state},
         "StateReason": {"Code": code, "Message": message},
-        "StateTransitionReason": told,
+        "StateTransitionReason": transition,
         "Tags": tags_of(ORDER, "digits"),
     }
 
@@ -65,14 +65,14 @@ def test_the_reason_says_how_a_machine_ended(
 
 
 @pytest.mark.parametrize("zone", ["GMT", "UTC"])
-def test_the_time_of_the_end_is_read_where_it_is_told(zone: str) -> None:
-    told = f"User initiated (2027-01-15 08:30:00 {zone})"
-    found = machine_of(instance("terminated", "Client.UserInitiatedShutdown", told))
+def test_the_time_of_the_end_is_read_if_it_is_given(zone: str) -> None:
+    transition = f"User initiated (2027-01-15 08:30:00 {zone})"
+    found = machine_of(instance("terminated", "Client.UserInitiatedShutdown", transition))
     assert found.ended_s == datetime(2027, 1, 15, 8, 30, tzinfo=UTC).timestamp()
-    assert told in found.detail
+    assert transition in found.detail
 
 
-def test_an_end_whose_reason_is_only_told_in_words() -> None:
+def test_end_whose_reason_is_only_given_in_words() -> None:
     found = machine_of(instance("terminated", "", "Server.SpotInstanceTermination: no capacity"))
     assert (found.cause, found.ended_s) == ("preempted", None)
 

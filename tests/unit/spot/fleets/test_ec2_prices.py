@@ -146,7 +146,7 @@ def test_a_history_that_is_empty_is_no_answer(ec2: Stubber, prices: Ec2Prices) -
         ("InvalidParameterValue", 400, OutsideError),
     ],
 )
-def test_who_is_away_and_who_refuses_are_told_apart(
+def test_who_is_away_and_who_refuses_are_distinguished(
     ec2: Stubber, prices: Ec2Prices, code: str, status: int, kind: type[OutsideError]
 ) -> None:
     ec2.add_client_error(CALL, code, "because", http_status_code=status)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from common.spot.fleets.local.records import Record, Records
+from common.spot.fleets.local.records import OrderRecord, OrderRecords
 from common.spot.fleets.local.table import Table
 from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning.costs import Bill
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from common.spot.fleets.local.fleet import ProcessFleet, Started
+    from common.spot.fleets.local.fleet import ProcessFleet, StartedProcess
     from common.spot.machines import Machine
 
 PATIENCE_S = 120.0
@@ -45,11 +45,11 @@ def order(launch: int, pool: str = SPOT) -> LaunchRequest:
     return LaunchRequest(launch, f"doll-{launch}", launch, pool, f"w{launch}")
 
 
-RECORD = Record(1, 1, SPOT, "w1", NOON_S)
+RECORD = OrderRecord(1, 1, SPOT, "w1", NOON_S)
 
 
-def records(provider: Processes) -> Records:
-    return Records(provider.folder / "digits" / "machines")
+def records(provider: Processes) -> OrderRecords:
+    return OrderRecords(provider.folder / "digits" / "machines")
 
 
 def await_that(holds: Callable[[], bool]) -> None:
@@ -162,7 +162,7 @@ def test_a_machine_of_a_slot_that_was_down_while_no_fleet_stood_is_left_in_peace
         assert fleet.launch([order(2)]) == ()
 
 
-def test_with_notice_a_machine_is_told_before_it_is_made_to_go(provider: Processes) -> None:
+def test_with_notice_a_machine_is_notified_before_it_is_made_to_go(provider: Processes) -> None:
     provider.program, provider.notice_s = DEAF, 30.0
     with closing(provider.fleet()) as fleet:
         fleet.launch([order(1)])
@@ -226,7 +226,7 @@ def test_a_machine_that_ended_is_named_for_an_hour_and_its_token_is_never_free(
         assert provider.running() == {}
 
 
-def test_a_machine_that_is_given_back_before_its_process_can_be_found_is_told_to_leave(
+def test_machine_that_is_released_before_its_process_can_be_found_is_asked_to_leave(
     provider: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(provider.fleet()) as fleet:
@@ -263,7 +263,7 @@ def test_an_order_whose_launcher_died_over_it_has_failed_after_a_while(provider:
         assert provider.running() == {}
 
 
-def test_a_machine_that_was_told_to_leave_by_one_who_died_has_ended_when_it_is_gone(
+def test_machine_that_a_dead_provisioner_asked_to_leave_has_ended_when_it_is_gone(
     provider: Processes,
 ) -> None:
     records(provider).claim("doll-1", replace(RECORD, leaving="preempted", leave_by_s=NOON_S + 1))
@@ -408,7 +408,7 @@ def test_a_machine_for_no_slot_stands_wherever_its_pool_has_one(provider: Proces
 
 
 def test_where_there_is_no_room_for_a_process_there_is_no_capacity(provider: Processes) -> None:
-    def full(worker: str, environment: Mapping[str, str]) -> Started:
+    def full(worker: str, environment: Mapping[str, str]) -> StartedProcess:
         raise BlockingIOError(f"no room for {worker}, {len(environment)} variables")
 
     provider.start = full  # type: ignore[method-assign, assignment] # for this provider alone

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.spot.fleets.local.market import Chain, Pools
+from common.spot.fleets.local.market import PoolSchedules, SlotChain
 from common.spot.fleets.local.market import schedule_of as schedule_of_market
 from common.spot.market.market_file import (
     Market,
@@ -32,7 +32,7 @@ availabilities = st.floats(0.05, 0.95)
 seeds = st.tuples(st.integers(0, 2**32), st.integers(0, 1000))
 
 
-def stays(chain: Chain, until_s: float) -> list[tuple[bool, float, float]]:
+def stays(chain: SlotChain, until_s: float) -> list[tuple[bool, float, float]]:
     """All stays until a time: the state, from, to."""
     found, at_s = [], 0.0
     while at_s < until_s:
@@ -44,7 +44,7 @@ def stays(chain: Chain, until_s: float) -> list[tuple[bool, float, float]]:
 
 @given(availability=availabilities, seed=seeds)
 def test_stays_follow_each_other_in_turn(availability: float, seed: tuple[int, int]) -> None:
-    found = stays(Chain(availability, 10.0, seed), 500.0)
+    found = stays(SlotChain(availability, 10.0, seed), 500.0)
     for (before, _, end_s), (after, begin_s, later_s) in pairwise(found):
         assert before != after
         assert end_s == begin_s < later_s
@@ -54,7 +54,7 @@ def test_stays_follow_each_other_in_turn(availability: float, seed: tuple[int, i
 def test_whoever_looks_finds_the_same_in_whatever_order(
     availability: float, seed: tuple[int, int], times_s: list[float]
 ) -> None:
-    one, other = Chain(availability, 10.0, seed), Chain(availability, 10.0, seed)
+    one, other = SlotChain(availability, 10.0, seed), SlotChain(availability, 10.0, seed)
     found = [(one.up(each), one.next_switch_s(each), one.next_down_s(each)) for each in times_s]
     again = [
         (other.up(each), other.next_switch_s(each), other.next_down_s(each))
@@ -67,7 +67,7 @@ def test_whoever_looks_finds_the_same_in_whatever_order(
 def test_it_is_next_down_at_once_or_when_it_next_switches(
     availability: float, seed: tuple[int, int], at_s: float
 ) -> None:
-    chain = Chain(availability, 10.0, seed)
+    chain = SlotChain(availability, 10.0, seed)
     down_s = chain.next_down_s(at_s)
     assert not chain.up(down_s)
     assert down_s == (chain.next_switch_s(at_s) if chain.up(at_s) else at_s)
@@ -75,20 +75,20 @@ def test_it_is_next_down_at_once_or_when_it_next_switches(
 
 @pytest.mark.parametrize("availability", [0.2, 0.5, 0.9])
 def test_it_is_up_for_its_share_and_lost_once_in_a_cycle(availability: float) -> None:
-    found = stays(Chain(availability, 20.0, (1, 2)), LONG_S)
+    found = stays(SlotChain(availability, 20.0, (1, 2)), LONG_S)
     up_s = sum(end_s - begin_s for up, begin_s, end_s in found if up)
     assert up_s / LONG_S == pytest.approx(availability, abs=0.02)
     assert LONG_S / sum(up for up, _, _ in found) == pytest.approx(20.0, rel=0.05)
 
 
 def test_at_first_as_many_are_up_as_ever() -> None:
-    up = sum(Chain(0.7, 20.0, (3, slot)).up(0.0) for slot in range(2000))
+    up = sum(SlotChain(0.7, 20.0, (3, slot)).up(0.0) for slot in range(2000))
     assert up / 2000 == pytest.approx(0.7, abs=0.03)
 
 
 @pytest.mark.parametrize(("availability", "down_s"), [(1.0, math.inf), (0.0, 5.0)])
 def test_machines_that_are_always_or_never_there(availability: float, down_s: float) -> None:
-    chain = Chain(availability, 20.0, (1, 2))
+    chain = SlotChain(availability, 20.0, (1, 2))
     assert chain.up(5.0) == (availability == 1)
     assert chain.next_switch_s(5.0) == math.inf
     assert chain.next_down_s(5.0) == down_s
@@ -103,7 +103,7 @@ def market_of(provider: ProcessProvider, *spot: SpotPool) -> Market:
 class OfOnePool:
     """A market's schedule as one pool sees it that begins at 0."""
 
-    schedule: Pools
+    schedule: PoolSchedules
     pool: str = "spot"
 
     def next_down_s(self, slot: int, at_s: float) -> float:

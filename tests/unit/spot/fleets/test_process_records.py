@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.errors import CorruptError, UnavailableError
-from common.spot.fleets.local.records import Record, Records
+from common.spot.fleets.local.records import OrderRecord, OrderRecords
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RECORD = Record(launch=3, slot=1, pool="spot", worker="w1-3", at_s=100.0)
+RECORD = OrderRecord(launch=3, slot=1, pool="spot", worker="w1-3", at_s=100.0)
 ENDED = replace(RECORD, leaving="released", ended_s=120.0, cause="released", detail="exit code 0")
 REFUSED = replace(RECORD, refused="none", capacity=True)
 
 
 def test_what_one_writes_another_reads(tmp_path: Path) -> None:
-    one, other = Records(tmp_path / "a" / "b"), Records(tmp_path / "a" / "b")
+    one, other = OrderRecords(tmp_path / "a" / "b"), OrderRecords(tmp_path / "a" / "b")
     assert other.read() == {}
     assert one.claim("t", RECORD)
     assert one.claim("u", RECORD)
@@ -38,7 +38,7 @@ def test_what_one_writes_another_reads(tmp_path: Path) -> None:
 
 
 def test_of_two_who_begin_a_record_the_first_does(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = OrderRecords(tmp_path)
     assert records.claim("t", RECORD)
     assert not records.claim("t", replace(RECORD, launch=4, at_s=200.0))
     assert records.read() == {"t": RECORD}
@@ -48,16 +48,16 @@ def test_of_two_who_begin_a_record_the_first_does(tmp_path: Path) -> None:
 
 
 def test_of_many_who_begin_at_once_one_does(tmp_path: Path) -> None:
-    many = [Records(tmp_path) for _ in range(8)]
+    many = [OrderRecords(tmp_path) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         for token in map(str, range(20)):
-            won = list(threads.map(Records.claim, many, [token] * 8, [RECORD] * 8))
+            won = list(threads.map(OrderRecords.claim, many, [token] * 8, [RECORD] * 8))
             assert won.count(True) == 1
     assert len(many[0].read()) == 20
 
 
 def test_who_reads_while_another_changes_reads_one_or_the_other(tmp_path: Path) -> None:
-    writer, reader = Records(tmp_path), Records(tmp_path)
+    writer, reader = OrderRecords(tmp_path), OrderRecords(tmp_path)
     writer.claim("t", RECORD)
     leaving = replace(RECORD, leaving="preempted")
     with ThreadPoolExecutor(1) as threads:
@@ -69,21 +69,21 @@ def test_who_reads_while_another_changes_reads_one_or_the_other(tmp_path: Path) 
 
 
 def test_a_fleet_is_born_once(tmp_path: Path) -> None:
-    assert Records(tmp_path).born_s(100.5) == 100.5
-    assert Records(tmp_path).born_s(200.0) == 100.5
+    assert OrderRecords(tmp_path).born_s(100.5) == 100.5
+    assert OrderRecords(tmp_path).born_s(200.0) == 100.5
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(token=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
 def test_a_token_may_hold_anything(tmp_path: Path, token: str) -> None:
-    records = Records(tmp_path)
+    records = OrderRecords(tmp_path)
     records.claim(token, RECORD)
     assert records.read()[token] == RECORD
     assert {path.parent for path in tmp_path.rglob("*.order")} == {tmp_path}
 
 
 def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = OrderRecords(tmp_path)
     (tmp_path / "notes.txt").write_text("not ours")
     assert records.read() == {}
     (tmp_path / "t.order").write_text("{}")
@@ -94,8 +94,8 @@ def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="file"):
-        Records(tmp_path / "file" / "folder")
-    records = Records(tmp_path / "folder")
+        OrderRecords(tmp_path / "file" / "folder")
+    records = OrderRecords(tmp_path / "folder")
     (tmp_path / "folder").rmdir()
     with pytest.raises(UnavailableError, match="folder"):
         records.read()

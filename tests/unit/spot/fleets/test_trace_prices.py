@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.spot.fleets.prices import FixedPrices, PricesTogether, TracePrices
+from common.spot.fleets.prices import FixedPrices, PricesTogether, ReplayedPrices
 from common.spot.machines import Offer, PriceHistory
 from common.spot.traces.spec import TraceSpec
 from tests.fakes.clock import ManualClock
@@ -30,12 +30,12 @@ def folder(tmp_path: Path) -> Path:
 def price(folder: Path, spec: TraceSpec, at_s: float) -> float:
     """Of a reader that has just come."""
     clock = ManualClock(BEGAN_S + at_s)
-    return TracePrices({"spot": spec}, folder, BEGAN_S, clock).look()[Offer("spot")]
+    return ReplayedPrices({"spot": spec}, folder, BEGAN_S, clock).look()[Offer("spot")]
 
 
 def test_a_series_goes_by_the_clock_and_begins_again(folder: Path) -> None:
     clock = ManualClock(BEGAN_S)
-    prices = TracePrices({"spot": FROM_START}, folder, BEGAN_S, clock)
+    prices = ReplayedPrices({"spot": FROM_START}, folder, BEGAN_S, clock)
     found = []
     for _ in range(7):
         found.append(prices.look()[Offer("spot")])
@@ -61,10 +61,10 @@ def test_whoever_looks_sees_the_same_though_nobody_said_where_it_begins(
 ) -> None:
     spec = TraceSpec(file="prices.csv")
     clock = ManualClock(BEGAN_S)
-    early = TracePrices({pool: spec}, folder, BEGAN_S, clock)
+    early = ReplayedPrices({pool: spec}, folder, BEGAN_S, clock)
     early.look()
     clock.advance(at_s)
-    late = TracePrices({pool: spec, "x": FROM_START}, folder, BEGAN_S, clock)
+    late = ReplayedPrices({pool: spec, "x": FROM_START}, folder, BEGAN_S, clock)
     assert late.look()[Offer(pool)] == early.look()[Offer(pool)] or pool == "x"
 
 
@@ -80,7 +80,7 @@ def test_a_series_that_makes_no_sense_is_the_users_to_mend(
     folder: Path, spec: TraceSpec, problem: str
 ) -> None:
     with pytest.raises(UserError, match=problem):
-        TracePrices({"spot": spec}, folder, BEGAN_S, ManualClock(BEGAN_S))
+        ReplayedPrices({"spot": spec}, folder, BEGAN_S, ManualClock(BEGAN_S))
 
 
 def test_the_past_is_what_was_recorded_before_now_or_all_of_it_at_the_beginning(
@@ -88,7 +88,7 @@ def test_the_past_is_what_was_recorded_before_now_or_all_of_it_at_the_beginning(
 ) -> None:
     clock = ManualClock(BEGAN_S)
     begun = FROM_START.model_copy(update={"start_s": 60.0})
-    prices = TracePrices({"later": begun, "spot": FROM_START}, folder, BEGAN_S, clock)
+    prices = ReplayedPrices({"later": begun, "spot": FROM_START}, folder, BEGAN_S, clock)
     all_of_it = PriceHistory([0.0, 60.0, 120.0], [0.1, 0.2, 0.3], 180.0)  # 60 s after the last
     assert prices.past() == {"later": PriceHistory([0.0], [0.1], 60.0), "spot": all_of_it}
     clock.advance(70.0)

@@ -175,6 +175,6 @@ def test_a_recording_that_makes_no_sense_is_named_by_its_pool_and_field(
     market = load_market(written(tmp_path, PRICE % f"{{file: prices.csv, start_s: {start_s}}}"))
     with pytest.raises(UserError) as complained:
         with_common_start(market, tmp_path)
-    told = str(complained.value)
-    assert told.startswith("market file: c5: usd_per_hour: ")
-    assert problem in told
+    message = str(complained.value)
+    assert message.startswith("market file: c5: usd_per_hour: ")
+    assert problem in message

@@ -42,8 +42,8 @@ def test_one_line_is_answered_with_one_line() -> None:
         process.stdin.flush()
         report = msgspec.json.decode(process.stdout.read(), type=Report)
         assert process.wait() == 0
-    told = json.loads(bytes(report.results))
-    assert len(told["runs"]["static"]) == 2
+    results = json.loads(bytes(report.results))
+    assert len(results["runs"]["static"]) == 2
     assert report.refused == ""
 
 

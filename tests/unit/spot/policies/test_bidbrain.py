@@ -18,7 +18,7 @@ from common.spot.theory.errors import ParameterError
 STEP_S = 900.0  # four an hour
 
 
-def calm(*usd: float, steps: int = 40) -> np.ndarray:
+def steady(*usd: float, steps: int = 40) -> np.ndarray:
     return np.repeat(np.array(usd)[:, None], steps, axis=1)
 
 
@@ -47,7 +47,7 @@ def test_who_outlasts_the_hour_has_paid_it() -> None:
 @pytest.mark.parametrize("steps", [1, 4])
 def test_odds_of_an_hour_need_more_than_an_hour(steps: int) -> None:
     with pytest.raises(ParameterError, match="odds of an hour need 5"):
-        eviction_odds(calm(1.0, steps=steps), STEP_S)
+        eviction_odds(steady(1.0, steps=steps), STEP_S)
 
 
 def test_equations_1_and_2_by_hand() -> None:
@@ -57,7 +57,7 @@ def test_equations_1_and_2_by_hand() -> None:
 
 
 def test_the_cheapest_market_is_acquired_up_to_what_the_job_can_use() -> None:
-    prices = calm(0.3, 0.2)
+    prices = steady(0.3, 0.2)
     found = brain(prices).acquire([], 0.0, prices[:, 0])
     assert found is not None
     assert (found.market, found.machines, found.price_usd) == (1, 10, 0.2)
@@ -67,7 +67,7 @@ def test_the_cheapest_market_is_acquired_up_to_what_the_job_can_use() -> None:
 
 
 def test_what_makes_work_dearer_is_acquired_only_to_share_reliable_machines() -> None:
-    prices = calm(0.1, 0.5)
+    prices = steady(0.1, 0.5)
     there = Allocation(0, 5, 0.2, 0.1, 3600.0)
     now = np.array([9.0, 0.5])  # the first market's price has risen
     assert brain(prices).acquire([there], 0.0, now) is None
@@ -89,7 +89,7 @@ def test_a_bid_that_is_often_evicted_is_made_where_evictions_cost_little() -> No
 
 
 def test_an_hour_is_renewed_unless_another_market_has_become_cheaper() -> None:
-    prices = calm(0.2, 0.3)
+    prices = steady(0.2, 0.3)
     ending = Allocation(0, 10, 0.6, 0.2, 3600.0)
     assert brain(prices).renews([], ending, 3600.0, np.array([0.2, 0.3]))
     assert not brain(prices).renews([], ending, 3600.0, np.array([0.5, 0.3]))

@@ -18,7 +18,7 @@ HOUR_S = 3600.0
 OLD = BY_NAME["ec2-2017"]
 POOLS = (
     Pool("on-demand", 1.0, billing=replace(OLD, preempted=BY_NAME["ec2"].preempted)),
-    Pool("calm", 0.3, billing=OLD),
+    Pool("steady", 0.3, billing=OLD),
     Pool("wild", 0.1, billing=OLD),
 )
 
@@ -35,7 +35,7 @@ def past(**usd_per_hour: tuple[float, ...]) -> dict[str, PriceHistory]:
     }
 
 
-PAST = past(on_demand=(1.0,), calm=(0.3,), wild=(0.1, 0.1, 0.1, 2.0))
+PAST = past(on_demand=(1.0,), steady=(0.3,), wild=(0.1, 0.1, 0.1, 2.0))
 BIDDING = Bidding(BidSettings(), odds_of(POOLS, PAST))
 
 
@@ -75,9 +75,9 @@ def test_odds_are_counted_pool_by_pool_and_a_constant_price_is_never_passed() ->
     assert probability[2] == pytest.approx(0.75, abs=0.02)
 
 
-def test_a_past_that_is_not_known_or_shorter_than_an_hour_is_told_by_its_pool() -> None:
+def test_a_past_that_is_not_known_or_shorter_than_an_hour_is_reported_by_its_pool() -> None:
     with pytest.raises(ParameterError, match="wild: what its machines have cost"):
-        odds_of(POOLS, past(on_demand=(1.0,), calm=(0.3,)))
+        odds_of(POOLS, past(on_demand=(1.0,), steady=(0.3,)))
     short = PAST | {"wild": PriceHistory((0.0, 600.0), (0.1, 0.2), 3000.0)}
     with pytest.raises(ParameterError, match="wild: its past prices: are 25 of 120 s"):
         odds_of(POOLS, short)
@@ -111,17 +111,17 @@ def test_what_was_lost_is_bid_for_anew_under_another_bid() -> None:
 def test_after_an_eviction_the_market_whose_price_rose_is_left() -> None:
     first = BIDDING.reconsider(seen(), None)
     after = BIDDING.reconsider(seen(60.0, pools=priced(wild=2.0)), first)
-    assert {offer.pool: count for offer, count in after.machines.items()} == {"calm": 6}
-    dear = BIDDING.reconsider(seen(60.0, pools=priced(wild=9.0, calm=3.0)), after)
+    assert {offer.pool: count for offer, count in after.machines.items()} == {"steady": 6}
+    dear = BIDDING.reconsider(seen(60.0, pools=priced(wild=9.0, steady=3.0)), after)
     assert dict(dear.machines) == {Offer("on-demand"): 6}
 
 
 def test_before_its_hour_ends_an_allocation_is_renewed_or_given_back() -> None:
-    calm = Offer("calm", bid_usd_per_hour=0.7)
+    steady = Offer("steady", bid_usd_per_hour=0.7)
     pools = priced(wild=5.0)
     first = BIDDING.reconsider(seen(pools=pools), None)
-    last = replace(first, machines={calm: 6})
-    there = {calm: 6}
+    last = replace(first, machines={steady: 6})
+    there = {steady: 6}
     early = BIDDING.reconsider(seen(3000.0, there, pools=priced(wild=0.02)), last)
     assert early is last  # it is paid for
     assert BIDDING.reconsider(seen(3580.0, there, pools=pools), last) is last
@@ -131,19 +131,19 @@ def test_before_its_hour_ends_an_allocation_is_renewed_or_given_back() -> None:
 
 def test_pools_that_refuse_or_are_full_are_passed_over() -> None:
     refused = BIDDING.reconsider(seen(refusing=frozenset({"wild"})), None)
-    assert {offer.pool for offer in refused.machines} == {"calm"}
+    assert {offer.pool for offer in refused.machines} == {"steady"}
     pools = (*POOLS[:2], replace(POOLS[2], capacity=5))
     decision = BIDDING.reconsider(seen(pools=pools), None)
     counts = {offer.pool: count for offer, count in decision.machines.items()}
-    assert counts == {"wild": 5, "calm": 1}
+    assert counts == {"wild": 5, "steady": 1}
 
 
 def test_machines_on_demand_that_are_added_to_others_leave_those_in_their_place() -> None:
-    calm, alone = Offer("calm", bid_usd_per_hour=0.5), Offer("on-demand")
+    steady, alone = Offer("steady", bid_usd_per_hour=0.5), Offer("on-demand")
     first = BIDDING.reconsider(seen(refusing=frozenset({"wild"})), None)
-    last = replace(first, machines={calm: 4, alone: 2})
+    last = replace(first, machines={steady: 4, alone: 2})
     evicted = BIDDING.reconsider(
-        seen(600.0, {alone: 2}, refusing=frozenset({"wild", "calm"})), last
+        seen(600.0, {alone: 2}, refusing=frozenset({"wild", "steady"})), last
     )
     assert evicted.machines == {alone: 6}
 
@@ -155,7 +155,7 @@ def test_where_the_backlog_is_worked_off_no_more_are_had_than_keep_up() -> None:
     assert sum(few.machines.values()) == 2  # 0.94 updates a second arrive; 1 machine makes 1
 
 
-def test_a_deadline_that_bids_miss_is_told() -> None:
+def test_a_deadline_that_bids_miss_is_reported() -> None:
     job = seen()
     late = replace(job, work=replace(job.work, deadline_s=100.0))
     plan = BIDDING.reconsider(late, None).plan

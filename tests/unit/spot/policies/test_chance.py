@@ -17,7 +17,7 @@ from common.spot.policies.chance import (
 )
 from common.spot.policies.policy import Policy, Situation
 from common.spot.theory.provisioning import cost_curve, plan
-from common.spot.theory.work import Market, Pool, Work, market
+from common.spot.theory.work import PaperMarket, Pool, Work, market
 
 RUNS = 3_000
 SETTINGS = [(0.9, 1.05), (0.8, 1.05), (0.8, 1.10)]
@@ -109,7 +109,7 @@ def test_more_certainty_is_fewer_spot_workers_and_a_higher_cost(
     assert plan(work, prices).expected_cost_usd < costs[0] < costs[1] < costs[2]
 
 
-def test_the_reason_tells_both_probabilities() -> None:
+def test_the_reason_names_both_probabilities() -> None:
     best = plan_with_probability(equal(1.05), market(*PRICES, 0.9), 0.95)
 
     assert (best.feasible, best.binding) == (True, "deadline")
@@ -165,7 +165,7 @@ def test_a_deadline_of_theta_0_is_too_close_even_for_on_demand_machines() -> Non
 
 def test_a_pool_gives_no_more_machines_than_it_has() -> None:
     prices = market(*PRICES, 0.9)
-    few = Market(prices.on_demand, dataclasses.replace(prices.spot, capacity=10))
+    few = PaperMarket(prices.on_demand, dataclasses.replace(prices.spot, capacity=10))
 
     best = plan_with_probability(equal(1.05), few, 0.95)
 

@@ -113,7 +113,7 @@ def test_a_backlog_that_has_arrived_is_worked_off_by_the_deadline() -> None:
     assert soon.spot > 6
 
 
-def test_gradients_too_slow_for_any_number_of_machines_are_told() -> None:
+def test_gradients_too_slow_for_any_number_of_machines_are_reported() -> None:
     slow = policy().reconsider(seen(left(6400), 1.0), None)
     assert (slow.plan.feasible, slow.on_demand) == (False, GROUP_SIZE)
 

@@ -225,7 +225,7 @@ def test_a_pool_that_is_dearer_or_too_slow_for_its_stream_is_not_used() -> None:
     assert asked(Pools().reconsider(seen(PLENTY, (ON_DEMAND_POOL,)), None)) == {"on-demand": 10}
 
 
-def test_a_deadline_that_is_past_reach_is_told() -> None:
+def test_a_deadline_that_is_past_reach_is_reported() -> None:
     late = decide(hours(3600, 3500), None, A)
     assert (late.plan.feasible, late.plan.binding) == (False, "infeasible")
     assert late.on_demand == STREAMS

@@ -11,9 +11,9 @@ from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,
     LaunchRequested,
-    Lead,
     Planned,
     Priced,
+    ProvisionerLead,
     Started,
 )
 from common.spot.provisioning.settings import ProvisionerSettings
@@ -44,9 +44,9 @@ SETTINGS = ProvisionerSettings(
 )
 
 
-def lead(after: int = -1, candidate: str = "c1") -> Lead:
+def lead(after: int = -1, candidate: str = "c1") -> ProvisionerLead:
     """A Lead record."""
-    return Lead(after, candidate, T0)
+    return ProvisionerLead(after, candidate, T0)
 
 
 def ordered(launch: int, term: int = 0, slot: int = 0, pool: str = "spot") -> LaunchRequested:

@@ -42,12 +42,12 @@ def seen(up_s: float, down_s: float, outages: int) -> tuple[object, object]:
     )
 
 
-def told(found: Availability, now_s: float) -> tuple[object, object]:
+def seen_at(found: Availability, now_s: float) -> tuple[object, object]:
     return found.availability(SPOT, now_s).value, found.cycle(SPOT, now_s).value
 
 
 def test_before_anything_was_seen_the_market_file_speaks() -> None:
-    assert told(watched(), T0) == (pytest.approx(0.9), pytest.approx(100.0))
+    assert seen_at(watched(), T0) == (pytest.approx(0.9), pytest.approx(100.0))
 
 
 def test_up_from_start_to_end_and_down_until_the_next_start() -> None:
@@ -60,7 +60,7 @@ def test_up_from_start_to_end_and_down_until_the_next_start() -> None:
         started(2, T0 + 120),
     )
 
-    assert told(found, T0 + 150) == seen(130, 20, 1)
+    assert seen_at(found, T0 + 150) == seen(130, 20, 1)
 
 
 def test_an_outage_under_way_counts_and_refusals_do_not_end_it() -> None:
@@ -72,26 +72,26 @@ def test_an_outage_under_way_counts_and_refusals_do_not_end_it() -> None:
         ended(2, T0 + 101, "refused"),
     )
 
-    assert told(found, T0 + 130) == seen(100, 30, 1)
+    assert seen_at(found, T0 + 130) == seen(100, 30, 1)
 
 
 def test_what_we_give_back_ourselves_is_no_outage() -> None:
     found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "released"))
 
-    assert told(found, T0 + 500) == seen(100, 0, 0)
+    assert seen_at(found, T0 + 500) == seen(100, 0, 0)
 
 
 def test_a_slot_that_moves_elsewhere_waits_for_spot_no_more() -> None:
     elsewhere: Planned = msgspec.structs.replace(planned(1, places=(0, 1, 1, 0)), at_s=T0 + 110)
     found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), elsewhere)
 
-    assert told(found, T0 + 500) == seen(100, 10, 1)
+    assert seen_at(found, T0 + 500) == seen(100, 10, 1)
 
 
 def test_time_without_a_provisioner_says_nothing_of_the_market() -> None:
     found = watched(ordered(1), started(1, T0), ended(1, T0 + 100, "preempted"), lead(0, "c2"))
 
-    assert told(found, T0 + 500) == seen(100, 0, 1)
+    assert seen_at(found, T0 + 500) == seen(100, 0, 1)
 
 
 def test_nobody_wants_machines_of_a_job_that_is_paused_or_over() -> None:
@@ -100,7 +100,7 @@ def test_nobody_wants_machines_of_a_job_that_is_paused_or_over() -> None:
     paused.unwanted(T0 + 110)
     over = watched(*records, Settled(0, T0 + 110, "done", 0.0, 0.0, None))
 
-    assert told(paused, T0 + 500) == told(over, T0 + 500) == seen(100, 10, 1)
+    assert seen_at(paused, T0 + 500) == seen_at(over, T0 + 500) == seen(100, 10, 1)
 
 
 def test_a_market_file_that_is_sure_can_be_taught_otherwise() -> None:

@@ -25,7 +25,7 @@ MINIMUM = {"a": Billing(minimum_s=60.0)}
 times = st.integers(0, 5000).map(float)
 
 
-class Told(NamedTuple):
+class GivenPrice(NamedTuple):
     """A price, as it was told."""
 
     offer: Offer
@@ -51,7 +51,7 @@ billings = st.builds(
     st.builds(Preempted, st.sampled_from([0.0, 300.0]), st.booleans()),
     st.sampled_from([HOUR_S, 60.0]),
 )
-prices = st.builds(Told, offers, times, st.integers(0, 100).map(float))
+prices = st.builds(GivenPrice, offers, times, st.integers(0, 100).map(float))
 machines = st.builds(
     Ran,
     offers,
@@ -62,7 +62,7 @@ machines = st.builds(
 
 
 def by_the_second(
-    told: list[Told], ran: list[Ran], now_s: float, billing: Mapping[str, Billing]
+    price_list: list[GivenPrice], ran: list[Ran], now_s: float, billing: Mapping[str, Billing]
 ) -> float:
     """The same sum, second by second, as slowly as one can."""
     total = 0.0
@@ -75,8 +75,8 @@ def by_the_second(
                 ran_s, preempted = gone_s - machine.started_s, machine.cause == "preempted"
                 until_s = machine.started_s + float(rule.paid_s(ran_s, preempted=preempted))
         of_pool = Offer(machine.offer.pool)
-        known = [price for price in told if price.offer == machine.offer]
-        known = known or [price for price in told if price.offer == of_pool]
+        known = [price for price in price_list if price.offer == machine.offer]
+        known = known or [price for price in price_list if price.offer == of_pool]
         for second in range(int(machine.started_s), int(until_s)):
             seen_s = second
             if rule.price == "hour_start":
@@ -99,7 +99,7 @@ def by_the_second(
     st.randoms(use_true_random=False),
 )
 def test_a_bill_is_the_sum_over_all_seconds_whatever_came_first(
-    told: list[Told],
+    price_list: list[GivenPrice],
     ran: list[Ran],
     now_s: float,
     billing: dict[str, Billing],
@@ -107,13 +107,13 @@ def test_a_bill_is_the_sum_over_all_seconds_whatever_came_first(
 ) -> None:
     bill = Bill(billing)
     # Prices and machines come in any order, but each machine starts before it ends.
-    waiting: list[tuple[int, int]] = [(0, n) for n in range(len(told))]
+    waiting: list[tuple[int, int]] = [(0, n) for n in range(len(price_list))]
     waiting += [(1, n) for n in range(len(ran))]
     chance.shuffle(waiting)
-    order = [told[n] for kind, n in waiting if kind == 0]
+    order = [price_list[n] for kind, n in waiting if kind == 0]
     for kind, n in waiting:
         if kind == 0:
-            bill.price(*told[n])
+            bill.price(*price_list[n])
         else:
             bill.started(n, ran[n].offer, ran[n].started_s)
             ended_s = ran[n].ended_s

@@ -150,7 +150,7 @@ def test_a_record_is_fed_once() -> None:
         ledger.feed(0, lead())
 
 
-def test_prices_are_told_as_they_change() -> None:
+def test_prices_are_reported_as_they_change() -> None:
     ledger = fold([lead(), priced(), priced(at_s=T0 + 5, spot=0.5)])
 
     assert ledger.prices == {"on-demand": 1.0, "spot": 0.5}

@@ -8,33 +8,34 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.core.events import LeaseAnswered, Tick
 from common.core.messages import GENESIS, UpdateApplied
 from common.core.messages import Lead as Leads
 from common.spot.machines import LaunchRequest, Offer
 from common.spot.provisioning import commands as do
-from common.spot.provisioning import deciding, events
-from common.spot.provisioning.planning import stability_of_fleet
+from common.spot.provisioning import events, policy_runner
 from common.spot.provisioning.provisioner import CANDIDACY_S, Provisioner
 from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,
-    Lead,
     Left,
     OfferPrice,
     Planned,
     Priced,
+    ProvisionerLead,
     Reviewed,
-    Seated,
     Settled,
+    SlotAssigned,
     Started,
     client_token,
 )
+from common.spot.provisioning.stability import stability_of_fleet
 from common.spot.provisioning.term import UNREAD_S
 from tests.counting_policy import Counting
 from tests.memory_fleet import MemoryFleet
 from tests.unit.core.examples import batch
-from tests.unit.spot.provisioning.desk import ProviderThread, Street
 from tests.unit.spot.provisioning.examples import SETTINGS, T0, lead, ordered, planned, priced
+from tests.unit.spot.provisioning.harness import ProviderThread, Street
 
 if TYPE_CHECKING:
     from common.spot.policies.policy import Situation
@@ -47,11 +48,11 @@ def street() -> Street:
 
 def at_work(street: Street, name: str = "p1") -> ProviderThread:
     """A provisioner that is in charge, with all machines of its first plan."""
-    desk = ProviderThread(street, name=name)
-    desk.run(10)
-    assert desk.provisioner.is_leader
+    harness = ProviderThread(street, name=name)
+    harness.run(10)
+    assert harness.provisioner.is_leader
     assert len(street.fleet.rented) == 4
-    return desk
+    return harness
 
 
 # --- who is in charge ----------------------------------------------------------------------------
@@ -60,24 +61,24 @@ def at_work(street: Street, name: str = "p1") -> ProviderThread:
 def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> None:
     provisioner = Provisioner("p1", SETTINGS)
 
-    assert provisioner.on(events.Tick(), T0) == (do.AskLease(),)
-    assert provisioner.on(events.LeaseAnswered(held=True), T0) == ()  # it has read nothing yet
+    assert provisioner.on(Tick(), T0) == (do.AskProvisioningLease(),)
+    assert provisioner.on(LeaseAnswered(held=True), T0) == ()  # it has read nothing yet
     provisioner.on(events.PlansRead(((0, lead(-1, "old")),), caught_up=True), T0)
-    stand = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
-    assert stand == (do.AppendPlan(Lead(0, "p1#1", T0 + 1)),)
+    stand = provisioner.on(LeaseAnswered(held=True), T0 + 1)
+    assert stand == (do.AppendPlan(ProvisionerLead(0, "p1#1", T0 + 1)),)
     assert not provisioner.is_leader
-    began = provisioner.on(events.PlansRead(((1, Lead(0, "p1#1", T0 + 1)),)), T0 + 1)
-    assert began == (do.BecameLeader(1), do.LookAtMachines(), do.LookAtPrices())
+    began = provisioner.on(events.PlansRead(((1, ProvisionerLead(0, "p1#1", T0 + 1)),)), T0 + 1)
+    assert began == (do.BecameLeader(1), do.PollMachines(), do.PollPrices())
     assert provisioner.is_leader
 
 
 def test_who_is_in_charge_says_how_its_machines_stand_and_nobody_else_does(street: Street) -> None:
-    desk = at_work(street)
+    harness = at_work(street)
     standby = ProviderThread(street, name="p2")
     standby.holds_lease = False
     standby.run(1)
 
-    report = desk.provisioner.report(street.clock())
+    report = harness.provisioner.report(street.clock())
     assert report is not None
     assert sum(report.running.values()) == 4
     assert report.updates == report.records == 0
@@ -87,90 +88,98 @@ def test_who_is_in_charge_says_how_its_machines_stand_and_nobody_else_does(stree
 def test_of_two_who_stand_the_slower_one_waits_and_tries_again() -> None:
     provisioner = Provisioner("p1", SETTINGS)
     provisioner.on(events.PlansRead((), caught_up=True), T0)
-    (stand,) = provisioner.on(events.LeaseAnswered(held=True), T0)
+    (stand,) = provisioner.on(LeaseAnswered(held=True), T0)
     assert isinstance(stand, do.AppendPlan)
 
     records = ((0, lead(-1, "p2#1")), (1, stand.record))
     assert provisioner.on(events.PlansRead(records), T0) == (
-        do.StepDown("another candidate was first"),
+        do.StopProvisioning("another candidate was first"),
     )
-    again = provisioner.on(events.LeaseAnswered(held=True), T0 + 1)
-    assert again == (do.AppendPlan(Lead(0, "p1#2", T0 + 1)),)
+    again = provisioner.on(LeaseAnswered(held=True), T0 + 1)
+    assert again == (do.AppendPlan(ProvisionerLead(0, "p1#2", T0 + 1)),)
 
 
 def test_a_candidacy_that_is_never_read_back_comes_to_nothing() -> None:
     provisioner = Provisioner("p1", SETTINGS)
     provisioner.on(events.PlansRead((), caught_up=True), T0)
-    provisioner.on(events.LeaseAnswered(held=True), T0)
+    provisioner.on(LeaseAnswered(held=True), T0)
 
-    told = provisioner.on(events.Tick(), T0 + CANDIDACY_S + 1)
+    commands = provisioner.on(Tick(), T0 + CANDIDACY_S + 1)
 
-    assert told == (do.StepDown("its candidacy was not confirmed in time"), do.AskLease())
+    assert commands == (
+        do.StopProvisioning("its candidacy was not confirmed in time"),
+        do.AskProvisioningLease(),
+    )
 
 
 def test_who_loses_the_lease_steps_down(street: Street) -> None:
-    desk = at_work(street)
-    desk.holds_lease = False
-    desk.run(10)
+    harness = at_work(street)
+    harness.holds_lease = False
+    harness.run(10)
 
-    assert desk.did(do.StepDown) == [do.StepDown("the lease is held by another")]
-    assert not desk.provisioner.is_leader
+    assert harness.did(do.StopProvisioning) == [do.StopProvisioning("the lease is held by another")]
+    assert not harness.provisioner.is_leader
 
 
 def test_who_reads_a_later_taken_steps_down_and_does_no_more(street: Street) -> None:
-    desk = at_work(street)
-    street.append(Lead(desk.provisioner.ledger.term, "p2#1", T0))
-    desk.holds_lease = False
-    done = len(desk.done)
+    harness = at_work(street)
+    street.append(ProvisionerLead(harness.provisioner.ledger.term, "p2#1", T0))
+    harness.holds_lease = False
+    done = len(harness.done)
     street.fleet.preempt(1, 2)
-    desk.run(30)
+    harness.run(30)
 
-    assert desk.did(do.StepDown)[0].reason == "p2#1 provisions from offset " + str(
-        desk.provisioner.ledger.term
+    assert harness.did(do.StopProvisioning)[0].reason == "p2#1 provisions from offset " + str(
+        harness.provisioner.ledger.term
     )
-    assert {type(command) for command in desk.done[done:]} == {do.StepDown, do.AskLease}
+    assert {type(command) for command in harness.done[done:]} == {
+        do.StopProvisioning,
+        do.AskProvisioningLease,
+    }
 
 
 def test_whose_records_do_not_come_back_steps_down(street: Street) -> None:
-    desk = at_work(street)
-    desk.reads = False
+    harness = at_work(street)
+    harness.reads = False
     street.fleet.preempt(1)
-    desk.run(UNREAD_S + 10)
+    harness.run(UNREAD_S + 10)
 
-    assert desk.did(do.StepDown) == [do.StepDown("its records were not read back in time")]
+    assert harness.did(do.StopProvisioning) == [
+        do.StopProvisioning("its records were not read back in time")
+    ]
 
 
 # --- orders --------------------------------------------------------------------------------------
 
 
 def test_an_order_is_given_when_it_was_read_back_and_not_before(street: Street) -> None:
-    desk = at_work(street)
+    harness = at_work(street)
     street.fleet.preempt(1, 3)
-    desk.run(5)
+    harness.run(5)
 
     offsets = {
         record.launch: offset
         for offset, record in enumerate(street.records)
         if isinstance(record, LaunchRequested)
     }
-    assert [launch for launch, _ in desk.launched] == [1, 2, 3, 4, 5, 6]
-    assert all(offsets[launch] < read for launch, read in desk.launched)
+    assert [launch for launch, _ in harness.launched] == [1, 2, 3, 4, 5, 6]
+    assert all(offsets[launch] < read for launch, read in harness.launched)
 
 
 def test_nothing_is_decided_while_own_records_are_on_their_way(street: Street) -> None:
-    desk = at_work(street)
-    desk.reads = False
+    harness = at_work(street)
+    harness.reads = False
     street.fleet.preempt(1)
-    desk.run(5)
+    harness.run(5)
     street.fleet.preempt(2)
     written = len(street.log)
-    desk.run(10)
+    harness.run(10)
 
     assert len(street.log) == written
-    desk.reads = True
-    desk.run(5)
+    harness.reads = True
+    harness.run(5)
     assert {record.launch for record in street.written(Ended)} == {1, 2}
-    assert len(desk.provisioner.ledger.running) == 4
+    assert len(harness.provisioner.ledger.running) == 4
 
 
 def test_the_first_plan_is_carried_out(street: Street) -> None:
@@ -186,36 +195,36 @@ def test_the_first_plan_is_carried_out(street: Street) -> None:
 
 
 def test_workers_of_a_slot_keep_their_name_where_streams_wait(street: Street) -> None:
-    desk = ProviderThread(street, replace(SETTINGS, on_preemption="hold"))
-    desk.run(10)
+    harness = ProviderThread(street, replace(SETTINGS, on_preemption="hold"))
+    harness.run(10)
     street.fleet.preempt(2)
-    desk.run(10)
+    harness.run(10)
 
     names = [record.worker for record in street.written(LaunchRequested)]
     assert names == ["digits-w0", "digits-w1", "digits-w2", "digits-w3", "digits-w1"]
 
 
 def test_a_preempted_machine_is_replaced(street: Street) -> None:
-    desk = at_work(street)
+    harness = at_work(street)
     street.fleet.preempt(3)
-    desk.run(5)
+    harness.run(5)
 
     assert [(record.launch, record.cause) for record in street.written(Ended)] == [(3, "preempted")]
     assert [m.slot for m in street.fleet.rented if m.state == "running"] == [0, 1, 3, 2]
 
 
 def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
-    desk = at_work(street)
+    harness = at_work(street)
     street.fleet.faults.without.add("spot")
     street.fleet.preempt(3)
-    desk.run(40)
+    harness.run(40)
 
     asked = [record.at_s for record in street.written(LaunchRequested)][4:]
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert gaps == [1, 2, 4, 8, 16]
     street.fleet.faults.without.discard("spot")
-    desk.run(60)
-    assert len(desk.provisioner.ledger.running) == 4
+    harness.run(60)
+    assert len(harness.provisioner.ledger.running) == 4
 
 
 @pytest.mark.parametrize("given", [(), (1,), (1, 2, 3, 4)])
@@ -230,21 +239,23 @@ def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[
     for order in orders:
         token = client_token("digits", order.launch)
         if order.launch in given:
-            seat = LaunchRequest(order.launch, token, order.slot, order.pool, order.worker)
-            street.fleet.launch([seat])
+            request = LaunchRequest(order.launch, token, order.slot, order.pool, order.worker)
+            street.fleet.launch([request])
 
-    desk = ProviderThread(street, name="p2")
-    desk.run(20)
+    harness = ProviderThread(street, name="p2")
+    harness.run(20)
 
     assert [machine.launch for machine in street.fleet.rented] == [1, 2, 3, 4]
-    assert len(desk.provisioner.ledger.running) == 4
+    assert len(harness.provisioner.ledger.running) == 4
 
 
 def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street) -> None:
     ghost = at_work(street)
     orders = [order for command in ghost.did(do.Launch) for order in command.orders]
     successor = ProviderThread(street, name="p2")
-    street.append(Lead(ghost.provisioner.ledger.term, "p0#1", T0))  # the ghost's term is over
+    street.append(
+        ProvisionerLead(ghost.provisioner.ledger.term, "p0#1", T0)
+    )  # the ghost's term is over
     successor.run(10)
     street.fleet.preempt(1)
     successor.run(5)
@@ -261,40 +272,40 @@ def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street
 
 
 def test_a_paused_job_has_no_machines_and_gets_them_back(street: Street) -> None:
-    desk = at_work(street)
-    desk.on(events.WantedChanged("paused"))
-    desk.run(10)
-    assert not desk.provisioner.ledger.open
+    harness = at_work(street)
+    harness.on(events.ProvisioningWanted("paused"))
+    harness.run(10)
+    assert not harness.provisioner.ledger.open
     assert {record.cause for record in street.written(Ended)} == {"released"}
 
-    desk.on(events.WantedChanged("running"))
-    desk.run(10)
-    assert len(desk.provisioner.ledger.running) == 4
+    harness.on(events.ProvisioningWanted("running"))
+    harness.run(10)
+    assert len(harness.provisioner.ledger.running) == 4
 
 
 def test_a_job_that_is_over_is_settled_when_its_machines_have_ended(street: Street) -> None:
-    desk = at_work(street)
-    desk.on(events.WantedChanged("stopped", "1000 updates applied"))
+    harness = at_work(street)
+    harness.on(events.ProvisioningWanted("stopped", "1000 updates applied"))
     assert not street.written(Settled)
-    desk.run(10)
+    harness.run(10)
 
     (settled,) = street.written(Settled)
     assert settled.why == "1000 updates applied"
-    assert settled.spent_usd == pytest.approx(desk.provisioner.ledger.spent_usd(settled.at_s))
+    assert settled.spent_usd == pytest.approx(harness.provisioner.ledger.spent_usd(settled.at_s))
     assert settled.predicted_usd == street.written(Planned)[-1].predicted_usd
-    assert desk.did(do.ReleaseLease)
-    assert desk.did(do.Finish) == [do.Finish("1000 updates applied")]
-    assert desk.provisioner.finished
-    assert desk.provisioner.due() == float("inf")
-    assert desk.provisioner.on(events.Tick(), T0) == ()
+    assert harness.did(do.ReleaseProvisioningLease)
+    assert harness.did(do.FinishProvisioning) == [do.FinishProvisioning("1000 updates applied")]
+    assert harness.provisioner.finished
+    assert harness.provisioner.due() == float("inf")
+    assert harness.provisioner.on(Tick(), T0) == ()
 
 
 def test_a_standby_ends_when_it_reads_that_all_is_settled(street: Street) -> None:
-    desk, standby = at_work(street), ProviderThread(street, name="p2")
+    harness, standby = at_work(street), ProviderThread(street, name="p2")
     standby.holds_lease = False
-    for one in (desk, standby):
-        one.on(events.WantedChanged("stopped", "done"))
-    desk.run(10)
+    for one in (harness, standby):
+        one.on(events.ProvisioningWanted("stopped", "done"))
+    harness.run(10)
     standby.run(1)
 
     assert standby.provisioner.finished
@@ -302,9 +313,9 @@ def test_a_standby_ends_when_it_reads_that_all_is_settled(street: Street) -> Non
 
 
 def test_a_job_that_is_resumed_after_its_end_is_provisioned_anew(street: Street) -> None:
-    desk = at_work(street)
-    desk.on(events.WantedChanged("stopped", "by its owner"))
-    desk.run(10)
+    harness = at_work(street)
+    harness.on(events.ProvisioningWanted("stopped", "by its owner"))
+    harness.run(10)
 
     again = ProviderThread(street, name="p2")
     again.run(20)
@@ -314,23 +325,23 @@ def test_a_job_that_is_resumed_after_its_end_is_provisioned_anew(street: Street)
 
 
 def test_a_job_is_not_settled_before_the_provider_has_said_what_there_is(street: Street) -> None:
-    desk = ProviderThread(street)
+    harness = ProviderThread(street)
     street.fleet.go_away()
-    desk.on(events.WantedChanged("stopped", "done"))
-    desk.run(30)
+    harness.on(events.ProvisioningWanted("stopped", "done"))
+    harness.run(30)
     assert not street.written(Settled)
 
     street.fleet.come_back()
-    desk.run(10)
-    assert desk.provisioner.finished
+    harness.run(10)
+    assert harness.provisioner.finished
 
 
 def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
     street.append(lead(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
-    desk = ProviderThread(street)
+    harness = ProviderThread(street)
     street.prices.away = True  # so that nobody is asked anew
-    desk.run(10)
+    harness.run(10)
 
     assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
 
@@ -341,12 +352,12 @@ def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
 BALANCED = replace(SETTINGS, balanced=True, updates=None, deadline_at_s=None)
 
 
-def make_updates(desk: ProviderThread) -> None:
+def make_updates(harness: ProviderThread) -> None:
     """An update a second, of gradients of 0.1 s: most of the time is spent on messages."""
     for version in range(1, 31):
-        desk.run(1)
+        harness.run(1)
         made = UpdateApplied(0, version, (batch(version),), 40, 1.0, gradient_s=0.1)
-        desk.on(events.UpdatesRead(((version, made),)))
+        harness.on(events.UpdateRecordsRead(((version, made),)))
 
 
 def sizes(street: Street) -> list[int]:
@@ -354,22 +365,22 @@ def sizes(street: Street) -> list[int]:
 
 
 def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Street) -> None:
-    desk = ProviderThread(street, BALANCED)
-    desk.run(10)
-    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c", 0)),)))
-    desk.on(events.StreamsSeen(1_000_000))  # records that wait
+    harness = ProviderThread(street, BALANCED)
+    harness.run(10)
+    harness.on(events.UpdateRecordsRead(((0, Leads(-1, GENESIS, "c", 0)),)))
+    harness.on(events.RecordsCounted(1_000_000))  # records that wait
 
-    make_updates(desk)
+    make_updates(harness)
     assert sizes(street)[-1] == 1  # 0.9 s of messages of four, as far as is known
     assert street.written(Planned)[-1].why.startswith("workers from 4 to 1")
     assert [machine.ended_s is None for machine in street.fleet.rented].count(True) == 1
 
-    desk.on(events.SettingsChanged(replace(BALANCED, probability=0.9)))
+    harness.on(events.ProvisioningChanged(replace(BALANCED, probability=0.9)))
     assert sizes(street)[-1] == 1  # its owner changed something else
 
     successor = ProviderThread(street, BALANCED, "p2")
-    desk.holds_lease = False
-    desk.run(10)
+    harness.holds_lease = False
+    harness.run(10)
     successor.run(30)
     assert successor.provisioner.is_leader
     assert sizes(street)[-1] == 1
@@ -378,39 +389,39 @@ def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Stre
 def test_where_nothing_waits_or_nobody_asked_machines_stay(street: Street) -> None:
     for settings, waits in ((BALANCED, 0), (replace(BALANCED, balanced=False), 1_000_000)):
         street = Street()
-        desk = ProviderThread(street, settings)
-        desk.run(10)
-        desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c", 0)),)))
-        desk.on(events.StreamsSeen(waits))
-        make_updates(desk)
+        harness = ProviderThread(street, settings)
+        harness.run(10)
+        harness.on(events.UpdateRecordsRead(((0, Leads(-1, GENESIS, "c", 0)),)))
+        harness.on(events.RecordsCounted(waits))
+        make_updates(harness)
         assert set(sizes(street)) == {4}
 
 
 def test_an_owner_who_wants_more_machines_gets_them_until_they_are_measured(
     street: Street,
 ) -> None:
-    desk = ProviderThread(street, BALANCED)
-    desk.run(10)
-    desk.on(events.UpdatesRead(((0, Leads(-1, GENESIS, "c", 0)),)))
-    desk.on(events.StreamsSeen(1_000_000))
-    make_updates(desk)
+    harness = ProviderThread(street, BALANCED)
+    harness.run(10)
+    harness.on(events.UpdateRecordsRead(((0, Leads(-1, GENESIS, "c", 0)),)))
+    harness.on(events.RecordsCounted(1_000_000))
+    make_updates(harness)
     assert sizes(street)[-1] == 1
-    desk.on(events.SettingsChanged(replace(BALANCED, workers=6)))
-    desk.run(5)
+    harness.on(events.ProvisioningChanged(replace(BALANCED, workers=6)))
+    harness.run(5)
     assert sizes(street)[-1] == 6
 
 
 def test_what_each_machine_is_stands_in_its_record_and_it_is_paid_as_such(street: Street) -> None:
     street.fleet = MemoryFleet(street.clock, offers={"spot": (Offer("spot", "c5.large", "1a"),)})
     street.prices.set("spot", 0.4, "c5.large", "1a")
-    desk = ProviderThread(street)
-    desk.run(20.0)
+    harness = ProviderThread(street)
+    harness.run(20.0)
 
-    (told, *_) = street.written(Priced)
-    assert told.offers == (OfferPrice("spot", "c5.large", "1a", 0.4),)
-    kinds = {(each.pool, each.type, each.zone) for each in desk.provisioner.ledger.running}
+    (priced, *_) = street.written(Priced)
+    assert priced.offers == (OfferPrice("spot", "c5.large", "1a", 0.4),)
+    kinds = {(each.pool, each.type, each.zone) for each in harness.provisioner.ledger.running}
     assert ("spot", "c5.large", "1a") in kinds
-    assert desk.provisioner.ledger.paid_usd_per_hour["spot"] == pytest.approx(0.4)
+    assert harness.provisioner.ledger.paid_usd_per_hour["spot"] == pytest.approx(0.4)
 
 
 # --- machines that are counted -------------------------------------------------------------------
@@ -428,10 +439,10 @@ HOLDING = replace(  # two slots on machines that start up for 3 s
 def spares(street: Street, monkeypatch: pytest.MonkeyPatch) -> ProviderThread:
     """At work with three spot machines and one on demand."""
     policy = Counting(({Offer("spot"): 3, Offer("on-demand"): 1}, {Offer("spot"): 2}), 100.0)
-    monkeypatch.setattr(deciding, "policy_of", lambda *_, **__: policy)
-    desk = ProviderThread(street, HOLDING)
-    desk.run(10)
-    return desk
+    monkeypatch.setattr(policy_runner, "policy_of", lambda *_, **__: policy)
+    harness = ProviderThread(street, HOLDING)
+    harness.run(10)
+    return harness
 
 
 def test_a_lost_machines_stream_passes_to_a_spare_at_once_and_its_place_is_filled(
@@ -442,7 +453,7 @@ def test_a_lost_machines_stream_passes_to_a_spare_at_once_and_its_place_is_fille
         *((None, "spot", f"digits-m{n}") for n in (1, 2, 3)),
         (None, "on-demand", "digits-m4"),
     ]
-    begun = street.written(Seated)
+    begun = street.written(SlotAssigned)
     assert [(each.slot, each.launch, each.worker) for each in begun] == [
         (0, 1, "digits-w0"),
         (1, 2, "digits-w1"),
@@ -452,14 +463,14 @@ def test_a_lost_machines_stream_passes_to_a_spare_at_once_and_its_place_is_fille
     street.fleet.preempt(2)
     spares.run(3)
 
-    (passed,) = street.written(Seated)[2:]
+    (passed,) = street.written(SlotAssigned)[2:]
     assert (passed.slot, passed.launch) == (1, 3)
     assert passed.at_s <= street.written(Ended)[0].at_s + 2.0
     assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
     assert len(spares.provisioner.ledger.running) == 4
 
 
-def test_a_successor_knows_who_is_seated_and_orders_nothing_twice(
+def test_successor_knows_which_slots_are_assigned_and_orders_nothing_twice(
     street: Street, spares: ProviderThread
 ) -> None:
     written = len(street.written(LaunchRequested))
@@ -470,7 +481,7 @@ def test_a_successor_knows_who_is_seated_and_orders_nothing_twice(
 
     assert successor.provisioner.is_leader
     assert len(street.written(LaunchRequested)) == written
-    assert len(street.written(Seated)) == 2
+    assert len(street.written(SlotAssigned)) == 2
     slots = {each.launch: each.slot for each in successor.provisioner.ledger.open}
     assert slots == {1: 0, 2: 1, 3: None, 4: None}
 
@@ -481,9 +492,7 @@ def test_when_fewer_are_wanted_spares_are_given_back(spares: ProviderThread) -> 
     assert running == [("spot", 0), ("spot", 1)]
 
 
-def test_a_policy_is_told_what_runs_and_what_starts_up(
-    street: Street, spares: ProviderThread
-) -> None:
+def test_policy_sees_what_runs_and_what_starts_up(street: Street, spares: ProviderThread) -> None:
     street.fleet.faults.without.add("spot")
     street.fleet.preempt(1, 2, 3)
     spares.run(4)
@@ -492,40 +501,40 @@ def test_a_policy_is_told_what_runs_and_what_starts_up(
     assert (record.spot, record.on_demand, record.places) == (3, 1, ())
     term = spares.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
     assert term is not None
-    told = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
-    assert told.machines == {Offer("on-demand"): (1, 0)}
-    assert told.up.tolist() == [True, False]
-    assert told.lag_s is not None
-    assert (told.lag_s > 0).tolist() == [False, True]
+    situation = term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
+    assert situation.machines == {Offer("on-demand"): (1, 0)}
+    assert situation.up.tolist() == [True, False]
+    assert situation.lag_s is not None
+    assert (situation.lag_s > 0).tolist() == [False, True]
 
 
-def test_where_streams_move_machines_are_ready_when_their_workers_are_heard_of(
+def test_where_streams_move_machines_are_ready_when_their_workers_send_heartbeats(
     street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the market file says 60 s; heartbeats of the three begin within 5 s of their start
     counting = Counting(({Offer("spot"): 3, Offer("on-demand"): 1},), 100.0)
-    monkeypatch.setattr(deciding, "policy_of", lambda *_, **__: counting)
+    monkeypatch.setattr(policy_runner, "policy_of", lambda *_, **__: counting)
     pools = tuple(replace(pool, start_up_s=60.0) for pool in SETTINGS.pools)
-    desk = ProviderThread(street, replace(SETTINGS, pools=pools))
+    harness = ProviderThread(street, replace(SETTINGS, pools=pools))
 
-    def told() -> Situation:
-        term = desk.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
+    def situation() -> Situation:
+        term = harness.provisioner._term  # noqa: SLF001 -- what a policy is told is in nobody's hands
         assert term is not None
         return term._policy.situation(street.clock())  # noqa: SLF001 -- likewise
 
     for _ in range(5):
-        desk.run(1)
-        desk.on(events.WorkersSeen(frozenset(), street.clock()))
-    assert told().machines == {Offer("spot"): (0, 3), Offer("on-demand"): (0, 1)}
-    assert {pool.start_up_s for pool in told().pools} == {60.0}
+        harness.run(1)
+        harness.on(events.HeartbeatsSeen(frozenset(), street.clock()))
+    assert situation().machines == {Offer("spot"): (0, 3), Offer("on-demand"): (0, 1)}
+    assert {pool.start_up_s for pool in situation().pools} == {60.0}
 
-    desk.run(1)
-    spot = [each for each in desk.provisioner.ledger.running if each.pool == "spot"]
+    harness.run(1)
+    spot = [each for each in harness.provisioner.ledger.running if each.pool == "spot"]
     members = frozenset(each.member for each in spot)
-    desk.on(events.WorkersSeen(members, street.clock()))
+    harness.on(events.HeartbeatsSeen(members, street.clock()))
 
-    assert told().machines == {Offer("spot"): (3, 0), Offer("on-demand"): (0, 1)}
-    on_demand, learnt = told().pools
+    assert situation().machines == {Offer("spot"): (3, 0), Offer("on-demand"): (0, 1)}
+    on_demand, learnt = situation().pools
     assert on_demand.start_up_s == 60.0
     assert learnt.start_up_s == pytest.approx(
         street.clock() - street.written(Started)[0].at_s, abs=0.5
@@ -546,13 +555,13 @@ def test_a_spare_does_not_count_among_the_machines_that_work(
     assert review.stability == pytest.approx(stability_of_fleet(2, situation).ratio, rel=0.1)
 
 
-def test_a_seat_passes_when_heartbeats_end_though_the_machine_runs_on(
+def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
     street: Street, spares: ProviderThread
 ) -> None:
     # heartbeats   w0 and w1, then w1 alone; one that was never heard of has not left
     def beats(*slots: int) -> None:
         members = frozenset(f"digits-w{slot}" for slot in slots)
-        spares.on(events.WorkersSeen(members, street.clock()))
+        spares.on(events.HeartbeatsSeen(members, street.clock()))
         spares.run(1)
 
     for _ in range(20):
@@ -567,7 +576,7 @@ def test_a_seat_passes_when_heartbeats_end_though_the_machine_runs_on(
         beats(1)
 
     (left,) = street.written(Left)
-    passed = street.written(Seated)[-1]
+    passed = street.written(SlotAssigned)[-1]
     assert (left.launch, passed.slot, passed.launch) == (1, 0, 3)
     assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
     running = [each.launch for each in spares.provisioner.ledger.running]

@@ -40,42 +40,42 @@ def report(
 
 
 def test_before_any_record_nothing_is_made_up() -> None:
-    told = report()
-    assert (told.running, told.prices, told.spot) == ({"on-demand": 0, "spot": 0}, {}, None)
-    assert (told.stability, told.done_at_s, told.on_demand_only_usd) == (None, None, None)
-    assert told.usd_per_update(T0) is told.usd_per_million(T0) is None
+    shown = report()
+    assert (shown.running, shown.prices, shown.spot) == ({"on-demand": 0, "spot": 0}, {}, None)
+    assert (shown.stability, shown.done_at_s, shown.on_demand_only_usd) == (None, None, None)
+    assert shown.usd_per_update(T0) is shown.usd_per_million(T0) is None
 
 
 def test_machines_that_run_are_paid_for_and_go_on_costing() -> None:
     # launch   1 spot   2 spot      3 on demand   4 spot
     #          runs     preempted   runs          ordered
-    told = report(
+    shown = report(
         *(priced(), planned()),
         *(ordered(1), ordered(2), ordered(3, pool="on-demand"), ordered(4)),
         *(started(1), started(2), started(3)),
         ended(2, T0 + HOUR_S, "preempted"),
         now_s=T0 + HOUR_S,
     )
-    assert told.running == {"spot": 1, "on-demand": 1}
-    assert (told.spot, told.on_demand) == (3, 1)
-    assert told.usd_per_hour == 1.25
-    assert told.spent_usd(T0 + HOUR_S) == pytest.approx(0.25 + 0.25 + 1.0)
-    assert told.spent_usd(T0 + 3 * HOUR_S) == pytest.approx(1.5 + 2 * 1.25)
+    assert shown.running == {"spot": 1, "on-demand": 1}
+    assert (shown.spot, shown.on_demand) == (3, 1)
+    assert shown.usd_per_hour == 1.25
+    assert shown.spent_usd(T0 + HOUR_S) == pytest.approx(0.25 + 0.25 + 1.0)
+    assert shown.spent_usd(T0 + 3 * HOUR_S) == pytest.approx(1.5 + 2 * 1.25)
 
 
 def test_what_an_update_and_a_million_records_cost_is_spent_over_made() -> None:
-    told = report(
+    shown = report(
         *(priced(), ordered(1, pool="on-demand"), started(1)),
         updates=100,
         samples=4000,
         now_s=T0 + 2 * HOUR_S,
     )
-    assert told.usd_per_update(T0 + 2 * HOUR_S) == pytest.approx(0.02)
-    assert told.usd_per_million(T0 + 2 * HOUR_S) == pytest.approx(500.0)
+    assert shown.usd_per_update(T0 + 2 * HOUR_S) == pytest.approx(0.02)
+    assert shown.usd_per_million(T0 + 2 * HOUR_S) == pytest.approx(500.0)
 
 
 def test_a_machine_that_ends_twice_and_what_a_ghost_says_are_not_counted() -> None:
-    told = report(
+    shown = report(
         *(ordered(1), ordered(2), started(1)),
         ended(1, T0, "preempted"),
         ended(1, T0, "failed"),
@@ -85,8 +85,8 @@ def test_a_machine_that_ends_twice_and_what_a_ghost_says_are_not_counted() -> No
         planned(1),
         msgspec.structs.replace(planned(2), feasible=False),
     )
-    assert {cause: count for cause, count in told.ended.items() if count} == {"preempted": 1}
-    assert told.planned == {True: 1, False: 1}
+    assert {cause: count for cause, count in shown.ended.items() if count} == {"preempted": 1}
+    assert shown.planned == {True: 1, False: 1}
 
 
 def test_what_is_believed_is_of_the_review_or_of_the_plan_whichever_is_later() -> None:
@@ -98,20 +98,20 @@ def test_what_is_believed_is_of_the_review_or_of_the_plan_whichever_is_later() -
 
 
 def test_time_left_runs_down_and_a_deadline_passes() -> None:
-    told = report(planned())
-    assert told.planned_left_s(T0 + 1000) == 7000
-    assert told.planned_left_s(T0 + 9000) == 0
-    assert told.deadline_left_s(T0 + 1000) == 9000
-    assert told.deadline_left_s(T0 + 10_001) == -1
+    shown = report(planned())
+    assert shown.planned_left_s(T0 + 1000) == 7000
+    assert shown.planned_left_s(T0 + 9000) == 0
+    assert shown.deadline_left_s(T0 + 1000) == 9000
+    assert shown.deadline_left_s(T0 + 10_001) == -1
     endless = report_of(fold([lead()]), replace(SETTINGS, deadline_at_s=None), 0, 0, T0)
     assert endless.deadline_left_s(T0) is None
 
 
 def test_a_job_that_is_settled_costs_no_more_and_has_no_time_left() -> None:
-    told = report(
+    shown = report(
         *(priced(), planned(), ordered(1), started(1), ended(1, T0 + HOUR_S)),
         Settled(0, T0 + HOUR_S, "done", 0.25, 3.0, None),
         now_s=T0 + HOUR_S,
     )
-    assert told.spent_usd(T0 + 9 * HOUR_S) == pytest.approx(0.25)
-    assert (told.on_demand_only_usd, told.planned_left_s(T0)) == (3.0, None)
+    assert shown.spent_usd(T0 + 9 * HOUR_S) == pytest.approx(0.25)
+    assert (shown.on_demand_only_usd, shown.planned_left_s(T0)) == (3.0, None)

@@ -14,7 +14,7 @@ from common.spot.policies.fixed import Static
 from common.spot.policies.policy import NOWHERE, Policy, Situation
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import cost_curve
-from common.spot.theory.work import Market, Pool, Work
+from common.spot.theory.work import PaperMarket, Pool, Work
 
 if TYPE_CHECKING:
     from common.spot.policies.policy import Decision
@@ -192,7 +192,7 @@ def test_no_more_machines_are_asked_for_than_there_are() -> None:
 
 
 def test_the_runtime_of_places_is_equation_21() -> None:
-    now, market = situation(), Market(*POOLS)
+    now, market = situation(), PaperMarket(*POOLS)
     places = np.zeros(WORKERS, np.int8)
     places[:20] = 1
 

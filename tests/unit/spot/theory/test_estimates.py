@@ -144,7 +144,7 @@ def test_an_infinite_or_certain_value_has_an_interval_of_one_point() -> None:
     assert Estimate(3.0, math.inf).quantile(0.5) == 3.0
 
 
-def test_a_worker_that_was_hardly_heard_is_believed_to_be_like_the_others() -> None:
+def test_worker_with_few_gradients_is_believed_to_be_like_the_others() -> None:
     records, seconds = np.asarray([1250.0, 3750.0, 0.0]), np.asarray([10.0, 10.0, 0.0])
     rates = np.asarray(rate_from_counts(records, seconds, pooled_prior(records, seconds)).value)
     assert rates == pytest.approx([125, 375, 250], rel=0.01)

@@ -9,7 +9,7 @@ from common.spot.policies.fixed import OnDemandOnly, Static
 from common.spot.policies.policy import Policy, Situation
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import plan_of
-from common.spot.theory.work import Market, Pool, Work
+from common.spot.theory.work import PaperMarket, Pool, Work
 
 POOLS = (Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9))
 WORKERS = 64
@@ -51,7 +51,7 @@ def test_on_demand_alone_costs_what_no_spot_worker_costs() -> None:
     decided = OnDemandOnly().reconsider(situation(pools=POOLS[:1]), None)
 
     assert not decided.places.any()
-    reference = plan_of(situation().work, Market(*POOLS), 0)
+    reference = plan_of(situation().work, PaperMarket(*POOLS), 0)
     assert decided.plan.expected_cost_usd == reference.expected_cost_usd
     assert decided.plan.cost_ratio_to_on_demand == 1
 

@@ -10,11 +10,11 @@ from common.spot.theory.lags import StreamLags
 def test_lag_grows_without_a_machine_and_is_worked_off_with_one() -> None:
     # lost at 10, asked at 30, served at 50, lost again at 60: at a load of 0.8 a quarter is gained
     lags, load = StreamLags(1, 0.0), np.array([0.8])
-    told = [
+    waited = [
         lags.at(at_s, np.array([since_s]), load).item()
         for at_s, since_s in ((10, 10), (30, 10), (50, 50), (58, 58), (70, 60), (70, 60))
     ]
-    assert told == [0.0, 20.0, 40.0, 38.0, 47.5, 47.5]
+    assert waited == [0.0, 20.0, 40.0, 38.0, 47.5, 47.5]
 
 
 def test_one_that_never_had_a_machine_lags_since_the_beginning() -> None:

@@ -165,7 +165,7 @@ SHARED = fitted(power, 3000)
 # --- tallies -------------------------------------------------------------------------------------
 
 
-def told(updates: int) -> LossTally:
+def tally_of(updates: int) -> LossTally:
     noise = np.random.default_rng(3).normal(0, 0.05, updates)
     tally = LossTally()
     for version, loss in enumerate(geometric(np.arange(1.0, updates + 1)) + noise, 1):
@@ -174,28 +174,28 @@ def told(updates: int) -> LossTally:
 
 
 @pytest.mark.parametrize("updates", [1000, MEANS - 1, MEANS, 3 * MEANS + 1])
-def test_a_tally_tells_the_version_at_a_loss_from_ever_wider_means(updates: int) -> None:
+def test_tally_finds_the_version_at_a_loss_from_ever_wider_means(updates: int) -> None:
     target = 0.3 + 2.0 * math.exp(-1.3 * updates / 1500)  # after 0.3 times as many more
 
-    found = told(updates).version_at(target, 0.2, np.random.default_rng(0))
+    found = tally_of(updates).version_at(target, 0.2, np.random.default_rng(0))
 
     assert found == pytest.approx(1.3 * updates, rel=0.1)
 
 
 def test_a_tally_says_nothing_where_it_is_less_certain_than_asked() -> None:
-    assert told(1000).version_at(0.6, 1e-6, np.random.default_rng(0)) is None
-    assert told(1000).version_at(0.2, 0.2, np.random.default_rng(0)) is None  # below the floor
-    assert told(29).version_at(0.6, 0.2, np.random.default_rng(0)) is None
+    assert tally_of(1000).version_at(0.6, 1e-6, np.random.default_rng(0)) is None
+    assert tally_of(1000).version_at(0.2, 0.2, np.random.default_rng(0)) is None  # below the floor
+    assert tally_of(29).version_at(0.6, 0.2, np.random.default_rng(0)) is None
 
 
 def test_what_was_taken_back_is_not_in_a_tally() -> None:
-    tally = told(1500)
+    tally = tally_of(1500)
     tally.take_back(1000)
 
     def rng() -> np.random.Generator:
         return np.random.default_rng(0)
 
-    assert tally.version_at(0.6, 0.2, rng()) != told(1500).version_at(0.6, 0.2, rng())
+    assert tally.version_at(0.6, 0.2, rng()) != tally_of(1500).version_at(0.6, 0.2, rng())
     for version, loss in enumerate(geometric(np.arange(1001.0, 1501.0)), 1001):
         tally.add(version, float(loss))
     assert tally.version_at(0.6, 0.2, rng()) == pytest.approx(2846, rel=0.1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.spot.theory import provisioning
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import plan, plan_of
-from common.spot.theory.work import Market, Work, market
+from common.spot.theory.work import PaperMarket, Work, market
 
 SETTINGS = [  # alpha, theta/theta_0, N_s*, equation 16 over on-demand, in per cent
     (0.9, 1.05, 30, 80.19),
@@ -32,7 +32,7 @@ def due(rates: list[float], ratio: float) -> Work:
     return dataclasses.replace(work, deadline_s=ratio * work.undisturbed_s)
 
 
-def equations_21_and_22(work: Work, spot: int, prices: Market) -> tuple[float, float]:
+def equations_21_and_22(work: Work, spot: int, prices: PaperMarket) -> tuple[float, float]:
     """Runtime and cost where the workers with the lowest rates are on spot; 15 and 16, too."""
     alpha = prices.spot.availability
     up = np.repeat((alpha, 1.0), (spot, work.workers - spot))
@@ -44,12 +44,12 @@ def equations_21_and_22(work: Work, spot: int, prices: Market) -> tuple[float, f
     return work.records / rate, work.records / rate * usd_per_s
 
 
-def meets_deadline(work: Work, spot: int, prices: Market) -> bool:
+def meets_deadline(work: Work, spot: int, prices: PaperMarket) -> bool:
     """Lemma 2, equation 23."""
     return equations_21_and_22(work, spot, prices)[0] <= work.deadline_s * (1 + 1e-12)
 
 
-def walked(work: Work, prices: Market) -> float:
+def walked(work: Work, prices: PaperMarket) -> float:
     """The cost at the first rise or broken Lemma 2 from N_s = 0 on, as the paper finds it.
 
     The cost has at most one local minimum for a continuous lambda(n), and for discrete rates, too.
@@ -94,7 +94,7 @@ def test_the_papers_settings_come_to_the_papers_numbers(
 
 
 @given(works, markets)
-def test_the_curve_is_the_equations_at_every_number(work: Work, prices: Market) -> None:
+def test_the_curve_is_the_equations_at_every_number(work: Work, prices: PaperMarket) -> None:
     curve = provisioning.cost_curve(work, prices)
 
     for spot in range(work.workers + 1):
@@ -114,7 +114,7 @@ def test_the_floor_loses_no_worker_to_rounding(
 
 
 @given(works, markets)
-def test_no_feasible_number_costs_less_than_the_plans(work: Work, prices: Market) -> None:
+def test_no_feasible_number_costs_less_than_the_plans(work: Work, prices: PaperMarket) -> None:
     best = plan(work, prices)
 
     costs = [
@@ -128,7 +128,7 @@ def test_no_feasible_number_costs_less_than_the_plans(work: Work, prices: Market
 
 
 @given(st.builds(due, st.lists(positive_rates, min_size=1, max_size=6), st.floats(1, 2)), markets)
-def test_no_other_choice_of_workers_is_better(work: Work, prices: Market) -> None:
+def test_no_other_choice_of_workers_is_better(work: Work, prices: PaperMarket) -> None:
     alpha = prices.spot.availability
     best = plan(work, prices)
     for spot in range(work.workers + 1):
@@ -145,7 +145,7 @@ def test_no_other_choice_of_workers_is_better(work: Work, prices: Market) -> Non
 
 @given(works, markets)
 def test_the_walk_to_the_first_rise_costs_what_the_exact_plan_costs(
-    work: Work, prices: Market
+    work: Work, prices: PaperMarket
 ) -> None:
     best = plan(work, prices)
 
@@ -153,7 +153,7 @@ def test_the_walk_to_the_first_rise_costs_what_the_exact_plan_costs(
 
 
 @given(works, markets)
-def test_once_the_cost_rises_it_never_falls_again(work: Work, prices: Market) -> None:
+def test_once_the_cost_rises_it_never_falls_again(work: Work, prices: PaperMarket) -> None:
     costs = provisioning.cost_curve(work, prices).costs_usd
     steps = np.diff(costs) / costs[:-1]
     rises = np.flatnonzero(steps > 1e-12)
@@ -221,7 +221,7 @@ def test_with_no_updates_left_nothing_is_bought() -> None:
 
 def test_a_pool_gives_no_more_machines_than_it_has() -> None:
     prices = market(*PRICES, 0.9)
-    few = Market(prices.on_demand, dataclasses.replace(prices.spot, capacity=20))
+    few = PaperMarket(prices.on_demand, dataclasses.replace(prices.spot, capacity=20))
 
     best = plan(equal(1.05), few)
 
@@ -229,7 +229,7 @@ def test_a_pool_gives_no_more_machines_than_it_has() -> None:
     assert not plan_of(equal(1.05), few, 21).feasible
 
 
-def test_a_given_number_is_told_what_it_comes_to() -> None:
+def test_given_number_of_workers_is_priced() -> None:
     work, prices = equal(1.05), market(*PRICES, 0.9)
 
     enough, late = plan_of(work, prices, 12), plan_of(work, prices, 40)

@@ -113,7 +113,7 @@ def test_many_records_at_one_instant_have_no_span_and_count_all_the_same() -> No
     assert tally(indicators).counts(4.0) == (19.0, 3.0)
 
 
-def test_a_batch_without_a_known_time_is_heard_of_but_not_counted() -> None:
+def test_batch_without_a_known_time_is_noted_but_not_counted() -> None:
     found = tally([Indicator(1, 10, 1e9, 1e9 + 5)])
     found.batch(2, 10, 0.0, 0.0, now_s=1e9 + 6)
     found.batch(3, 0, 1e9 + 6, 1e9 + 6, now_s=1e9 + 6)  # no record of it decoded

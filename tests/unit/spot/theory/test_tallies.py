@@ -151,7 +151,7 @@ def test_small_scatter_about_a_large_time_is_not_lost() -> None:
     assert float(tally.mean(1000.0).std) == pytest.approx(1e-3 / weight**0.5, rel=0.2)
 
 
-def test_messages_over_several_batches_tell_how_sure_the_mean_of_one_is() -> None:
+def test_messages_over_several_batches_give_the_error_of_the_mean_of_one() -> None:
     # Each message: m independent gradients of mean 0.02 s and standard deviation 0.004 s.
     rng, runs, hits = np.random.default_rng(4), 400, 0
     for _ in range(runs):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.spot.traces.trace import Trace, Walk, trace_from_rows, usual_gap_s
+from common.spot.traces.trace import Trace, TraceCursor, trace_from_rows, usual_gap_s
 
 
 def trace(times_s: list[float], values: list[float], end_s: float) -> Trace:
@@ -86,7 +86,7 @@ def test_rows_out_of_order_are_named_by_their_number_in_the_file() -> None:
         trace_from_rows([0, math.inf, -5], [1, 1, 1], [7, 8, 9], "f.csv")
 
 
-def test_a_sampled_file_is_told_from_one_of_events() -> None:
+def test_sampled_file_is_distinguished_from_one_of_events() -> None:
     assert usual_gap_s([*range(0, 100, 5), 110, 115]) == 5
     assert usual_gap_s([0, 3, 10, 11, 30]) is None
     assert usual_gap_s([0, 10, 10, 20]) is None
@@ -110,18 +110,18 @@ def test_readers_see_what_a_search_at_each_moment_finds(
     recorded: Trace, starts_s: list[float], moments_s: list[float]
 ) -> None:
     starts = np.array(starts_s)
-    walk = Walk(recorded, starts)
+    cursor = TraceCursor(recorded, starts)
     for now_s in moments_s:  # backwards too
-        np.testing.assert_array_equal(walk.at(now_s), recorded.value_at(starts + now_s))
+        np.testing.assert_array_equal(cursor.at(now_s), recorded.value_at(starts + now_s))
 
 
 @given(traces(), quarters, quarters)
 def test_the_next_change_is_later_and_nothing_changes_before_it(
     recorded: Trace, start_s: float, now_s: float
 ) -> None:
-    walk = Walk(recorded, np.array([start_s]))
-    (value,) = walk.at(now_s)
-    (next_s,) = walk.next_change_s(now_s)
+    cursor = TraceCursor(recorded, np.array([start_s]))
+    (value,) = cursor.at(now_s)
+    (next_s,) = cursor.next_change_s(now_s)
     assert next_s > now_s
     until_s = min(next_s, now_s + 2 * recorded.end_s)
     between = np.arange(now_s, until_s, 0.25)
@@ -134,13 +134,13 @@ def test_the_next_change_is_later_and_nothing_changes_before_it(
 
 def test_who_waits_for_each_next_change_gets_on_despite_rounding() -> None:
     fast = trace([0, 0.1, 0.3], [0, 1, 2], 0.7).faster(3)
-    walk = Walk(fast, np.array([0.1 + 1e-3, 0.2 / 3]))
-    now_s, seen = 0.0, [walk.at(0.0)]
+    cursor = TraceCursor(fast, np.array([0.1 + 1e-3, 0.2 / 3]))
+    now_s, seen = 0.0, [cursor.at(0.0)]
     for _ in range(300):
-        following_s = float(walk.next_change_s(now_s).min())
+        following_s = float(cursor.next_change_s(now_s).min())
         assert following_s > now_s
         now_s = following_s
-        assert (walk.at(now_s) != seen[-1]).any()
-        seen.append(walk.at(now_s))
+        assert (cursor.at(now_s) != seen[-1]).any()
+        seen.append(cursor.at(now_s))
     # Three changes in each 0.7 / 3 s for each of two readers.
     assert now_s == pytest.approx(50 * 0.7 / 3, rel=0.03)

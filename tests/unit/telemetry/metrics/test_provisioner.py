@@ -48,7 +48,7 @@ class Bench:
         self.clock.advance(T0 + 3600)
         self.metrics = ProvisionerMetrics(self.clock)
 
-    def told(self, name: str) -> dict[tuple[str, ...], float]:
+    def values(self, name: str) -> dict[tuple[str, ...], float]:
         """Values of a metric, by its labels."""
         return {
             tuple(sample.labels.values()): sample.value
@@ -67,15 +67,15 @@ def test_who_is_not_in_charge_says_that_and_nothing_more() -> None:
     bench = Bench()
     bench.take_charge()
     bench.metrics.report = None
-    assert bench.told("doll_provisioning") == {(): 0.0}
-    assert not any(bench.told(name) for name in OWN if name != "doll_provisioning")
+    assert bench.values("doll_provisioning") == {(): 0.0}
+    assert not any(bench.values(name) for name in OWN if name != "doll_provisioning")
 
 
-def test_who_is_in_charge_tells_every_metric() -> None:
+def test_provisioner_in_charge_reports_every_metric() -> None:
     bench = Bench()
     bench.take_charge()
-    assert [name for name in OWN if not bench.told(name)] == []
-    assert bench.told("doll_provisioning") == {(): 1.0}
+    assert [name for name in OWN if not bench.values(name)] == []
+    assert bench.values("doll_provisioning") == {(): 1.0}
 
 
 def test_the_numbers_are_those_of_the_ledger_at_the_moment_of_the_scrape() -> None:
@@ -108,7 +108,7 @@ def test_the_numbers_are_those_of_the_ledger_at_the_moment_of_the_scrape() -> No
             ("spot", "high"): 0.75,
         },
     }
-    assert {name: bench.told(name) for name in expected} == expected
-    ended_by = bench.told("doll_machines_ended_total")
+    assert {name: bench.values(name) for name in expected} == expected
+    ended_by = bench.values("doll_machines_ended_total")
     assert {cause: count for cause, count in ended_by.items() if count} == {("preempted",): 1.0}
     assert len(ended_by) == 5  # a zero to count from for each of the others

@@ -44,25 +44,25 @@ class Measures:
 
 
 def test_process_exposes_metrics_of_all_jobs_in_one_family_with_their_names() -> None:
-    process, digits, letters = ProcessMetrics("coordinator"), Measures(), Measures()
+    process, digits, others = ProcessMetrics("coordinator"), Measures(), Measures()
     process.follow("digits", digits)
-    process.follow("letters", letters)
+    process.follow("letters", others)
     digits.updates.inc(2)
-    letters.updates.inc(3)
-    letters.wait_s.labels("linger").observe(1.0)
+    others.updates.inc(3)
+    others.wait_s.labels("linger").observe(1.0)
     families = list(text_string_to_metric_families(process.exposed().decode()))
     (updates,) = [family for family in families if family.name == "doll_updates"]
     assert updates.documentation == "Updates."
-    told = {s.labels["job_name"]: s.value for s in updates.samples if s.name.endswith("_total")}
-    assert told == {"digits": 2, "letters": 3}
-    of_letters = {"job_name": "letters", "why": "linger"}
-    assert process.registry.get_sample_value("doll_wait_seconds_count", of_letters) == 1
+    values = {s.labels["job_name"]: s.value for s in updates.samples if s.name.endswith("_total")}
+    assert values == {"digits": 2, "letters": 3}
+    of_others = {"job_name": "letters", "why": "linger"}
+    assert process.registry.get_sample_value("doll_wait_seconds_count", of_others) == 1
 
 
 def test_forgotten_job_has_no_series_even_if_somebody_still_counts() -> None:
-    process, digits, letters = ProcessMetrics("coordinator"), Measures(), Measures()
+    process, digits, others = ProcessMetrics("coordinator"), Measures(), Measures()
     process.follow("digits", digits)
-    process.follow("letters", letters)
+    process.follow("letters", others)
     process.forget(digits)
     process.forget(digits)
     digits.updates.inc()

@@ -83,7 +83,7 @@ def test_an_address_that_is_taken_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("host", "at"), [("::1", "::1"), ("::", "::1"), ("::", HERE)])
-def test_health_is_told_where_there_is_ipv6(host: str, at: str) -> None:
+def test_health_is_reported_where_there_is_ipv6(host: str, at: str) -> None:
     assert (
         asked(serve(ProcessMetrics("coordinator"), Watchdog(), host, 0), "/healthz", at)[0] == 200
     )
@@ -118,11 +118,11 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(ConnectionResetError("hung up"), 0), (ValueError("ours"), 1)]
+    ("error", "expected"), [(ConnectionResetError("hung up"), 0), (ValueError("ours"), 1)]
 )
 def test_of_a_scrape_that_fails_our_own_faults_alone_are_logged(
     error: Exception,
-    told: int,
+    expected: int,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -131,6 +131,6 @@ def test_of_a_scrape_that_fails_our_own_faults_alone_are_logged(
     port = serve(metrics, Watchdog(), HERE, 0)
     with pytest.raises(OSError, match="without response"):
         asked(port, "/metrics")
-    assert [record.getMessage() for record in caplog.records] == ["scrape_failed"] * told
+    assert [record.getMessage() for record in caplog.records] == ["scrape_failed"] * expected
     assert capfd.readouterr().err == ""
     assert asked(port, "/healthz")[0] == 200

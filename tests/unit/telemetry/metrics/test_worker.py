@@ -10,12 +10,12 @@ OWN = {metric.name for metric in sections()["Workers"]}
 
 def test_every_metric_has_a_zero_to_count_from() -> None:
     metrics = WorkerMetrics(("a", "b"))
-    told = {
+    names = {
         family.name + "_total" * (family.type == "counter")
         for family in metrics.registry.collect()
         if family.samples
     }
-    assert told == OWN
+    assert names == OWN
     assert metrics.registry.get_sample_value("doll_records_read_total", {"stream": "b"}) == 0
 
 

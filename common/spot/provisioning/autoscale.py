@@ -21,7 +21,7 @@ SMOOTHING = 0.3  # weight of the newest measurement: the last few count
 SAVING = 0.95  # of time times cost: a smaller gain is within what measurements are off by
 
 
-class Fleet(NamedTuple):
+class FleetSize(NamedTuple):
     """What must not change while updates are measured."""
 
     workers: int  # that run
@@ -30,7 +30,7 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    fleet: Fleet
+    fleet: FleetSize
     version: int  # J as it began
     at_s: float
 
@@ -43,7 +43,7 @@ class RoundTimes:
         self._window: _Window | None = None
 
     def observe(
-        self, fleet: Fleet, version: int, gradient_s: float, now_s: float, *, backlog: bool
+        self, fleet: FleetSize, version: int, gradient_s: float, now_s: float, *, backlog: bool
     ) -> None:
         """Take in how far the job is.
 

@@ -19,8 +19,10 @@ from common.spot.policies.bidding import Bidding, odds_of
 from common.spot.policies.policy import ON_DEMAND, MachineCount, Situation, renewal_s
 from common.spot.policies.pools import Pools
 from common.spot.policies.registry import policy_of
-from common.spot.provisioning.estimating import SURE, Estimator
-from common.spot.provisioning.planning import (
+from common.spot.provisioning.estimators import SURE, Estimator
+from common.spot.provisioning.records import OfferCount, Planned
+from common.spot.provisioning.slots import readiness
+from common.spot.provisioning.stability import (
     Stability,
     bounded,
     deadline_left_s,
@@ -28,9 +30,7 @@ from common.spot.provisioning.planning import (
     stability_of_plan,
     work_left,
 )
-from common.spot.provisioning.records import OfferCount, Planned
-from common.spot.provisioning.seating import readiness
-from common.spot.theory.capacity import waiting_told
+from common.spot.theory.capacity import waiting_for_policy
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.lags import StreamLags
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from common.spot.policies.bidbrain import EvictionOdds
     from common.spot.policies.policy import Decision, Flags, Policy
+    from common.spot.provisioning.fleet_diff import Backoff
     from common.spot.provisioning.ledger import FleetLedger
-    from common.spot.provisioning.reconciling import Backoff
     from common.spot.provisioning.settings import ProvisionerSettings
     from common.spot.theory.work import Rates
 
@@ -51,7 +51,7 @@ class PolicyRunner:
     """The policy in charge, with its last decision.
 
     Attributes:
-        trouble: Why it could not decide when it was asked last; empty where it did.
+        error: Why it could not decide when it was asked last; empty where it did.
         warning: What was wrong with the plan in force when it was looked at last.
     """
 
@@ -75,7 +75,7 @@ class PolicyRunner:
         self._changed = ""  # in the job's settings
         self._without = ""  # machines on demand that are refused, as the last plan says
         self._guessed = True
-        self.trouble = ""
+        self.error = ""
         self.warning = ""
         self._settings = settings
         self._lags = StreamLags(settings.workers, settings.submitted_s)
@@ -101,7 +101,7 @@ class PolicyRunner:
             try:
                 self._odds = odds_of(self._settings.pools, past)
             except ParameterError as error:
-                self._odds, self.trouble = None, str(error)
+                self._odds, self.error = None, str(error)
                 return
             self._policy = _policy(self._settings, self._odds)
             self._retry_at_s = float("-inf")
@@ -115,7 +115,7 @@ class PolicyRunner:
             if record.policy == self._policy.name:
                 self._last = restored(record, self.situation(now_s), self._settings.submitted_s)
         except ParameterError as error:
-            self.trouble = str(error)
+            self.error = str(error)
             return
         self._prices = dict(record.usd_per_hour)
         arrivals = record.believed.get("arrivals_per_s")
@@ -136,7 +136,7 @@ class PolicyRunner:
         waiting = estimator.waiting
         gradient_s = float(estimator.gradient(now_s).value)
         if waiting is not None:
-            work, waiting = waiting_told(
+            work, waiting = waiting_for_policy(
                 work, waiting, gradient_s, backlog=self._policy.plans_backlog
             )
         return Situation(
@@ -171,7 +171,7 @@ class PolicyRunner:
             decision = self._reconsider(situation, anew=anew, now_s=now_s)
             stability = stability_of_plan(decision, situation)
         except ParameterError as error:
-            self.trouble = f"the plan before stays: {error}"
+            self.error = f"the plan before stays: {error}"
             self._retry_at_s = now_s + AGAIN_S
             return None
         kept, refused = decision is self._last, self._refused(decision.on_demand)
@@ -185,10 +185,10 @@ class PolicyRunner:
             return None
         self._changed = ""
         guesses = self._estimator.guesses(now_s)
-        told = "; ".join(
+        reasons = "; ".join(
             part for part in (why, "the plan stays as it is" if kept else "", guesses) if part
         )
-        return self.record(decision, situation, told, now_s)
+        return self.record(decision, situation, reasons, now_s)
 
     def record(self, decision: Decision, situation: Situation, why: str, now_s: float) -> Planned:
         """Write a decision down; one that was made earlier costs what is left of its work."""
@@ -231,7 +231,7 @@ class PolicyRunner:
 
     def _reasons(self, now_s: float) -> Iterator[str]:
         """Why the policy is to be asked now, the weightiest first; some may be empty."""
-        if self.trouble and now_s < self._retry_at_s:
+        if self.error and now_s < self._retry_at_s:
             return
         if self._ledger.replans:
             asked = self._ledger.replans[max(self._ledger.replans)]
@@ -256,7 +256,7 @@ class PolicyRunner:
             yield "hours end"
         if self.review_s is not None and now_s >= self._review_at_s:
             yield "review"
-        if self.trouble:
+        if self.error:
             yield "asked again"
 
     def _reconsider(self, situation: Situation, *, anew: bool, now_s: float) -> Decision:
@@ -287,7 +287,7 @@ class PolicyRunner:
         self._review_at_s = now_s + (self.review_s or float("inf"))
         self._hours_at_s = self._settings.submitted_s + self._hour_after(situation)
         self._retry_at_s = float("inf")
-        self.trouble = ""
+        self.error = ""
 
     def _hour_after(self, situation: Situation) -> float:
         """Say when an hour ends so soon that it is to be renewed, or the renewed one has begun."""
@@ -330,7 +330,7 @@ class PolicyRunner:
         for slot, at_s in self._ledger.vacated_s.items():
             since_s[slot : slot + 1] = at_s
         for instance in self._ledger.open:
-            if instance.has_seat and instance.slot is not None:
+            if instance.has_slot and instance.slot is not None:
                 since_s[instance.slot : instance.slot + 1] = now_s
         speed = min(pool.speed for pool in settings.pools)
         return self._lags.at(now_s, since_s, rates_per_s * gradient_s / settings.batch_size / speed)

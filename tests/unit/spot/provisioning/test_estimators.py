@@ -20,7 +20,7 @@ from common.core.messages import (
     UpdateApplied,
     WorkerId,
 )
-from common.spot.provisioning.estimating import Estimator
+from common.spot.provisioning.estimators import Estimator
 from common.spot.provisioning.ledger import FleetLedger
 from tests.unit.core.examples import batch
 from tests.unit.spot.provisioning.examples import (
@@ -257,11 +257,11 @@ def test_a_pool_that_is_not_as_fast_as_the_market_file_says_is_found_out() -> No
         made = tuple(batch(20 * version + at, worker) for at, worker in enumerate(by))
         mean_s = (0.4 * (len(by) - 4) + 0.2 * 4) / len(by)
         trail.append(UpdateApplied(0, version, made, 40, 1.0, gradient_s=mean_s))
-    for offset, told_of in enumerate(trail):
-        estimator.updates([(offset, told_of)], T0 + offset)
+    for offset, each in enumerate(trail):
+        estimator.updates([(offset, each)], T0 + offset)
 
-    told = estimator.pools({}, T0 + 800)
-    assert told[1].speed == pytest.approx(0.5, rel=0.2)
+    pools = estimator.pools({}, T0 + 800)
+    assert pools[1].speed == pytest.approx(0.5, rel=0.2)
     assert estimator.gradient(T0 + 800).value == pytest.approx(0.2, rel=0.2)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from common.spot.machines import LaunchRequest, Machine, Refused
 from common.spot.provisioning.events import MachinesSeen
+from common.spot.provisioning.fleet_watch import AGAIN_S, FleetWatch
 from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,
@@ -14,7 +15,6 @@ from common.spot.provisioning.records import (
     Started,
     client_token,
 )
-from common.spot.provisioning.watching import AGAIN_S, FleetWatch
 from tests.unit.spot.provisioning.examples import SETTINGS, T0, ended, fold, lead, ordered, started
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_a_machine_that_is_named_has_started_when_the_provider_says() -> None:
     assert look(watched, T0 + 6, there(1)) == []
 
 
-def test_a_machine_that_came_and_went_between_two_looks_is_told_whole() -> None:
+def test_machine_that_came_and_went_between_two_looks_is_recorded_completely() -> None:
     watched, _ = watch(ordered(1))
     gone = there(1)._replace(state="ended", ended_s=T0 + 3, cause="preempted", detail="no room")
 

@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.spot.provisioning.events import WorkersSeen
+    from common.spot.provisioning.events import HeartbeatsSeen
     from common.spot.provisioning.ledger import Instance
     from common.spot.theory.work import Pool
 
@@ -35,18 +35,18 @@ class StartUps:
     """Fed with looks at heartbeats; says how long a start-up takes, and who has started up.
 
     Attributes:
-        heard: Machines that run and whose workers were heard of, by launch.
+        reported: Machines that run and whose workers were heard of, by launch.
     """
 
     def __init__(self) -> None:
-        self.heard = frozenset[int]()
+        self.reported = frozenset[int]()
         self._took_s = defaultdict[str, deque[float]](lambda: deque(maxlen=KEPT))
         self._appeared = dict[str, tuple[float, float]]()  # by name: between which looks
         self._since_s = float("inf")  # looks have followed one another since then
         self._looked_s = float("-inf")
 
     def workers_seen(
-        self, seen: WorkersSeen, running: Iterable[Instance], patience_s: float
+        self, seen: HeartbeatsSeen, running: Iterable[Instance], patience_s: float
     ) -> None:
         """Take in a look, unless a later one was taken in before.
 
@@ -66,7 +66,7 @@ class StartUps:
             member: self._appeared.get(member, (before_s, now_s)) for member in seen.members
         }
         there = tuple(running)
-        known = {instance.launch for instance in there if instance.launch in self.heard}
+        known = {instance.launch for instance in there if instance.launch in self.reported}
         new = [
             instance
             for instance in there
@@ -77,7 +77,7 @@ class StartUps:
             if started_s is not None and self._since_s <= started_s <= by_s:
                 between_s = (max(after_s, started_s) + by_s) / 2
                 self._took_s[instance.pool].append(between_s - started_s)
-        self.heard = frozenset(known | {instance.launch for instance in new})
+        self.reported = frozenset(known | {instance.launch for instance in new})
 
     def start_up_s(self, pool: Pool) -> float:
         """Say how long a machine of a pool takes from its start to its first work."""

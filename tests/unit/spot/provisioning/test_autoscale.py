@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.spot.provisioning.sizing import UPDATES, WINDOW_S, Fleet, RoundTimes, workers_wanted
+from common.spot.provisioning.autoscale import (
+    UPDATES,
+    WINDOW_S,
+    FleetSize,
+    RoundTimes,
+    workers_wanted,
+)
 
 GRADIENT_S = 0.04
 ONCE_S, EACH_S = 0.004, 0.0015
@@ -20,7 +26,7 @@ def update_s(workers: int, group_size: int = 24) -> float:
 
 def measure(times: RoundTimes, workers: int, updates: int = 400, *, backlog: bool = True) -> None:
     """So many workers make updates, each in the time that it takes them."""
-    fleet, each_s = Fleet(workers, 24), update_s(workers)
+    fleet, each_s = FleetSize(workers, 24), update_s(workers)
     for version in range(updates):
         times.observe(fleet, version, GRADIENT_S, version * each_s, backlog=backlog)
 
@@ -35,7 +41,7 @@ def test_of_one_number_of_workers_all_is_taken_to_be_done_for_each() -> None:
     assert found(12) == pytest.approx(2 * GRADIENT_S + (ONCE_S + 24 * EACH_S) / 2)
 
 
-def test_of_two_what_is_done_once_is_told_apart() -> None:
+def test_of_two_what_is_done_once_is_distinguished() -> None:
     times = RoundTimes()
     measure(times, 24)
     measure(times, 12)
@@ -49,14 +55,16 @@ def test_updates_that_wait_for_records_or_were_read_together_are_not_measured() 
     times = RoundTimes()
     measure(times, 24, backlog=False)
     for version in range(0, 10_000, 1_000):
-        times.observe(Fleet(4, 24), version, GRADIENT_S, WINDOW_S * version / 1_000, backlog=True)
+        times.observe(
+            FleetSize(4, 24), version, GRADIENT_S, WINDOW_S * version / 1_000, backlog=True
+        )
     assert times.update_s(24, GRADIENT_S) is None
 
 
 def test_a_fleet_or_a_job_that_goes_back_is_measured_anew() -> None:
     times = RoundTimes()
     for version, workers in ((0, 4), (UPDATES, 5), (1, 5), (UPDATES, 5)):
-        times.observe(Fleet(workers, 24), version, 0.0, version * WINDOW_S, backlog=True)
+        times.observe(FleetSize(workers, 24), version, 0.0, version * WINDOW_S, backlog=True)
     assert times.update_s(24, GRADIENT_S) is None
 
 

@@ -98,17 +98,17 @@ class _Leader:
             UpdateTrigger(trigger, model, orders, reply_to=REPLICA, group=group)
         )
 
-    def hear(self, kind: type[_Reply]) -> _Reply:
+    def await_reply(self, kind: type[_Reply]) -> _Reply:
         """The next reply of a kind, while the member takes its turns."""
         found = list[_Reply]()
 
-        def heard() -> bool:
+        def arrived() -> bool:
             self._loop.turn()
             replies = [reply for _, reply in self._boards.replies(REPLICA).pop(10, 0.0)]
             found.extend(reply for reply in replies if isinstance(reply, kind))
             return bool(found)
 
-        until(heard, f"a {kind.__name__}")
+        until(arrived, f"a {kind.__name__}")
         return found[-1]
 
 
@@ -168,10 +168,10 @@ def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_han
     held = _Watched()
     with member(held) as leader:
         leader.post(GroupOrders(GENESIS, Membership(0)))
-        me = Member(W, leader.hear(StateReport).life)
+        me = Member(W, leader.await_reply(StateReport).life)
         alone = Membership(1, (me,))
         leader.post(GroupOrders(GENESIS, alone, copies=(Copy(me),)))
-        assert leader.hear(StateReport).made == GENESIS
+        assert leader.await_reply(StateReport).made == GENESIS
 
         def orders(made: ModelId, reduced: tuple[int, ...] = ()) -> GroupOrders:
             version = made.version
@@ -181,19 +181,19 @@ def test_a_gradient_is_added_as_soon_as_it_is_computed_unless_a_result_is_in_han
             return GroupOrders(made, alone, by, origin=me.life, reduce=reduce)
 
         leader.post(orders(GENESIS), batch(0))
-        leader.hear(GradientReady)
+        leader.await_reply(GradientReady)
         until(lambda: held.added == [[0, 1]], "the first is added before members enter")
         leader.post(orders(GENESIS, (0,)))
-        leader.hear(Reduced)
+        leader.await_reply(Reduced)
         leader.post(orders(GENESIS), batch(2))
-        leader.hear(GradientReady)
+        leader.await_reply(GradientReady)
         first = ModelId(3, 1)
         leader.post(orders(first), batch(4))
-        leader.hear(GradientReady)
+        leader.await_reply(GradientReady)
         until(lambda: len(held.added) > 1, "that of the next version is added")
         assert held.added == [[0, 1], [4, 5]]
         leader.post(orders(first, (4,)))
-        leader.hear(Reduced)
+        leader.await_reply(Reduced)
         leader.post(orders(ModelId(3, 2)))
         until(lambda: not held.is_pending, "it is applied")
         weights = np.frombuffer(held.weights(), np.float32)

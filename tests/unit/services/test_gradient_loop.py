@@ -71,13 +71,13 @@ class World:
     board: MemoryBoard
     boards: MemoryBoards
     cache: BatchCache
-    desk: GradientLoop
+    loop: GradientLoop
     codec: Codec
     metrics: WorkerMetrics
     tracer: MemoryTracer
     stream: list[str]  # of triggers, as the leader's status names it; the last is the present one
 
-    def told(self, name: str, **labels: str) -> float | None:
+    def sample(self, name: str, **labels: str) -> float | None:
         """What a scrape sees of the job."""
         return self.metrics.registry.get_sample_value(name, labels)
 
@@ -97,7 +97,7 @@ class World:
         self.board.post_trigger(
             UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights, REPLICA)
         )
-        self.desk.turn()
+        self.loop.turn()
         [reply] = self.replies(1.0)
         return reply
 
@@ -121,7 +121,7 @@ def make_world(
     metrics, tracer, stream = WorkerMetrics(("s",)), MemoryTracer(), [""]
     topic_ids = {0: log.describe(["s"])["s"].topic_id}  # by generation
     logger, watchdog = event_logger("test"), Watchdog()
-    desk = GradientLoop(
+    loop = GradientLoop(
         W,
         OrderComputer(
             W,
@@ -147,7 +147,7 @@ def make_world(
         ),
         digest=DIGEST,
     )
-    return World(log, board, boards, cache, desk, codec, metrics, tracer, stream)
+    return World(log, board, boards, cache, loop, codec, metrics, tracer, stream)
 
 
 @pytest.fixture
@@ -221,18 +221,18 @@ def test_a_model_is_made_of_the_one_before_by_what_has_changed(world: World) -> 
     world.cache.put(batch(0, 2).address, {"id": np.array([8, 9])})
     some = SparseVector(RECORDS, np.array([1, 7]), np.array([[5], [6]], np.float32))
     world.board.post_trigger(changed(MODEL, 8, some))
-    world.desk.turn()
+    world.loop.turn()
     others = some._replace(values=np.array([[7], [8]], np.float32))
     world.board.post_trigger(changed(ModelId(3, 8), 9, others))
-    world.desk.turn()
+    world.loop.turn()
     order = (Assignment(W, (batch(0, 2),)),)
     world.board.post_trigger(
         UpdateTrigger(TriggerId(3, 11), ModelId(3, 9), order, reply_to=REPLICA)
     )
-    world.desk.turn()  # that model is nowhere to be fetched
+    world.loop.turn()  # that model is nowhere to be fetched
     [reply] = world.replies(1.0)
     assert used(reply) == [8, 9]
-    assert world.told("doll_worker_stage_seconds_count", stage="fetch") == 3
+    assert world.sample("doll_worker_stage_seconds_count", stage="fetch") == 3
 
 
 @pytest.mark.parametrize("damage", ["another model", "nonsense", "another length"])
@@ -251,14 +251,14 @@ def test_changes_that_do_not_fit_are_not_made_and_the_whole_is_fetched(
     world.board.post_trigger(
         msgspec.structs.replace(trigger, orders=(Assignment(W, (batch(0, 2),)),), reply_to=REPLICA)
     )
-    world.desk.turn()
+    world.loop.turn()
     [reply] = world.replies(1.0)
     assert failure(reply) == ("model_missing", (0,))
     world.board.put_model(model, bytes(4 * RECORDS))
     world.board.post_trigger(
         UpdateTrigger(TriggerId(3, 99), model, (Assignment(W, (batch(0, 2),)),), reply_to=REPLICA)
     )
-    world.desk.turn()
+    world.loop.turn()
     [reply] = world.replies(1.0)
     assert used(reply) == [0, 1]
 
@@ -270,13 +270,13 @@ def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_wo
     publish(world)
     other = (Assignment(WorkerId("w2"), (batch(0, 2),)),)
     world.board.post_trigger(UpdateTrigger(TriggerId(3, 2), MODEL, other, reply_to=REPLICA))
-    world.desk.turn()
+    world.loop.turn()
     some = SparseVector(RECORDS, np.array([1]), np.array([[5]], np.float32))
     order = (Assignment(W, (batch(0, 2),)),)
     world.board.post_trigger(
         msgspec.structs.replace(changed(MODEL, 8, some), orders=order, reply_to=REPLICA)
     )
-    world.desk.turn()  # version 8 is nowhere to be fetched
+    world.loop.turn()  # version 8 is nowhere to be fetched
     [reply] = world.replies(1.0)
     assert used(reply) == [0, 1]
 
@@ -289,7 +289,7 @@ def test_order_for_another_model_is_not_carried_out_by_who_has_the_name_now(worl
         world.board.post_trigger(
             UpdateTrigger(TriggerId(3, number), MODEL, order, reply_to=REPLICA, digest=digest)
         )
-        world.desk.turn()
+        world.loop.turn()
         assert len(world.replies(0.0)) == number - 1
 
 
@@ -400,9 +400,9 @@ def test_what_the_task_raises_is_sent_with_its_traceback_and_logged_once(
         assert reply.traceback.endswith("ValueError: record 7 is poison\n")
         assert len(reply.traceback) <= MOST_TRACEBACK
         tracebacks.add(reply.traceback)
-    [told] = [fields_of(record) for record in caplog.records]
-    assert tracebacks == {told["traceback"]}
-    assert world.told("doll_gradients_failed_total", reason="raised") == 3
+    [line] = [fields_of(record) for record in caplog.records]
+    assert tracebacks == {line["traceback"]}
+    assert world.sample("doll_gradients_failed_total", reason="raised") == 3
 
 
 class MeanTask(CountingTask):
@@ -433,35 +433,35 @@ def test_a_loss_that_is_not_finite_is_named_with_its_batch(world: World) -> None
     assert failure(reply) == ("not_finite", (2,))
 
 
-def test_a_desk_goes_on_in_the_stream_of_triggers_that_the_leader_tells(world: World) -> None:
+def test_loop_continues_in_the_stream_of_triggers_that_the_leader_names(world: World) -> None:
     publish(world)
     forged = UpdateTrigger(TriggerId(2**60, 1), ModelId(2**60, 1), ())
     assert world.board.post_trigger(forged)
-    world.desk.turn()
+    world.loop.turn()
     order = Assignment(W, (batch(0, 1, offset=1),))
     trigger = UpdateTrigger(TriggerId(3, 1), MODEL, (order,), None, REPLICA)
     assert not world.board.post_trigger(trigger)
     assert world.board.post_trigger(trigger, "other")
     world.stream.append("other")
-    world.desk.turn()
+    world.loop.turn()
     [gradient] = world.replies(1.0)
     assert used(gradient) == [0]
 
 
-def test_a_desk_that_leaves_gives_back_what_is_not_begun_and_begins_nothing(world: World) -> None:
+def test_loop_that_leaves_returns_what_is_not_begun_and_begins_nothing(world: World) -> None:
     orders = (Assignment(W, (batch(0, 1, offset=1),)), Assignment(W, (batch(1, 2, offset=2),)))
     publish(world)
     world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, orders, None, REPLICA))
-    world.desk.turn()
-    world.desk.leave()
-    world.desk.turn()
+    world.loop.turn()
+    world.loop.leave()
+    world.loop.turn()
     gradient, worker_leaving = world.replies(1.0)
     assert used(gradient) == [0]
     assert worker_leaving == WorkerLeaving(W, MODEL)
 
 
-def test_a_desk_that_never_heard_of_a_leader_leaves_without_a_word(world: World) -> None:
-    world.desk.leave()
+def test_loop_that_never_had_a_leader_leaves_silently(world: World) -> None:
+    world.loop.leave()
     assert world.replies() == []
 
 
@@ -475,13 +475,13 @@ def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
     world.order(batch(3, 5), number=3)
 
     failed = {
-        reason: world.told("doll_gradients_failed_total", reason=reason)
+        reason: world.sample("doll_gradients_failed_total", reason=reason)
         for reason in get_args(FailedReason)
     }
     assert failed == dict.fromkeys(get_args(FailedReason), 0) | {"unreadable": 1, "expired": 1}
-    assert world.told("doll_batches_read_back_total") == 1
+    assert world.sample("doll_batches_read_back_total") == 1
     for stage in ("fetch", "gradient", "push"):
-        assert world.told("doll_worker_stage_seconds_count", stage=stage) == 1, stage
+        assert world.sample("doll_worker_stage_seconds_count", stage=stage) == 1, stage
 
 
 def test_the_trace_of_each_batch_has_the_gradient_and_why_there_was_none(world: World) -> None:
@@ -523,7 +523,7 @@ def test_what_is_asked_for_again_while_it_is_slowly_computed_is_computed_once() 
     )
     world.board.post_trigger(UpdateTrigger(TriggerId(3, 1), MODEL, (order,), None, REPLICA))
     for _ in range(3):
-        world.desk.turn()
+        world.loop.turn()
 
     assert [used(reply) for reply in world.replies()] == [[0]]
 
@@ -546,8 +546,8 @@ def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before
     ]
     assert [count.total for count in counts] == [size, size + sent[0], 2 * size + sum(sent[:2])]
     assert len({count.life for count in counts}) == 1
-    assert world.told("doll_worker_moved_bytes_total", direction="sent") == sum(sent)
-    assert world.told("doll_worker_moved_bytes_total", direction="received") == 2 * size
+    assert world.sample("doll_worker_moved_bytes_total", direction="sent") == sum(sent)
+    assert world.sample("doll_worker_moved_bytes_total", direction="received") == 2 * size
 
 
 def test_of_a_sparse_gradient_what_is_sent_counts() -> None:
@@ -558,4 +558,4 @@ def test_of_a_sparse_gradient_what_is_sent_counts() -> None:
     assert isinstance(reply.vector, SparseVector)
     sent = len(encode_sparse(reply.vector))
     assert sent < 4 * RECORDS
-    assert world.told("doll_worker_moved_bytes_total", direction="sent") == sent
+    assert world.sample("doll_worker_moved_bytes_total", direction="sent") == sent

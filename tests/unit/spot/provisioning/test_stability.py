@@ -12,10 +12,11 @@ import pytest
 from common.spot.policies.adaptive import Adaptive
 from common.spot.policies.fixed import OnDemandOnly, decision
 from common.spot.policies.policy import Decision, Situation
-from common.spot.provisioning.deciding import PolicyRunner
-from common.spot.provisioning.estimating import Estimator
+from common.spot.provisioning.estimators import Estimator
+from common.spot.provisioning.fleet_diff import Backoff
 from common.spot.provisioning.ledger import FleetLedger
-from common.spot.provisioning.planning import (
+from common.spot.provisioning.policy_runner import PolicyRunner
+from common.spot.provisioning.stability import (
     HASTE,
     HORIZON_S,
     NEVER,
@@ -26,9 +27,8 @@ from common.spot.provisioning.planning import (
     stability_of_plan,
     work_left,
 )
-from common.spot.provisioning.reconciling import Backoff
 from common.spot.theory.provisioning import plan_of
-from common.spot.theory.work import Market, Work
+from common.spot.theory.work import PaperMarket, Work
 from tests.unit.spot.provisioning.examples import ON_DEMAND, PRICES, SETTINGS, SPOT, T0
 from tests.unit.spot.provisioning.examples import planned as example
 
@@ -46,7 +46,7 @@ def situation(now_s: float = 0.0, gradient_s: float = 0.5) -> Situation:
 def split(spot: int, gradient_s: float = 0.5) -> tuple[Decision, Situation]:
     """So many of the four slots on spot."""
     given = situation(gradient_s=gradient_s)
-    plan = plan_of(given.work, Market(ON_DEMAND, SPOT), spot)
+    plan = plan_of(given.work, PaperMarket(ON_DEMAND, SPOT), spot)
     return decision(given, plan, 1, "as told"), given
 
 

@@ -5,7 +5,7 @@
 
 A stream has one reader at a time. So a seat is given away only after the machine that had it has
 ended, or its worker has sent heartbeats and does so no more: on a machine that was given notice, or
-whose worker failed. It is the ledger that says so: a `Seated` record before that does not count. A
+whose worker failed. The ledger says so: a `SlotAssigned` record before that does not count. A
 worker whose machine was taken for lost and lives on is fenced by the consumer group: both are the
 same static member, of which the one that joined last reads on. What the other still announces is
 settled as any zombie's claim.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.spot.provisioning.ledger import Instance
-    from common.spot.provisioning.starting import StartUps
+    from common.spot.provisioning.startup_times import StartUps
     from common.spot.theory.work import Pool, Rates
 
 
@@ -34,14 +34,14 @@ def readiness(
     def ready(instance: Instance) -> bool:
         since_s = instance.started_s
         return instance.running and (
-            instance.launch in start_ups.heard
+            instance.launch in start_ups.reported
             or (since_s is not None and now_s >= since_s + start_up_s.get(instance.pool, 0.0))
         )
 
     return ready
 
 
-def seats(
+def assign_slots(
     instances: Iterable[Instance],
     ready: Callable[[Instance], bool],
     speeds: Mapping[str, float],
@@ -61,7 +61,7 @@ def seats(
         rates_per_s: (N_tot,) of the slots' streams.
     """
     there = tuple(instances)
-    taken = {instance.slot for instance in there if instance.has_seat}
+    taken = {instance.slot for instance in there if instance.has_slot}
     free = sorted(
         (slot for slot in range(len(rates_per_s)) if slot not in taken),
         key=lambda slot: (vacated_s.get(slot, float("-inf")), -rates_per_s[slot], slot),

@@ -18,7 +18,7 @@ from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.errors import FutureFormatError, UnknownTopicError, WireError
 from common.kafka.names import plans_topic
-from common.wire.messages import Codec
+from common.wire.messages import MessageCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
     worker: str = ""
 
 
-_RECORD = Codec("plan", msgspec.json.Decoder(SlotRecord), lambda _: None)
+_RECORD = MessageCodec("plan", msgspec.json.Decoder(SlotRecord), lambda _: None)
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class SlotLedger:
         """Fold the record at `offset` (None: does not parse)."""
         if record is None:
             return
-        if record.type == "lead" and record.after == self._head:
+        if record.type == "provisioner-lead" and record.after == self._head:
             self._term = self._head = offset
             self._settled = False
         elif record.term == self._term and not self._settled:
@@ -97,7 +97,7 @@ class SlotLedger:
                     self.own = ordered
             case "started" if machine:
                 machine.runs = True
-            case "seated" if machine and machine.runs and machine.slot is None:
+            case "slot-assigned" if machine and machine.runs and machine.slot is None:
                 if record.slot not in [each.slot for each in self._open.values() if each.has_slot]:
                     machine.slot, machine.worker = record.slot, record.worker
             case "left" if machine and machine.has_slot and not machine.ordered_for_slot:
@@ -107,7 +107,9 @@ class SlotLedger:
                 del self._open[record.launch]
 
 
-def seat_of(job: JobRecord, name: str, log: Log, stays: Callable[[], bool]) -> WorkerId | None:
+def await_member_name(
+    job: JobRecord, name: str, log: Log, stays: Callable[[], bool]
+) -> WorkerId | None:
     """Wait for the name to work under; a worker that is no spare has its own at once.
 
     Args:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.spot.provisioning.estimating import Estimator
-from common.spot.provisioning.events import WorkersSeen
-from common.spot.provisioning.seating import readiness
-from common.spot.provisioning.starting import StartUps
+from common.spot.provisioning.estimators import Estimator
+from common.spot.provisioning.events import HeartbeatsSeen
+from common.spot.provisioning.slots import readiness
+from common.spot.provisioning.startup_times import StartUps
 from common.spot.theory.work import Pool
 from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0, fold, lead, machine, started
 from tests.unit.spot.provisioning.examples import ordered as order
@@ -31,9 +31,11 @@ def running(launch: int, started_s: float = 0.0) -> Instance:
     return found
 
 
-def look(start_ups: StartUps, at_s: float, *heard: int, there: tuple[Instance, ...] = ()) -> None:
-    members = frozenset(f"w-{launch}" for launch in heard)
-    start_ups.workers_seen(WorkersSeen(members, T0 + at_s), there, PATIENCE_S)
+def look(
+    start_ups: StartUps, at_s: float, *launches: int, there: tuple[Instance, ...] = ()
+) -> None:
+    members = frozenset(f"w-{launch}" for launch in launches)
+    start_ups.workers_seen(HeartbeatsSeen(members, T0 + at_s), there, PATIENCE_S)
 
 
 def starts(start_ups: StartUps, count: int, took_s: float, first: int = 1) -> None:
@@ -80,7 +82,7 @@ def test_machines_that_started_before_somebody_looked_are_not_timed() -> None:
     look(start_ups, 500.0, there=there)
     look(start_ups, 502.0, *range(1, 9), there=there)
     assert start_ups.start_up_s(SPOT) == 5.0
-    assert start_ups.heard == frozenset(range(1, 9))
+    assert start_ups.reported == frozenset(range(1, 9))
 
 
 def test_nor_are_those_that_started_while_nobody_did() -> None:
@@ -101,11 +103,11 @@ def test_a_look_that_comes_twice_or_late_says_nothing() -> None:
     look(start_ups, 8.0, *range(1, 9), there=there)
     look(start_ups, 4.0, there=there)
     look(start_ups, 8.0, there=there)
-    assert start_ups.heard == frozenset(range(1, 9))
+    assert start_ups.reported == frozenset(range(1, 9))
     assert start_ups.start_up_s(SPOT) == pytest.approx(7.0)
 
 
-def test_a_worker_may_be_heard_of_before_its_machines_start_is_read_back() -> None:
+def test_worker_may_send_heartbeats_before_its_machines_start_is_read_back() -> None:
     # started at 1, heard at 2, and read back at 4
     start_ups, there = StartUps(), tuple(running(launch, 1.0) for launch in range(1, 9))
     look(start_ups, 0.0)
@@ -117,12 +119,12 @@ def test_a_worker_may_be_heard_of_before_its_machines_start_is_read_back() -> No
 def test_when_redis_comes_back_empty_nobody_starts_up_again() -> None:
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
     look(start_ups, 0.0)
-    for at_s, heard in ((2.0, 9), (4.0, 1), (6.0, 9)):
-        look(start_ups, at_s, *range(1, heard), there=there)
+    for at_s, launches in ((2.0, 9), (4.0, 1), (6.0, 9)):
+        look(start_ups, at_s, *range(1, launches), there=there)
     assert start_ups.start_up_s(SPOT) == pytest.approx(1.0)
 
 
-def test_who_was_heard_of_is_ready_and_whoever_was_not_when_others_would_be() -> None:
+def test_machine_with_heartbeats_is_ready_and_any_other_when_others_would_be() -> None:
     start_ups, there = StartUps(), (running(8), running(9))
     starts(start_ups, 3, 60.0)
     look(start_ups, 9000.0, 8, there=there)
@@ -136,16 +138,16 @@ def test_who_was_heard_of_is_ready_and_whoever_was_not_when_others_would_be() ->
     [(SETTINGS, 1.0), (replace(SETTINGS, on_preemption="hold"), 0.0)],
     ids=["reassign", "hold"],
 )
-def test_policies_are_told_of_what_was_seen_where_workers_have_names_of_their_own(
+def test_policies_see_what_was_seen_if_workers_have_names_of_their_own(
     settings: ProvisionerSettings, learnt: float
 ) -> None:
     records = [order(launch, slot=launch - 1) for launch in (1, 2, 3)]
     ledger = fold([lead(), *records, *(started(launch) for launch in (1, 2, 3))])
     members = frozenset(instance.member for instance in ledger.running)
     estimator = Estimator(settings)
-    estimator.workers_seen(WorkersSeen(frozenset(), T0), ledger)
-    estimator.workers_seen(WorkersSeen(members, T0 + 2.0), ledger)
+    estimator.workers_seen(HeartbeatsSeen(frozenset(), T0), ledger)
+    estimator.workers_seen(HeartbeatsSeen(members, T0 + 2.0), ledger)
 
-    told = {pool.name: pool.start_up_s for pool in estimator.pools(PRICES, T0)}
+    start_ups_s = {pool.name: pool.start_up_s for pool in estimator.pools(PRICES, T0)}
     said = {pool.name: pool.start_up_s for pool in SETTINGS.pools}
-    assert told == said | {"spot": learnt}
+    assert start_ups_s == said | {"spot": learnt}

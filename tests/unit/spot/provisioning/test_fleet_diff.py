@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.spot.machines import Offer
-from common.spot.provisioning.reconciling import (
+from common.spot.provisioning.fleet_diff import (
     LONGEST_WAIT_S,
     Backoff,
-    Wish,
+    DesiredMachine,
+    desired_machines,
     reconcile,
     reconcile_counted,
-    wishes_of,
     worker_name,
 )
 from tests.unit.spot.provisioning.examples import T0, ended, machine, started
@@ -22,13 +22,19 @@ POOLS = ("on-demand", "spot", "other")
 
 
 def test_a_decision_wants_one_machine_a_slot() -> None:
-    wishes = wishes_of((1, 0, -1, 1), POOLS)
+    all_desired = desired_machines((1, 0, -1, 1), POOLS)
 
-    assert wishes == (Wish(0, "spot"), Wish(1, "on-demand"), Wish(3, "spot"))
+    assert all_desired == (
+        DesiredMachine(0, "spot"),
+        DesiredMachine(1, "on-demand"),
+        DesiredMachine(3, "spot"),
+    )
 
 
 def test_what_is_there_and_wanted_stays() -> None:
-    steps = reconcile([Wish(0, "spot"), Wish(1, "spot")], [machine(1), machine(2, slot=1)])
+    steps = reconcile(
+        [DesiredMachine(0, "spot"), DesiredMachine(1, "spot")], [machine(1), machine(2, slot=1)]
+    )
 
     assert steps == ((), ())
 
@@ -36,20 +42,23 @@ def test_what_is_there_and_wanted_stays() -> None:
 def test_a_slot_that_moves_is_empty_in_between() -> None:
     moving = machine(1, pool="spot")
 
-    assert reconcile([Wish(0, "on-demand")], [moving]) == ((), (moving,))
-    assert reconcile([Wish(0, "on-demand")], []) == ((Wish(0, "on-demand"),), ())
+    assert reconcile([DesiredMachine(0, "on-demand")], [moving]) == ((), (moving,))
+    assert reconcile([DesiredMachine(0, "on-demand")], []) == (
+        (DesiredMachine(0, "on-demand"),),
+        (),
+    )
 
 
 def test_of_two_the_one_that_runs_stays() -> None:
     coming, runs = machine(1, runs=False), machine(2)
 
-    assert reconcile([Wish(0, "spot")], [coming, runs]).release == (coming,)
+    assert reconcile([DesiredMachine(0, "spot")], [coming, runs]).release == (coming,)
 
 
 def test_what_nobody_wants_is_given_back_and_nothing_is_ordered_that_may_not_be() -> None:
     extra = machine(1, slot=7)
 
-    assert reconcile([Wish(0, "spot")], [extra], lambda _: False) == ((), (extra,))
+    assert reconcile([DesiredMachine(0, "spot")], [extra], lambda _: False) == ((), (extra,))
 
 
 slots = st.integers(0, 3)
@@ -60,21 +69,21 @@ open_machines = st.lists(st.tuples(slots, st.sampled_from(POOLS), st.booleans())
 def test_doing_what_it_says_leads_to_what_is_wanted_in_two_steps(
     places: list[int], there: list[tuple[int, str, bool]]
 ) -> None:
-    wishes = wishes_of(places, POOLS)
+    all_desired = desired_machines(places, POOLS)
     rented = [machine(n, slot, pool, runs=runs) for n, (slot, pool, runs) in enumerate(there, 1)]
     number = 100
     for _ in range(2):
-        steps = reconcile(wishes, rented)
+        steps = reconcile(all_desired, rented)
         rented = [m for m in rented if m not in steps.release]
         # Nobody is ordered beside a machine that leaves.
         leaving = {m.slot for m in steps.release}
-        assert not leaving & {wish.slot for wish in steps.order}
-        for wish in steps.order:
+        assert not leaving & {desired.slot for desired in steps.order}
+        for desired in steps.order:
             number += 1
-            rented.append(machine(number, wish.slot, wish.pool))
+            rented.append(machine(number, desired.slot, desired.pool))
 
-    assert reconcile(wishes, rented) == ((), ())
-    assert sorted((m.slot, m.pool) for m in rented) == sorted((w.slot, w.pool) for w in wishes)
+    assert reconcile(all_desired, rented) == ((), ())
+    assert sorted((m.slot, m.pool) for m in rented) == sorted((w.slot, w.pool) for w in all_desired)
 
 
 @pytest.mark.parametrize(("mode", "name"), [("hold", "digits-w3"), ("reassign", "digits-w3-17")])
@@ -88,7 +97,7 @@ def test_a_worker_is_named_for_life_where_its_stream_waits_for_it(mode: str, nam
 def refuse(backoff: Backoff, at_s: float, slot: int = 0) -> float:
     """Refuse an order for spot; how long it is to be waited."""
     backoff.feed(ended(1, at_s, "refused"), machine(1, slot, runs=False))
-    return backoff.until_s(Wish(slot, "spot")) - at_s
+    return backoff.until_s(DesiredMachine(slot, "spot")) - at_s
 
 
 def test_a_pool_that_refuses_is_tried_later_and_later() -> None:
@@ -98,8 +107,8 @@ def test_a_pool_that_refuses_is_tried_later_and_later() -> None:
         at_s += waits[-1]
 
     assert waits == [1, 2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
-    assert backoff.until_s(Wish(3, "spot")) == at_s
-    assert backoff.until_s(Wish(0, "on-demand")) < T0
+    assert backoff.until_s(DesiredMachine(3, "spot")) == at_s
+    assert backoff.until_s(DesiredMachine(0, "on-demand")) < T0
 
 
 def test_refusals_of_one_round_are_one() -> None:
@@ -129,15 +138,15 @@ def test_a_slot_whose_machines_fail_at_once_is_tried_later_and_later() -> None:
         failed = machine(launch)
         failed.started_s = at_s
         backoff.feed(ended(launch, at_s + 2, "failed"), failed)
-        waits.append(backoff.until_s(Wish(0, "on-demand")) - at_s - 2)
+        waits.append(backoff.until_s(DesiredMachine(0, "on-demand")) - at_s - 2)
         at_s += 2 + waits[-1]
     assert waits == [1, 2, 4, 8]
-    assert backoff.until_s(Wish(1, "spot")) < T0  # another slot is not held back
+    assert backoff.until_s(DesiredMachine(1, "spot")) < T0  # another slot is not held back
 
     failed = machine(9)
     failed.started_s = at_s
     backoff.feed(ended(9, at_s + 1000, "failed"), failed)
-    assert backoff.until_s(Wish(0, "spot")) == at_s + 1001
+    assert backoff.until_s(DesiredMachine(0, "spot")) == at_s + 1001
 
 
 # --- counted -------------------------------------------------------------------------------------
@@ -150,7 +159,10 @@ def test_what_lacks_is_ordered_once_and_what_is_coming_is_not_lacking() -> None:
 
     steps = reconcile_counted({SPOT: 3, ALONE: 1}, there)
 
-    assert steps == ((Wish(None, "spot", offer=SPOT), Wish(None, "on-demand", offer=ALONE)), ())
+    assert steps == (
+        (DesiredMachine(None, "spot", offer=SPOT), DesiredMachine(None, "on-demand", offer=ALONE)),
+        (),
+    )
 
 
 def test_of_too_many_those_go_first_that_serve_nobody_and_then_the_newest() -> None:
@@ -167,17 +179,17 @@ def test_an_offer_that_is_not_named_is_given_up_and_other_types_are_other_offers
     there = [machine(1, None), machine(2, None, runs=False)]
     large = Offer("spot", "c5.large", bid_usd_per_hour=0.1)
 
-    steps = reconcile_counted({large: 1}, there, lambda wish: wish.offer == large)
+    steps = reconcile_counted({large: 1}, there, lambda desired: desired.offer == large)
 
-    assert steps.order == (Wish(None, "spot", offer=large),)
+    assert steps.order == (DesiredMachine(None, "spot", offer=large),)
     assert steps.release == tuple(there)
 
 
 def test_what_a_plan_bid_for_and_lost_is_not_asked_for_again() -> None:
     bid = SPOT._replace(bid_usd_per_hour=0.1)
-    wish = Wish(None, "spot", offer=bid)
+    desired = DesiredMachine(None, "spot", offer=bid)
 
-    assert reconcile_counted({bid: 3}, [], gone_bids={bid: 2}).order == (wish,)
+    assert reconcile_counted({bid: 3}, [], gone_bids={bid: 2}).order == (desired,)
     assert reconcile_counted({bid: 3}, [], gone_bids={bid: 5}).order == ()
 
 
@@ -189,7 +201,7 @@ def test_another_bid_does_not_make_a_machine_that_fails_start() -> None:
     backoff.feed(ended(2, T0 + 5, "refused"), machine(2, None, "other", runs=False))
 
     higher = SPOT._replace(bid_usd_per_hour=0.2)
-    assert backoff.until_s(Wish(None, "spot", offer=higher)) == T0 + 6
+    assert backoff.until_s(DesiredMachine(None, "spot", offer=higher)) == T0 + 6
     assert backoff.refusing(T0 + 5.5) == {"other"}
     assert backoff.refusing(T0 + 6) == frozenset()
 
@@ -197,16 +209,16 @@ def test_another_bid_does_not_make_a_machine_that_fails_start() -> None:
 def test_a_machine_whose_worker_has_left_is_replaced_and_later_given_back() -> None:
     left = machine(1, 0)
     left.left_s = T0
-    wish = Wish(None, "spot", offer=SPOT)
+    desired = DesiredMachine(None, "spot", offer=SPOT)
 
-    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 149) == ((wish,), ())
-    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 150) == ((wish,), (left,))
+    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 149) == ((desired,), ())
+    assert reconcile_counted({SPOT: 1}, [left], now_s=T0 + 150) == ((desired,), (left,))
 
 
 def test_a_kind_of_machine_that_fails_soon_after_its_start_is_held_back() -> None:
-    backoff, wish = Backoff(), Wish(None, "spot", offer=SPOT)
+    backoff, desired = Backoff(), DesiredMachine(None, "spot", offer=SPOT)
     backoff.feed(started(1), machine(1, None))
     backoff.feed(ended(1, T0 + 5, "failed"), machine(1, None))
 
-    assert backoff.until_s(wish) == T0 + 6
-    assert backoff.until_s(Wish(0, "spot")) < T0
+    assert backoff.until_s(desired) == T0 + 6
+    assert backoff.until_s(DesiredMachine(0, "spot")) < T0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from common.core.events import LeaseAnswered, Tick
 from common.errors import UnavailableError
 from common.spot.plans import decode_plan, encode_plan
 from common.spot.provisioning import commands as do
@@ -96,7 +97,7 @@ class ProviderThread:
         for _ in range(round(seconds / step_s)):
             self.street.clock.advance(step_s)
             if self.street.clock() >= self.provisioner.due():
-                self.on(events.Tick())
+                self.on(Tick())
             self.read()
 
     def did(self, kind: type[Kind]) -> list[Kind]:
@@ -109,8 +110,8 @@ class ProviderThread:
         fleet = self.street.fleet
         try:
             match command:
-                case do.AskLease():
-                    return events.LeaseAnswered(self.holds_lease)
+                case do.AskProvisioningLease():
+                    return LeaseAnswered(self.holds_lease)
                 case do.AppendPlan(record):
                     self.street.append(record)
                 case do.Launch(orders):
@@ -119,11 +120,11 @@ class ProviderThread:
                     return events.LaunchAnswered(launches, fleet.launch(orders))
                 case do.Release(machines):
                     fleet.release(machines)
-                case do.LookAtMachines():
+                case do.PollMachines():
                     return events.MachinesSeen(fleet.machines(), self.street.clock())
-                case do.LookAtPast():
+                case do.PollPastPrices():
                     return events.PastSeen(self.street.prices.past())
-                case do.LookAtPrices():
+                case do.PollPrices():
                     return self._prices()
                 case _:
                     pass

@@ -12,11 +12,11 @@ from common.config.policy_names import POLICY_NAMES
 from common.core.messages import GENESIS, Lead, UpdateApplied
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
-from common.spot.provisioning.deciding import differences
+from common.spot.provisioning.policy_runner import differences
 from common.spot.provisioning.records import Planned, ReplanAsked, Reviewed
 from tests.unit.core.examples import batch
-from tests.unit.spot.provisioning.desk import ProviderThread, Street
 from tests.unit.spot.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0, batches, lead
+from tests.unit.spot.provisioning.harness import ProviderThread, Street
 
 if TYPE_CHECKING:
     from common.config.policy_names import PolicyName
@@ -33,9 +33,9 @@ def street() -> Street:
 
 
 def at_work(street: Street, settings: ProvisionerSettings = SETTINGS) -> ProviderThread:
-    desk = ProviderThread(street, settings)
-    desk.run(10)
-    return desk
+    harness = ProviderThread(street, settings)
+    harness.run(10)
+    return harness
 
 
 def with_policy(policy: PolicyName) -> ProvisionerSettings:
@@ -47,23 +47,23 @@ def plans(street: Street) -> list[Planned]:
 
 
 def test_the_plan_stays_as_long_as_nothing_moves(street: Street) -> None:
-    desk = at_work(street)
-    desk.run(300)
+    harness = at_work(street)
+    harness.run(300)
 
     assert len(plans(street)) == 1
 
 
-def test_a_price_that_moves_is_told_and_the_policy_asked(street: Street) -> None:
-    desk = at_work(street)
+def test_a_price_that_moves_is_reported_and_the_policy_asked(street: Street) -> None:
+    harness = at_work(street)
     street.prices.set("spot", 3.0)
-    desk.run(40)
+    harness.run(40)
 
     first, second = plans(street)
     assert set(first.places) == {1}
     assert second.why.startswith("price of spot from $0.25 to $3")
     assert set(second.places) == {0}
     assert second.usd_per_hour == {"on-demand": 1.0, "spot": 3.0}
-    assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
+    assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
 def test_where_machines_on_demand_are_refused_the_plan_is_not_feasible_until_they_come(
@@ -71,13 +71,13 @@ def test_where_machines_on_demand_are_refused_the_plan_is_not_feasible_until_the
 ) -> None:
     # spot      ████ dearer than on demand, for good
     # on-demand      refused ░░░░░░░░░░░░ ████████
-    desk = at_work(street)
+    harness = at_work(street)
     street.fleet.faults.without.add("on-demand")
     street.prices.set("spot", 3.0)
-    desk.run(60)
-    review = desk.did(do.AppendPlan)[-1].record
+    harness.run(60)
+    review = harness.did(do.AppendPlan)[-1].record
     street.fleet.faults.without.discard("on-demand")
-    desk.run(70)
+    harness.run(70)
 
     _, moved, refused, given = plans(street)
     assert (moved.feasible, refused.feasible, given.feasible) == (True, False, True)
@@ -86,10 +86,10 @@ def test_where_machines_on_demand_are_refused_the_plan_is_not_feasible_until_the
     assert isinstance(review, Reviewed)
     assert "the deadline may be missed" in review.warning
     assert given.why.startswith("machines on demand are given again")
-    assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
+    assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
-def test_traffic_is_weighed_and_told_apart_from_machines(street: Street) -> None:
+def test_traffic_is_weighed_and_distinguished_from_machines(street: Street) -> None:
     # 8 records a second, 40 to an update of 1 GB: 720 GB an hour of each machine
     def settings(usd_per_gb: float) -> ProvisionerSettings:
         spot = replace(SPOT, transfer_usd_per_gb=usd_per_gb)
@@ -109,23 +109,23 @@ def test_traffic_is_weighed_and_told_apart_from_machines(street: Street) -> None
 
 
 def test_who_asks_for_a_plan_gets_one_even_if_it_stays_as_it_is(street: Street) -> None:
-    desk = at_work(street)
+    harness = at_work(street)
     street.append(ReplanAsked(street.clock(), "ada", "to be sure"))
-    desk.run(5)
+    harness.run(5)
 
     _, second = plans(street)
     assert second.why.startswith("ada asked for a new plan: to be sure; the plan stays as it is")
     asked = [isinstance(record, ReplanAsked) for record in street.records].index(True)
     assert second.answers == asked
-    assert not desk.provisioner.ledger.replans
-    desk.run(60)
+    assert not harness.provisioner.ledger.replans
+    harness.run(60)
     assert len(plans(street)) == 2
 
 
 def test_other_settings_are_planned_for_at_once(street: Street) -> None:
-    desk = at_work(street)
-    desk.on(events.SettingsChanged(replace(SETTINGS, deadline_at_s=T0 + 1000)))
-    desk.run(5)
+    harness = at_work(street)
+    harness.on(events.ProvisioningChanged(replace(SETTINGS, deadline_at_s=T0 + 1000)))
+    harness.run(5)
 
     _, second = plans(street)
     assert second.why.startswith(f"deadline_at_s from {T0 + 10_000} to {T0 + 1000}")
@@ -144,10 +144,10 @@ def test_a_market_file_that_is_another_is_a_difference() -> None:
 def test_who_decides_once_decides_again_when_arrivals_are_known(
     street: Street, policy: PolicyName
 ) -> None:
-    desk = at_work(street, with_policy(policy))
-    desk.on(events.ClaimsRead(tuple(batches(20, 20.0))))
-    desk.run(5)
-    desk.run(100)
+    harness = at_work(street, with_policy(policy))
+    harness.on(events.ClaimsRead(tuple(batches(20, 20.0))))
+    harness.run(5)
+    harness.run(100)
 
     first, second = plans(street)
     assert "arrivals are taken for 8/s" in first.why
@@ -162,15 +162,15 @@ def test_who_decides_once_decides_again_when_arrivals_are_known(
 
 
 def test_a_job_that_stops_at_a_loss_is_planned_until_its_curve_is_there(street: Street) -> None:
-    desk = at_work(street, replace(SETTINGS, updates=None, loss=0.5, review_s=10.0))
-    desk.on(events.ClaimsRead(tuple(batches(40, 8.0))))
-    desk.run(30)
+    harness = at_work(street, replace(SETTINGS, updates=None, loss=0.5, review_s=10.0))
+    harness.on(events.ClaimsRead(tuple(batches(40, 8.0))))
+    harness.run(30)
     # 0.3 + 2 exp(-J / 442) is 0.5 after 1018 updates: 120 more, and 10 until the mean is there
     losses = [0.3 + 2.0 * math.exp(-version / 442) for version in range(1, 899)]
     updates = [UpdateApplied(0, n, (batch(n),), 40, loss) for n, loss in enumerate(losses, 1)]
-    desk.on(events.UpdatesRead(tuple(enumerate((Lead(-1, GENESIS, "c", 0), *updates)))))
+    harness.on(events.UpdateRecordsRead(tuple(enumerate((Lead(-1, GENESIS, "c", 0), *updates)))))
     street.append(ReplanAsked(street.clock(), "ada", "the losses are known"))
-    desk.run(5)
+    harness.run(5)
 
     before, after = plans(street)[0], plans(street)[-1]
     assert before.updates_left == pytest.approx(9_000, rel=0.01)  # 0.9 of a guess
@@ -180,48 +180,48 @@ def test_a_job_that_stops_at_a_loss_is_planned_until_its_curve_is_there(street: 
 
 
 def test_who_watches_outages_is_asked_when_a_machine_cannot_be_had(street: Street) -> None:
-    desk = at_work(street, replace(with_policy("pools"), max_lag_s=15.0))
-    desk.on(events.ClaimsRead(tuple(batches(40, 8.0))))
-    desk.run(60)
+    harness = at_work(street, replace(with_policy("pools"), max_lag_s=15.0))
+    harness.on(events.ClaimsRead(tuple(batches(40, 8.0))))
+    harness.run(60)
     before = len(plans(street))
     street.fleet.faults.without.add("spot")
     street.fleet.preempt(*(machine.launch for machine in street.fleet.rented))
-    desk.run(10)
+    harness.run(10)
 
     assert plans(street)[before].why.startswith("machines came or went")
-    assert {machine.pool for machine in desk.provisioner.ledger.running} == {"on-demand"}
+    assert {machine.pool for machine in harness.provisioner.ledger.running} == {"on-demand"}
 
 
-def test_a_policy_that_cannot_decide_is_told_of_and_asked_again(street: Street) -> None:
-    desk = at_work(street, UNDECIDED)
-    desk.run(30)
+def test_a_policy_that_cannot_decide_is_reported_and_asked_again(street: Street) -> None:
+    harness = at_work(street, UNDECIDED)
+    harness.run(30)
 
     assert not plans(street)
     assert (
         "updates: must be a number of at least 0, got inf" in street.written(Reviewed)[-1].warning
     )
-    desk.on(events.SettingsChanged(SETTINGS))
-    desk.run(40)
+    harness.on(events.ProvisioningChanged(SETTINGS))
+    harness.run(40)
     assert len(plans(street)) == 1
     assert street.written(Reviewed)[-1].warning == ""
 
 
 def test_the_plan_before_stays_where_a_policy_cannot_decide(street: Street) -> None:
-    desk = at_work(street)
-    desk.on(events.SettingsChanged(UNDECIDED))
-    desk.run(30)
+    harness = at_work(street)
+    harness.on(events.ProvisioningChanged(UNDECIDED))
+    harness.run(30)
 
     assert len(plans(street)) == 1
-    assert len(desk.provisioner.ledger.running) == 4
+    assert len(harness.provisioner.ledger.running) == 4
     assert "the plan before stays: updates" in street.written(Reviewed)[-1].warning
 
 
 def test_where_no_price_is_to_be_had_those_of_the_market_file_are_taken(street: Street) -> None:
     street.prices.away = True
-    desk = at_work(street)
+    harness = at_work(street)
     assert not plans(street)
 
-    desk.run(40)
+    harness.run(40)
 
     assert plans(street)[0].usd_per_hour == {"on-demand": 1.0, "spot": 0.25}
     assert "current prices are unavailable" in street.written(Reviewed)[-1].warning
@@ -242,13 +242,13 @@ def test_a_plan_of_another_policy_is_not_silently_kept(street: Street) -> None:
 # --- Proposition 1, never silently ---------------------------------------------------------------
 
 
-def test_a_fleet_below_what_keeps_up_is_told_of_with_the_reason(street: Street) -> None:
-    desk = at_work(street)
-    desk.run(60)
+def test_a_fleet_below_what_keeps_up_is_reported_with_the_reason(street: Street) -> None:
+    harness = at_work(street)
+    harness.run(60)
     assert street.written(Reviewed)[-1].warning == ""
     street.fleet.faults.without.add("spot")
     street.fleet.preempt(1, 2, 3)
-    desk.run(60)
+    harness.run(60)
 
     review = street.written(Reviewed)[-1]
     assert review.stability < 1
@@ -259,34 +259,34 @@ def test_a_fleet_below_what_keeps_up_is_told_of_with_the_reason(street: Street) 
 
 def test_a_plan_below_what_keeps_up_says_so(street: Street) -> None:
     # Arrivals of 100/s are 2.5 updates a second, and a gradient takes two seconds.
-    desk = at_work(street, with_policy("on-demand"))
-    desk.on(events.ClaimsRead(tuple(batches(40, 100.0))))
+    harness = at_work(street, with_policy("on-demand"))
+    harness.on(events.ClaimsRead(tuple(batches(40, 100.0))))
     slow = UpdateApplied(0, 1, tuple(batch(n) for n in range(4)), 40, 1.0, gradient_s=2.0)
-    desk.on(events.UpdatesRead(((0, Lead(-1, GENESIS, "c", 0)), (1, slow))))
+    harness.on(events.UpdateRecordsRead(((0, Lead(-1, GENESIS, "c", 0)), (1, slow))))
     street.append(ReplanAsked(street.clock(), "ada"))
-    desk.run(10)
+    harness.run(10)
 
     plan = plans(street)[-1]
     assert plan.stability < 1
     assert "not even one machine for each of the K gradients would do" in plan.warning
 
 
-def test_a_fleet_that_does_not_answer_is_told_of(street: Street) -> None:
-    desk = at_work(street)
+def test_a_fleet_that_does_not_answer_is_reported(street: Street) -> None:
+    harness = at_work(street)
     street.fleet.go_away()
-    desk.run(20)
+    harness.run(20)
     assert "the provider does not answer: the provider of machines is unavailable" in (
         street.written(Reviewed)[-1].warning
     )
 
     street.fleet.come_back()
-    desk.run(20)
+    harness.run(20)
     assert street.written(Reviewed)[-1].warning == ""
 
 
 def test_reviews_come_now_and_then_and_not_more_often(street: Street) -> None:
-    desk = at_work(street)
-    desk.run(300)
+    harness = at_work(street)
+    harness.run(300)
 
     times = [review.at_s for review in street.written(Reviewed)]
     assert 10 <= len(times) <= 14
@@ -302,10 +302,10 @@ def test_without_a_spot_pool_every_policy_has_machines_on_demand(
     street: Street, policy: PolicyName, on_preemption: Literal["hold", "reassign"]
 ) -> None:
     settings = replace(with_policy(policy), pools=(ON_DEMAND,), on_preemption=on_preemption)
-    desk = at_work(street, settings)
+    harness = at_work(street, settings)
 
     assert plans(street)[0].on_demand >= 2  # that keep up with arrivals
-    assert len(desk.provisioner.ledger.running) == plans(street)[0].on_demand
+    assert len(harness.provisioner.ledger.running) == plans(street)[0].on_demand
     assert not street.written(Reviewed)[-1].warning
 
 
@@ -313,9 +313,9 @@ def test_without_a_spot_pool_every_policy_has_machines_on_demand(
 def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
     street: Street, policy: PolicyName
 ) -> None:
-    desk = ProviderThread(street, with_policy(policy))
-    desk.on(events.StreamsSeen(1_000_000))
-    desk.run(200)
+    harness = ProviderThread(street, with_policy(policy))
+    harness.on(events.RecordsCounted(1_000_000))
+    harness.run(200)
 
     first, *others = plans(street)
     assert first.updates_left > 0

@@ -27,7 +27,7 @@ LEFT_S = 150.0  # after a notice EC2 takes a machine within 120 s; given back, a
 SOON_S = 60.0  # a machine that fails earlier would fail again: its start is what is wrong
 
 
-class Wish(NamedTuple):
+class DesiredMachine(NamedTuple):
     """A machine that shall be there."""
 
     slot: int | None  # None: machines are counted
@@ -38,25 +38,25 @@ class Wish(NamedTuple):
 class FleetDiff(NamedTuple):
     """What to do about the fleet."""
 
-    order: tuple[Wish, ...]
+    order: tuple[DesiredMachine, ...]
     release: tuple[Instance, ...]
 
 
-def wishes_of(places: Sequence[int], pools: Sequence[str]) -> tuple[Wish, ...]:
+def desired_machines(places: Sequence[int], pools: Sequence[str]) -> tuple[DesiredMachine, ...]:
     """Say which machines a decision wants."""
-    return tuple(Wish(slot, pools[at]) for slot, at in enumerate(places) if at != NOWHERE)
+    return tuple(DesiredMachine(slot, pools[at]) for slot, at in enumerate(places) if at != NOWHERE)
 
 
 def reconcile(
-    wishes: Iterable[Wish],
+    all_desired: Iterable[DesiredMachine],
     instances: Iterable[Instance],
-    may_order: Callable[[Wish], bool] = lambda _: True,
+    may_order: Callable[[DesiredMachine], bool] = lambda _: True,
     at_work: Callable[[Instance], bool] | None = None,
 ) -> FleetDiff:
     """Say what to order and what to give back.
 
     Args:
-        wishes: At most one for each slot.
+        all_desired: At most one for each slot.
         instances: Machines that run or may come to run.
         may_order: Whether the wish's pool may be asked now, see `Backoff`.
         at_work: Whether a machine has begun to work, so that the one before it can go; None: the
@@ -65,16 +65,16 @@ def reconcile(
     by_slot: dict[int | None, list[Instance]] = {}
     for machine in sorted(instances, key=_usefulness):
         by_slot.setdefault(machine.slot, []).append(machine)
-    missing, waited_for = list[Wish](), set[int | None]()
-    for wish in wishes:
-        free = by_slot.get(wish.slot, [])
-        found = next((machine for machine in free if machine.pool == wish.pool), None)
+    missing, waited_for = list[DesiredMachine](), set[int | None]()
+    for desired in all_desired:
+        free = by_slot.get(desired.slot, [])
+        found = next((machine for machine in free if machine.pool == desired.pool), None)
         if found is None:
-            missing.append(wish)
+            missing.append(desired)
         else:
             free.remove(found)
         if at_work is not None and (found is None or not at_work(found)):
-            waited_for.add(wish.slot)
+            waited_for.add(desired.slot)
     release = tuple(
         machine
         for machines in by_slot.values()
@@ -82,14 +82,16 @@ def reconcile(
         if machine.slot not in waited_for or not machine.running
     )
     leaving = {machine.slot for machine in release if at_work is None}
-    order = tuple(wish for wish in missing if wish.slot not in leaving and may_order(wish))
+    order = tuple(
+        desired for desired in missing if desired.slot not in leaving and may_order(desired)
+    )
     return FleetDiff(order, release)
 
 
 def reconcile_counted(
     wanted: Mapping[Offer, int],
     instances: Iterable[Instance],
-    may_order: Callable[[Wish], bool] = lambda _: True,
+    may_order: Callable[[DesiredMachine], bool] = lambda _: True,
     now_s: float = 0.0,
     gone_bids: Mapping[Offer, int] = MappingProxyType({}),
 ) -> FleetDiff:
@@ -112,11 +114,11 @@ def reconcile_counted(
     for machine in sorted(useful, key=lambda each: (each.slot is None, *_usefulness(each))):
         there.setdefault(machine.asked, []).append(machine)
     order = tuple(
-        wish
+        desired
         for offer, count in wanted.items()
-        for wish in [Wish(None, offer.pool, offer=offer)]
+        for desired in [DesiredMachine(None, offer.pool, offer=offer)]
         for _ in range(count - len(there.get(offer, ())) - gone_bids.get(offer, 0))
-        if may_order(wish)
+        if may_order(desired)
     )
     release = tuple(
         machine for offer, machines in there.items() for machine in machines[wanted.get(offer, 0) :]
@@ -209,10 +211,10 @@ class Backoff:
             case _:
                 pass  # says nothing of how hard machines are to be had
 
-    def until_s(self, wish: Wish) -> float:
+    def until_s(self, desired: DesiredMachine) -> float:
         """When this may be ordered."""
-        key = wish.slot if wish.offer is None else _whatever_bid(wish.offer)
-        waits = (self._pools.get(wish.pool), self._slots.get(key))
+        key = desired.slot if desired.offer is None else _whatever_bid(desired.offer)
+        waits = (self._pools.get(desired.pool), self._slots.get(key))
         return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
 
     def refusing(self, now_s: float) -> frozenset[str]:

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.spot.provisioning.records import LaunchRequested, Left, PlanRecord, Seated
-from common.spot.provisioning.seating import readiness, seats
-from common.spot.provisioning.starting import StartUps
+from common.spot.provisioning.records import LaunchRequested, Left, PlanRecord, SlotAssigned
+from common.spot.provisioning.slots import assign_slots, readiness
+from common.spot.provisioning.startup_times import StartUps
 from common.spot.theory.work import Pool
 from tests.unit.spot.provisioning.examples import T0, ended, fold, lead, machine, started
 
@@ -22,20 +22,22 @@ def counted(launch: int, term: int = 0) -> LaunchRequested:
     return LaunchRequested(term, launch, T0, None, "spot", f"digits-m{launch}")
 
 
-def seated(slot: int, launch: int, at_s: float = T0) -> Seated:
-    return Seated(0, at_s, slot, launch, f"digits-w{slot}")
+def assigned(slot: int, launch: int, at_s: float = T0) -> SlotAssigned:
+    return SlotAssigned(0, at_s, slot, launch, f"digits-w{slot}")
 
 
 def two_spares() -> list[PlanRecord]:
     return [lead(), counted(1), counted(2), started(1), started(2)]
 
 
-def test_slots_without_a_machine_are_seated_on_spares_that_have_started_up() -> None:
+def test_slots_without_a_machine_get_spares_that_have_started_up() -> None:
     there = [machine(1, 0), machine(2, None), machine(3, None, runs=False)]
     ready = readiness([SLOW, FAST], StartUps(), T0 + 5)
 
-    assert seats(there, ready, SPEEDS, {}, EQUAL) == ((1, 2),)
-    assert seats(there, readiness([SLOW, FAST], StartUps(), T0 + 4.9), SPEEDS, {}, EQUAL) == ()
+    assert assign_slots(there, ready, SPEEDS, {}, EQUAL) == ((1, 2),)
+    assert (
+        assign_slots(there, readiness([SLOW, FAST], StartUps(), T0 + 4.9), SPEEDS, {}, EQUAL) == ()
+    )
 
 
 def test_who_waits_longest_comes_first_then_who_has_most_records_on_the_fastest_machine() -> None:
@@ -43,41 +45,48 @@ def test_who_waits_longest_comes_first_then_who_has_most_records_on_the_fastest_
     ready = readiness([SLOW, FAST], StartUps(), T0 + 5)
     vacated_s = {0: T0 - 1, 1: T0 - 2, 2: T0 - 2}
 
-    found = seats(there, ready, SPEEDS, vacated_s, np.array([9.0, 1.0, 2.0]))
+    found = assign_slots(there, ready, SPEEDS, vacated_s, np.array([9.0, 1.0, 2.0]))
 
     assert found == ((2, 2), (1, 1), (0, 3))
 
 
 def test_a_machine_has_the_slots_stream_under_the_slots_name_until_it_ends() -> None:
-    ledger = fold([*two_spares(), seated(3, 1)])
+    ledger = fold([*two_spares(), assigned(3, 1)])
     assert (ledger.machines[1].slot, ledger.machines[1].member) == (3, "digits-w3")
     assert (ledger.machines[1].worker, ledger.machines[2].slot) == ("digits-m1", None)
 
-    after = fold([*two_spares(), seated(3, 1), ended(1, T0 + 9), seated(3, 2)])
+    after = fold([*two_spares(), assigned(3, 1), ended(1, T0 + 9), assigned(3, 2)])
     assert after.machines[2].slot == 3
     assert after.vacated_s == {3: T0 + 9}
 
 
-def test_a_seat_does_not_count_while_somebody_has_it_or_where_the_machine_has_another() -> None:
-    taken = [*two_spares(), seated(3, 1)]
-    for extra in (seated(3, 2), seated(4, 1), seated(4, 7), Seated(5, T0, 4, 2, "digits-w4")):
+def test_slot_does_not_count_while_somebody_has_it_or_if_the_machine_has_another() -> None:
+    taken = [*two_spares(), assigned(3, 1)]
+    for extra in (
+        assigned(3, 2),
+        assigned(4, 1),
+        assigned(4, 7),
+        SlotAssigned(5, T0, 4, 2, "digits-w4"),
+    ):
         assert fold([*taken, extra]).machines[2].slot is None
-    coming = fold([lead(), counted(1), seated(0, 1)])
+    coming = fold([lead(), counted(1), assigned(0, 1)])
     assert coming.machines[1].slot is None
     beside = LaunchRequested(0, 3, T0, 4, "on-demand", "digits-w4")
-    assert fold([*two_spares(), beside, seated(4, 1)]).machines[1].slot is None
+    assert fold([*two_spares(), beside, assigned(4, 1)]).machines[1].slot is None
 
 
 def test_a_slot_whose_worker_has_left_is_free_and_its_machine_no_spare() -> None:
-    left = [*two_spares(), seated(3, 1), Left(0, T0 + 7, 1)]
-    ledger = fold([*left, Left(0, T0 + 8, 1), Left(0, T0 + 8, 2), seated(3, 2), ended(1, T0 + 9)])
+    left = [*two_spares(), assigned(3, 1), Left(0, T0 + 7, 1)]
+    ledger = fold([*left, Left(0, T0 + 8, 1), Left(0, T0 + 8, 2), assigned(3, 2), ended(1, T0 + 9)])
 
     assert ledger.machines[1].left_s == T0 + 7
     assert not ledger.machines[2].left  # it had no seat then
     assert ledger.machines[2].slot == 3
     assert ledger.vacated_s == {3: T0 + 7}
     there = fold(left).open
-    assert seats(there, readiness([FAST], StartUps(), T0), SPEEDS, {}, np.ones(4))[-1:] == ((0, 2),)
+    assert assign_slots(there, readiness([FAST], StartUps(), T0), SPEEDS, {}, np.ones(4))[-1:] == (
+        (0, 2),
+    )
 
 
 @given(
@@ -92,7 +101,7 @@ def test_nobody_waits_beside_a_spare_and_nobody_shares(
     there = [
         machine(n, slot, runs=run) for n, (slot, run) in enumerate(zip(once, runs, strict=False))
     ]
-    found = seats(there, readiness([FAST], StartUps(), T0), SPEEDS, {}, np.ones(slots))
+    found = assign_slots(there, readiness([FAST], StartUps(), T0), SPEEDS, {}, np.ones(slots))
     free = set(range(slots)) - set(once)
     spares = {each.launch for each in there if each.slot is None and each.running}
     assert {slot for slot, _ in found} <= free

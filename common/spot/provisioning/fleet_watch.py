@@ -18,7 +18,7 @@ from common.spot.machines import LaunchRequest, Machine, Refused
 from common.spot.provisioning.records import Ended, Left, Started, client_token
 
 if TYPE_CHECKING:
-    from common.spot.provisioning.events import MachinesSeen, WorkersSeen
+    from common.spot.provisioning.events import HeartbeatsSeen, MachinesSeen
     from common.spot.provisioning.ledger import FleetLedger, Instance
     from common.spot.provisioning.settings import ProvisionerSettings
 
@@ -71,10 +71,10 @@ class FleetWatch:
         if look.as_of_s > self._as_of_s:
             self._look, self._as_of_s, self.looked = look, look.as_of_s, True
 
-    def workers_seen(self, seen: WorkersSeen) -> None:
+    def workers_seen(self, seen: HeartbeatsSeen) -> None:
         """Take in whose heartbeats there are; where there are none, Redis may have been emptied."""
         for instance in self.ledger.running if seen.members else ():
-            if instance.seated_s is None or seen.as_of_s <= instance.seated_s:
+            if instance.slot_assigned_s is None or seen.as_of_s <= instance.slot_assigned_s:
                 continue  # what there was then was of whoever had the seat before
             if instance.member in seen.members:
                 self._silent[instance.launch] = None
@@ -109,7 +109,7 @@ class FleetWatch:
         """Say whose workers have left the seats of their machines."""
         for instance in self.ledger.running:
             missed = self._silent.get(instance.launch)
-            if missed is None or not instance.has_seat or missed.looks < LOOKS:
+            if missed is None or not instance.has_slot or missed.looks < LOOKS:
                 continue
             if now_s - missed.since_s >= self.settings.grace_s:
                 yield Left(self.ledger.term, now_s, instance.launch)

@@ -39,10 +39,10 @@ def fail(
 # --- quarantine ------------------------------------------------------------------------------
 
 
-def test_past_its_strikes_a_batch_is_quarantined_and_the_group_filled_up() -> None:
+def test_batch_above_its_limit_of_failures_is_quarantined_and_the_group_filled_up() -> None:
     # b1      raises     asked again   raises: poison
     # strikes 1          alone         2 > 1             c2 comes in: J=1 of a0 c2
-    bench = leading(replace(QUIET, strikes=1))
+    bench = leading(replace(QUIET, max_failures=1))
     bench.announce(A, B, C)
     a, b = bench.orders
     assert asked(fail(bench, b, "raised")) == {C: [1]}
@@ -67,7 +67,7 @@ def test_a_batch_is_dead_lettered_only_after_its_quarantine_was_read_back() -> N
 
 
 def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
-    bench = leading(replace(QUIET, strikes=1))
+    bench = leading(replace(QUIET, max_failures=1))
     bench.announce(A, B)
     bench.see(A, C)  # B is dead
     bench.see(A)  # C, asked after it, too
@@ -105,13 +105,13 @@ def raise_on_all(bench: Bench, most: int = 1000) -> int:
 WORKERS = tuple(WorkerId(f"w{number}") for number in range(20))
 
 
-@pytest.mark.parametrize("strikes", [0, 1, 5])
+@pytest.mark.parametrize("max_failures", [0, 1, 5])
 @pytest.mark.parametrize("workers", [1, 4, 20])
 def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
-    strikes: int, workers: int
+    max_failures: int, workers: int
 ) -> None:
     # All batches of a group of 20 are suspects, in up to 20 workers' hands at once.
-    bench = leading(changed(group_size=20, strikes=strikes), *WORKERS[:workers])
+    bench = leading(changed(group_size=20, max_failures=max_failures), *WORKERS[:workers])
     bench.announce(*WORKERS, *WORKERS)
 
     assert raise_on_all(bench) == 3
@@ -125,7 +125,7 @@ def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
 
 
 def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> None:
-    bench = leading(changed(strikes=0, group_size=2))
+    bench = leading(changed(max_failures=0, group_size=2))
     bench.announce(*WORKERS)
     assert raise_on_all(bench) == 3
 
@@ -137,7 +137,7 @@ def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> 
 
 
 def test_an_update_between_them_makes_poison_batches_no_row() -> None:
-    bench = leading(changed(strikes=0, group_size=1, poison_in_a_row=2))
+    bench = leading(changed(max_failures=0, group_size=1, poison_in_a_row=2))
     for _ in range(10):
         bench.announce(A, B)
         fail(bench, bench.orders[0], "raised")
@@ -148,7 +148,7 @@ def test_an_update_between_them_makes_poison_batches_no_row() -> None:
 
 
 def test_more_than_a_tenth_of_the_last_hundred_holds_the_job() -> None:
-    bench = leading(changed(strikes=0, group_size=1))
+    bench = leading(changed(max_failures=0, group_size=1))
     for number in range(1, 12):
         assert of_kind(bench.said, do.Hold) == []
         bench.announce(*[A] * 9)
@@ -162,7 +162,7 @@ def test_more_than_a_tenth_of_the_last_hundred_holds_the_job() -> None:
 
 
 def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> None:
-    bench = leading(changed(strikes=0, group_size=1))
+    bench = leading(changed(max_failures=0, group_size=1))
     for _ in range(30):
         bench.announce(*[A] * 10)
         fail(bench, bench.orders[0], "raised")
@@ -174,7 +174,7 @@ def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> Non
 
 
 def test_batches_that_kill_their_workers_count_as_poison_too() -> None:
-    bench = leading(changed(strikes=0, group_size=2, poison_in_a_row=2))
+    bench = leading(changed(max_failures=0, group_size=2, poison_in_a_row=2))
     bench.announce(A, B)
     bench.see(C)  # A and B died, each of its batch alone
 
@@ -194,7 +194,7 @@ def test_expired_batches_hold_no_job() -> None:
 
 
 def test_a_task_that_is_wrong_whatever_the_data_holds_the_job_at_once() -> None:
-    bench = leading(replace(QUIET, strikes=0))
+    bench = leading(replace(QUIET, max_failures=0))
     bench.announce(A, B)
     order = bench.orders[0]
     failed = Failed(order.worker, bench.model, (0,), "task", "losses has shape ()", TRACEBACK)
@@ -215,14 +215,15 @@ def test_a_task_that_is_wrong_whatever_the_data_holds_the_job_at_once() -> None:
 
 
 @pytest.mark.parametrize("reason", ["model_missing", "unreadable"])
-def test_failures_that_are_not_the_datas_fault_earn_no_strike(reason: FailedReason) -> None:
-    bench = leading(replace(QUIET, strikes=0))
+def test_failures_that_are_not_the_datas_fault_are_not_counted(reason: FailedReason) -> None:
+    bench = leading(replace(QUIET, max_failures=0))
     bench.announce(A, B)
     for _ in range(5):
         fail(bench, next(o for o in bench.orders if o.batches[0].offset == 1), reason)
     assert len(bench.updates) == 1  # the Lead
     assert (
-        the(bench.feed(events.WantedChanged("stopped")), do.PublishSnapshot).snapshot.strikes == {}
+        the(bench.feed(events.WantedChanged("stopped")), do.PublishSnapshot).snapshot.failure_counts
+        == {}
     )
 
 
@@ -271,7 +272,7 @@ def test_when_half_of_a_round_is_not_finite_the_job_is_held_and_no_batch_is_lost
 
 
 def test_one_bad_batch_is_no_divergence_however_often_it_is_tried() -> None:
-    bench = leading(replace(QUIET, strikes=2))
+    bench = leading(replace(QUIET, max_failures=2))
     bench.announce(A, B)
     for _ in range(3):
         fail(bench, next(o for o in bench.orders if o.batches[0].offset == 1), "not_finite")
@@ -280,7 +281,7 @@ def test_one_bad_batch_is_no_divergence_however_often_it_is_tried() -> None:
 
 
 def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
-    bench = leading(replace(QUIET, strikes=0))
+    bench = leading(replace(QUIET, max_failures=0))
     for _ in range(2):
         bench.announce(A, B, A)
         a, b = bench.orders
@@ -291,13 +292,13 @@ def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
     assert of_kind(bench.said, do.Hold) == []
 
 
-def test_trouble_holds_the_job() -> None:
+def test_failure_holds_the_job() -> None:
     bench = leading()
     bench.announce(A, B)
     reason = "the control topic ends below what was read"
-    said = bench.feed(events.Trouble(reason))
+    said = bench.feed(events.HoldRequired(reason))
     assert said == (do.Hold(reason), do.StepDown(reason), do.ReleaseLease())
-    assert bench.feed(events.Trouble(reason)) == ()
+    assert bench.feed(events.HoldRequired(reason)) == ()
     assert bench.tick(10.0) == ()  # nobody leads before a person has looked
     assert bench.feed(events.WantedChanged("paused")) == ()
     assert bench.tick(11.0) == ()
@@ -341,17 +342,17 @@ def test_what_was_torn_may_be_mended_before_a_person_resumes() -> None:
     assert bench.find("hot", torn) == (do.RestoreSnapshot(torn),)
     assert bench.feed(events.SnapshotTorn(torn)) == (do.FindSnapshots("hot"),)
     assert of_kind(bench.find("hot", torn), do.RestoreSnapshot) == []
-    bench.feed(events.Trouble("no checkpoint can be read"))
+    bench.feed(events.HoldRequired("no checkpoint can be read"))
     bench.feed(events.WantedChanged("running"))
     bench.feed(held)
     assert bench.find("hot", torn) == (do.RestoreSnapshot(torn),)
 
 
-def test_a_job_in_trouble_that_its_owner_stops_is_finished() -> None:
+def test_failing_job_that_its_owner_stops_is_finished() -> None:
     bench = leading()
-    bench.machine.on(events.Trouble("a checkpoint of another model"), 0.0)
+    bench.machine.on(events.HoldRequired("a checkpoint of another model"), 0.0)
     bench.feed(events.WantedChanged("stopped"))
-    said = bench.feed(events.Trouble("a checkpoint of another model"))
+    said = bench.feed(events.HoldRequired("a checkpoint of another model"))
     reason = "stopped by its owner; a checkpoint of another model"
     assert said == (do.Finish(reason, stopped=True), do.ReleaseLease())
 

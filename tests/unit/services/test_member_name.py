@@ -20,13 +20,13 @@ from common.spot.provisioning.ledger import FleetLedger, Instance
 from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,
-    Lead,
     Left,
-    Seated,
+    ProvisionerLead,
     Settled,
+    SlotAssigned,
     Started,
 )
-from services.worker.seat import SlotLedger, decode, seat_of
+from services.worker.member_name import SlotLedger, await_member_name, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
 
 ORDERED: list[PlanRecord] = [
-    Lead(-1, "p1", 1.0),
+    ProvisionerLead(-1, "p1", 1.0),
     LaunchRequested(0, 1, 1.0, 0, "spot", "digits-w0"),
     LaunchRequested(0, 2, 1.0, None, "spot", "digits-m2"),
     LaunchRequested(0, 3, 1.0, None, "spot", "digits-m3"),
@@ -43,8 +43,8 @@ ORDERED: list[PlanRecord] = [
 ]
 
 
-def seat(slot: int, launch: int) -> Seated:
-    return Seated(0, 3.0, slot, launch, f"digits-w{slot}")
+def assigned(slot: int, launch: int) -> SlotAssigned:
+    return SlotAssigned(0, 3.0, slot, launch, f"digits-w{slot}")
 
 
 def record(on_preemption: str = "hold") -> JobRecord:
@@ -87,12 +87,12 @@ class Topic:
                 return True
             return False
 
-        return seat_of(record(), name, self.log, stays)
+        return await_member_name(record(), name, self.log, stays)
 
 
-def test_a_spare_waits_until_it_is_seated_and_takes_the_slots_name() -> None:
+def test_spare_waits_until_it_has_a_slot_and_takes_the_slots_name() -> None:
     topic = Topic(ORDERED)
-    steps = lambda: topic.write(seat(0, 3)), lambda: topic.write(seat(1, 3))
+    steps = lambda: topic.write(assigned(0, 3)), lambda: topic.write(assigned(1, 3))
     assert topic.wait("digits-m3", *steps[:1]) is None  # slot 0 has a machine of its own
     assert topic.wait("digits-m3", *steps) == "digits-w1"
     assert topic.wait("digits-m2") is None
@@ -102,13 +102,15 @@ def test_who_is_no_spare_of_a_job_whose_streams_wait_goes_by_its_own_name() -> N
     topic = Topic(ORDERED)
     for name in ("digits-w0", "digits-m9", "by-hand"):
         assert topic.wait(name) == name
-    assert seat_of(record("reassign"), "digits-m3", topic.log, lambda: False) == "digits-m3"
-    assert seat_of(record(), "digits-m3", MemoryLog(), lambda: False) == "digits-m3"
+    assert (
+        await_member_name(record("reassign"), "digits-m3", topic.log, lambda: False) == "digits-m3"
+    )
+    assert await_member_name(record(), "digits-m3", MemoryLog(), lambda: False) == "digits-m3"
 
 
 def test_a_machine_that_was_taken_for_lost_has_its_slot_no_longer() -> None:
     lost = Ended(0, 2, 4.0, "lost")
-    topic = Topic([*ORDERED, seat(1, 2), lost, seat(1, 3)])
+    topic = Topic([*ORDERED, assigned(1, 2), lost, assigned(1, 3)])
     assert topic.wait("digits-m2") is None
     assert topic.wait("digits-m3") == "digits-w1"
     topic.write(Left(0, 5.0, 3))
@@ -117,15 +119,15 @@ def test_a_machine_that_was_taken_for_lost_has_its_slot_no_longer() -> None:
 
 def test_records_that_do_not_parse_are_passed_over_and_those_of_a_newer_program_are_not() -> None:
     topic = Topic(ORDERED)
-    topic.write(b"what?", seat(1, 3))
+    topic.write(b"what?", assigned(1, 3))
     assert topic.wait("digits-m3") == "digits-w1"
-    topic.write(b'{"type":"seated","format":99}')
+    topic.write(b'{"type":"slot-assigned","format":99}')
     with pytest.raises(FutureFormatError):
         topic.wait("digits-m2")
 
 
 _RECORDS: st.SearchStrategy[PlanRecord] = st.one_of(
-    st.builds(Lead, st.integers(-1, 12), st.just("p1"), st.just(1.0)),
+    st.builds(ProvisionerLead, st.integers(-1, 12), st.just("p1"), st.just(1.0)),
     st.builds(
         lambda term, launch, slot, worker: LaunchRequested(term, launch, 1.0, slot, "spot", worker),
         st.integers(0, 3),
@@ -135,7 +137,7 @@ _RECORDS: st.SearchStrategy[PlanRecord] = st.one_of(
     ),
     st.builds(Started, st.integers(0, 3), st.integers(1, 3), st.just(2.0), st.just("i-1")),
     st.builds(
-        lambda term, slot, launch: Seated(term, 3.0, slot, launch, f"w{slot}"),
+        lambda term, slot, launch: SlotAssigned(term, 3.0, slot, launch, f"w{slot}"),
         st.integers(0, 3),
         st.integers(0, 1),
         st.integers(1, 3),
@@ -162,5 +164,5 @@ def test_a_worker_finds_the_slot_that_the_ledger_of_the_fleet_says(later: list[P
             expected, own = newest.get(name), ledger.own
             assert (own is None) == (expected is None)
             if own and expected:
-                assert own.has_slot == expected.has_seat
+                assert own.has_slot == expected.has_slot
                 assert own.worker == expected.member

@@ -20,17 +20,17 @@ from common.core.completion import LOSS_WINDOW
 from common.core.history import History
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
 from common.spot.policies.policy import ON_DEMAND
+from common.spot.provisioning.autoscale import FleetSize, RoundTimes, workers_wanted
 from common.spot.provisioning.availability import Availability
 from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,
     Left,
     PlanRecord,
-    Seated,
+    SlotAssigned,
     Started,
 )
-from common.spot.provisioning.sizing import Fleet, RoundTimes, workers_wanted
-from common.spot.provisioning.starting import StartUps
+from common.spot.provisioning.startup_times import StartUps
 from common.spot.theory.capacity import HEADROOM
 from common.spot.theory.estimates import Estimate, pooled_prior, rate_from_counts
 from common.spot.theory.losses import LossTally
@@ -42,7 +42,7 @@ from common.spot.theory.work import Pool, Rates, gb_per_hour
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord
     from common.core.spans import Partition
-    from common.spot.provisioning.events import WorkersSeen
+    from common.spot.provisioning.events import HeartbeatsSeen
     from common.spot.provisioning.ledger import FleetLedger, Instance
     from common.spot.provisioning.settings import ProvisionerSettings
 
@@ -95,7 +95,7 @@ class Estimator:
         self._losses = LossTally()
         self._loss_fit: _LossFit | None = None
         self._by_place: dict[Partition, StreamTally] = {}  # reassign
-        self._heard_s: dict[Partition, float] = {}  # likewise, of its last batch
+        self._last_batch_s: dict[Partition, float] = {}  # likewise, of its last batch
         self._by_slot: dict[int, StreamTally] = {}  # hold
         self._ends: dict[Partition, int] = {}
         self._batches = 0
@@ -159,7 +159,7 @@ class Estimator:
             self._history.forget_before(self._made[0].version)
         if self.settings.balanced:
             self._round_times.observe(
-                Fleet(self._running, self._group_size),
+                FleetSize(self._running, self._group_size),
                 self.version,
                 float(self.gradient(now_s).value),
                 now_s,
@@ -169,12 +169,12 @@ class Estimator:
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
         """Take in a record of the plans topic that counts, after the ledger did."""
         instance = None
-        if isinstance(record, (Started, Seated, Left, Ended)):
+        if isinstance(record, (Started, SlotAssigned, Left, Ended)):
             instance = ledger.machines[record.launch]
-            self._heard_of(record, instance)
+            self._on_instance(record, instance)
         self._availability.feed(record, instance)
 
-    def workers_seen(self, seen: WorkersSeen, ledger: FleetLedger) -> None:
+    def workers_seen(self, seen: HeartbeatsSeen, ledger: FleetLedger) -> None:
         """Take in whose heartbeats there are; under `hold` they say nothing of a start-up."""
         if self.settings.on_preemption == "reassign":
             self.start_ups.workers_seen(seen, ledger.running, self.settings.grace_s)
@@ -342,14 +342,16 @@ class Estimator:
                 samples = round(claim.samples * (span.end - span.start) / length)
                 tally = self._by_place.setdefault(span.place, StreamTally(now_s, RATE_HALF_LIFE_S))
                 tally.batch(span, samples, first_s, last_s, now_s)
-                self._heard_s[span.place] = now_s
+                self._last_batch_s[span.place] = now_s
         self._batches += 1
 
-    def _heard_of(self, record: Started | Seated | Left | Ended, instance: Instance) -> None:
+    def _on_instance(
+        self, record: Started | SlotAssigned | Left | Ended, instance: Instance
+    ) -> None:
         """Silence of a stream that nobody reads says nothing; its records come all the same."""
         spare = instance.slot is None and self.settings.on_preemption == "hold"
-        told = instance.left and isinstance(record, Ended)
-        if instance.started_s is None or spare or told:
+        left_before = instance.left and isinstance(record, Ended)
+        if instance.started_s is None or spare or left_before:
             return  # it never ran, reads nothing yet or no more
         self._pools[instance.member] = instance.pool
         step = -1 if isinstance(record, (Left, Ended)) else 1
@@ -418,8 +420,8 @@ class Estimator:
         each = rate_from_counts(counts[:, 0], counts[:, 1], prior)
         value, std = np.array(each.value), np.array(each.std)
         for slot, tally in tallies.items():
-            told = tally.rate(now_s, unreported, prior)
-            value[slot], std[slot] = told.value, told.std
+            estimate = tally.rate(now_s, unreported, prior)
+            value[slot], std[slot] = estimate.value, estimate.std
         return Estimate(value, std, "gamma")
 
     def _of_places(self, now_s: float) -> Estimate | None:
@@ -429,15 +431,15 @@ class Estimator:
         if unseen > len(counts) or not counts.sum(axis=0).all():
             return None
         prior = pooled_prior(counts[:, 0], counts[:, 1])
-        last_s = max(self._heard_s.values())
+        last_s = max(self._last_batch_s.values())
         value, variance = unseen * prior.records / prior.seconds, 0.0
         for place, tally in self._by_place.items():
             # That one partition is silent says that nobody reads it, until somebody should.
-            silent_s = max(now_s - last_s, now_s - self._heard_s[place] - ORPHANED_S)
-            as_of_s = min(self._heard_s[place] + max(silent_s, 0.0), now_s)
-            told = tally.rate(as_of_s, self.settings.batch_size - 1, prior)
-            value += float(told.value)
-            variance += float(told.std) ** 2
+            silent_s = max(now_s - last_s, now_s - self._last_batch_s[place] - ORPHANED_S)
+            as_of_s = min(self._last_batch_s[place] + max(silent_s, 0.0), now_s)
+            estimate = tally.rate(as_of_s, self.settings.batch_size - 1, prior)
+            value += float(estimate.value)
+            variance += float(estimate.std) ** 2
         return Estimate(value, math.sqrt(variance), "gamma")
 
     def _guess_per_s(self) -> float:
