@@ -45,7 +45,7 @@ lint: $(INSTALLED)  ## style, types, architecture
 
 unit: $(INSTALLED)  ## the pure parts, and the protocol under seeded schedules of faults
 	nice -n 10 $(TESTS) -n 2 --dist worksteal --timeout=1200 -m "not nightly" \
-		tests/system tests/unit tests/test_architecture.py  # while servers wait, however long it takes then
+		tests/system tests/unit tests/test_architecture.py tests/test_prose.py  # while servers wait, however long it takes then
 
 servers: $(INSTALLED)  ## ports and processes, on every Kafka and Redis that can be had here
 	$(TESTS) -rs -n 2 --dist loadfile -m "not alone and not nightly" tests/contract tests/integration
