@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
     from common.core.audit import Audit
     from common.jobs.edit import Value
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 _JOB = "chaos"
 _PARTITIONS = 3  # of each of two streams: two for some workers, whoever is there

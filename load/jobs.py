@@ -23,12 +23,14 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from typing import TYPE_CHECKING
+
 from common.embedded.services import environment_of, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.ports.servers import Board, Log, NewTopic
+from common.kafka.port import Log, NewTopic
 from common.runtime.connect import open_boards
 from common.testing.counting import ENTRYPOINT
 from load.harness import report
@@ -38,6 +40,9 @@ from load.harness.report import Figure, Found
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events, servers
 from load.jobs_admin import PARTITIONS, SPEC, STREAM, measure_admin
 from services.cli.local import open_page
+
+if TYPE_CHECKING:
+    from common.redis.port import Board
 
 WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
 _SETTLES_S = 10.0  # after all are led, and after an empty one has started

@@ -38,7 +38,7 @@ from common.errors import UnavailableError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, JobStore
 from common.kafka.names import control_topic, updates_topic
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.connect import open_boards
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
@@ -51,7 +51,8 @@ from load.harness.stack import NotMeasuredError, Servers, await_until, check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
 
 STREAM, PARTITIONS = "watched", 4
 SPEC = f"""

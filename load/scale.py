@@ -32,8 +32,8 @@ from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
 from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
+from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
-from common.ports.servers import Board, Log, NewTopic
 from common.runtime.connect import open_board, open_log
 from common.storage.snapshot_file import from_bytes
 from common.testing.costless import ENTRYPOINT
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from common.jobs.spec import JobSpec
+    from common.redis.port import Board
 
 _JOB = "scale"
 _BATCH_SIZE, _GROUP_SIZE = 256, 4  # b and K: an update of 1,024 records

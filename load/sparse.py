@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from common.core.messages import ModelId
     from common.data.records import Records
     from common.jobs.spec import JobSpec
-    from common.ports.servers import Board
+    from common.redis.port import Board
 
 _DDP = Path(__file__).parent / "throughput" / "ddp.py"
 _TOPIC = "rows"

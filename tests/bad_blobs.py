@@ -12,7 +12,7 @@ from load.harness.s3_servers import PAGE, Lie
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from common.kafka import names as topics
 from common.kafka.table import CompactedTable
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a viewer may
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from common.ports.servers import Blobs, Board, LiveStatus, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board, LiveStatus
+    from common.storage.port import Blobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from confluent_kafka.admin import AdminClient
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
 from common.kafka.log import KafkaLog
+from common.kafka.port import NewTopic
 from common.kafka.settings import KafkaSettings
-from common.ports.servers import NewTopic
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
 _START_TIMEOUT_S = 60.0

@@ -18,7 +18,7 @@ from common.kafka.read import read_decoded
 from common.wire.messages import decode_audit, encode_audit
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 _DELIVERED_S = 30.0
 

@@ -30,8 +30,8 @@ from common.kafka.dead_letters import (
     read_dead_letters,
 )
 from common.kafka.names import dead_letter_topic
+from common.kafka.port import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
 from common.kafka.read import identified
-from common.ports.servers import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
 
 if TYPE_CHECKING:
     from common.jobs.quarantine import Quarantine

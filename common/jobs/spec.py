@@ -49,7 +49,7 @@ from doll.yaml_file import as_json, load_text, shown
 if TYPE_CHECKING:
     from common.core.messages import SynchronisationMode
     from common.core.settings import AggregationSettings, SliceSettings
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

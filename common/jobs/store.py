@@ -33,8 +33,8 @@ from common.jobs.changes import COORDINATOR, Change, audit, change_by, local_use
 from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.kafka import names as topics
+from common.kafka.port import Log, NewTopic
 from common.kafka.table import RESTORE, CompactedTable, Unreadable, table_topic
-from common.ports.servers import Log, NewTopic
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:

@@ -20,14 +20,16 @@ from common.errors import (
 from common.jobs.progress import JobObservation, JobProgress, partitions_of
 from common.kafka import names as topics
 from common.kafka import read
-from common.ports.servers import Bounds, LiveStatus, live_status
+from common.kafka.port import Bounds
+from common.redis.port import LiveStatus, live_status
 from common.telemetry.outages import Outage, ongoing
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board, Log, LogRecord
+    from common.kafka.port import Log, LogRecord
+    from common.redis.port import Board
     from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from common.kafka import names as topics
 from common.kafka.table import CompactedTable, InForce, table_topic
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 # Topics by the word for their entries.
 _TABLES = {"job": topics.JOBS, "key": topics.KEYS}

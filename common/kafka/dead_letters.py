@@ -33,8 +33,8 @@ from common.core.messages import Batch, Quarantined
 from common.core.spans import Partition, Span
 from common.errors import UnknownTopicError, WireError
 from common.kafka.names import dead_letter_topic
+from common.kafka.port import Log, LogRecord, NewRecord
 from common.kafka.read import records_of
-from common.ports.servers import Log, LogRecord, NewRecord
 from common.wire import messages as wire
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from common.kafka.client import (
     made,
     place_of,
 )
+from common.kafka.port import FoundTopic
 from common.kafka.settings import reader_properties
-from common.ports.servers import FoundTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -42,13 +42,13 @@ from common.kafka.client import (
 )
 from common.kafka.epochs import PastEpochs, TopicsQuestion, epoch_ends
 from common.kafka.offsets import Offset, OffsetsQuestion, Which
+from common.kafka.port import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 from common.kafka.settings import client_properties, reader_properties
 from common.kafka.spans import KafkaSpanReader
 from common.kafka.stream import KafkaStreamReader
 from common.kafka.tail import Tails
 from common.kafka.transactions import KafkaTransactions
 from common.kafka.writer import KafkaWriter, SharedProducer
-from common.ports.servers import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -31,7 +31,7 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.ports.servers import (
+from common.kafka.port import (
     MESSAGE_BYTES,
     WRITER_BYTES,
     Bounds,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from common.ports.servers import NewTopic
+    from common.kafka.port import NewTopic
 
 # Tables, see `common.kafka.table`: key is a name, value its entry.
 JOBS = "doll.jobs"

@@ -9,7 +9,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from common.core.spans import Partition
 from common.kafka.client import cause_of
-from common.ports.servers import Bounds
+from common.kafka.port import Bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ from common.core.spans import LogPosition, Partition
 from common.errors import FutureFormatError, UnavailableError, WireError
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log, LogRecord
+    from common.kafka.port import Log, LogRecord
 
 T = TypeVar("T")
 

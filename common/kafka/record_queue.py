@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from common.core.reading import RunsInTurn
 from common.core.spans import Partition
 from common.kafka.client import arrival_s, epochs_of, offsets_of, values_of
-from common.ports.servers import Fetched, LogEndReached
+from common.kafka.port import Fetched, LogEndReached
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

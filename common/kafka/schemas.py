@@ -22,8 +22,8 @@ from common.core.messages import Schema, SchemaFound
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, UnavailableError, UnknownTopicError, WireError
 from common.kafka.names import schemas_topic
+from common.kafka.port import Log, NewTopic, SchemaRegistry
 from common.kafka.read import records_of
-from common.ports.servers import Log, NewTopic, SchemaRegistry
 from common.telemetry.logging import event_logger
 from common.wire.messages import decode_schema, encode_schema
 

@@ -23,8 +23,8 @@ from common.kafka.client import (
     values_of,
 )
 from common.kafka.cursor import Cursor
+from common.kafka.port import Fetched
 from common.kafka.settings import reader_properties
-from common.ports.servers import Fetched
 
 if TYPE_CHECKING:
     from common.core.spans import Span

@@ -28,9 +28,9 @@ from common.kafka.client import (
 )
 from common.kafka.cursor import Cursor
 from common.kafka.epochs import TopicWatch, divergent_offset
+from common.kafka.port import Bounds, LogTruncated, OutOfRange, StreamEvent
 from common.kafka.record_queue import WaitingRecords
 from common.kafka.settings import FETCH_BACKOFF_MS, member_properties
-from common.ports.servers import Bounds, LogTruncated, OutOfRange, StreamEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

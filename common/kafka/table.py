@@ -49,8 +49,8 @@ from common.errors import (
     WireError,
 )
 from common.kafka.names import differences, remedy
+from common.kafka.port import Bounds, Log, LogRecord, NewTopic, Tail, Writer
 from common.kafka.read import identified
-from common.ports.servers import Bounds, Log, LogRecord, NewTopic, Tail, Writer
 from common.telemetry.logging import event_logger
 
 T = TypeVar("T")

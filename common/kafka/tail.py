@@ -55,8 +55,8 @@ from common.kafka.client import (
 from common.kafka.cursor import Cursor
 from common.kafka.epochs import TopicsQuestion, TopicWatch, divergent_offset
 from common.kafka.offsets import BoundsQuestion
+from common.kafka.port import LogRecord
 from common.kafka.settings import ALONE, tail_properties
-from common.ports.servers import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
     from common.core.spans import LogPosition
     from common.kafka.client import ClientMessage
+    from common.kafka.port import Bounds
     from common.kafka.settings import KafkaSettings
-    from common.ports.servers import Bounds
 
 _LOGGER = logging.getLogger(__name__)
 

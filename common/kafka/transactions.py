@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from confluent_kafka.admin import AdminClient
 
+    from common.kafka.port import NewRecord
     from common.kafka.settings import KafkaSettings
-    from common.ports.servers import NewRecord
 
 _ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
 # So long nobody reads beyond what a process that was killed had begun, unless another one begins.

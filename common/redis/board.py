@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
-from common.ports.servers import LiveStatus
 from common.redis.access import TIMEOUT_S, RedisAccess
+from common.redis.port import LiveStatus
 from common.redis.server import Attendance, RedisServer, connect
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire

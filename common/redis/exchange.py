@@ -17,9 +17,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from common.errors import OutsideError
-from common.ports.servers import Board, LiveStatus
 from common.redis.access import RedisAccess
 from common.redis.board import RedisBoard, RedisReplies, replica_channel
+from common.redis.port import Board, LiveStatus
 from common.redis.rendezvous import RedisRendezvous
 from common.redis.roster import RedisRoster
 from common.redis.server import RedisServer, connect

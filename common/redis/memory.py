@@ -16,7 +16,7 @@ from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
-from common.ports.servers import Board, LiveStatus, live_status
+from common.redis.port import Board, LiveStatus, live_status
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
 

@@ -22,10 +22,13 @@ from common.telemetry.tracing import NoTracer
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
+    from common.kafka.port import Log, SchemaRegistry
     from common.kafka.settings import KafkaSettings, MakeToken
+    from common.notices.port import PreemptionNotices
     from common.ports.group import Groups, Rendezvous
-    from common.ports.servers import Blobs, Board, Boards, Log, PreemptionNotices, SchemaRegistry
     from common.redis.access import RedisAccess
+    from common.redis.port import Board, Boards
+    from common.storage.port import Blobs
     from common.telemetry.tracing import Tracer
 
 _REDIS_PORT = 6379

@@ -13,7 +13,8 @@ from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
-    from common.ports.servers import Boards, Log
+    from common.kafka.port import Log
+    from common.redis.port import Boards
     from common.runtime.service import ServiceProcess
     from common.runtime.supervisor import Actor, PreviousFault, Supervised
     from common.telemetry.metrics.registry import ProcessMetrics

@@ -19,7 +19,8 @@ from common.telemetry.logging import EventLogger, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve
 
 if TYPE_CHECKING:
-    from common.ports.servers import Boards, Log
+    from common.kafka.port import Log
+    from common.redis.port import Boards
     from common.telemetry.metrics.registry import ProcessMetrics
 
 EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes

@@ -26,7 +26,9 @@ from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:
     from common.config.servers import Outside
-    from common.ports.servers import Blobs, Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
+    from common.storage.port import Blobs
 
 VersionSelector: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these
 ReportSkipped: TypeAlias = "Callable[[str], object]"  # where a person hears what was left out

@@ -34,7 +34,7 @@ from common.storage.manifest import (
 )
 
 if TYPE_CHECKING:
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
 
 _LATEST, _BEST = "latest", "best"
 # Time for which a checkpoint that a Lead took back stays. A person notices a mistake by then.

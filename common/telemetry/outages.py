@@ -18,7 +18,8 @@ from common.errors import ForbiddenError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Board, Writer
+    from common.kafka.port import Writer
+    from common.redis.port import Board
     from common.telemetry.logging import EventLogger
 
 # An outage ends after this time without an error, if a part hears of nothing but errors: clients

@@ -24,7 +24,7 @@ from load.harness.stack import freeze, thaw
 from load.harness.transactions import Transactions
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from load.harness.counting import CountingJob
     from load.harness.producers import Producers
 

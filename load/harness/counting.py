@@ -16,9 +16,9 @@ from common.errors import UnavailableError
 from common.jobs.spec import JobSpec, job_from_json
 from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
+from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import unpack
-from common.ports.servers import Log, NewTopic
 from common.runtime.connect import open_blobs, open_board
 from common.storage.snapshot_file import from_bytes, from_store, in_hand
 from common.storage.store import CheckpointStore

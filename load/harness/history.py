@@ -35,7 +35,7 @@ from load.harness.stack import NotMeasuredError
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 SINCE_HOT, SINCE_CHECKPOINT = 200, 1000  # updates since either
 _FLUSH_S = 300.0

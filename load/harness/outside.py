@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from redis.typing import EncodableT, FieldT
 
     from common.core.spans import Partition
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from load.harness.s3_servers import Lie
 
 _BUCKET = "checkpoints"

@@ -17,7 +17,7 @@ from load.harness.stack import NotMeasuredError
 if TYPE_CHECKING:
     from common.core.spans import Partition
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log, Writer
+    from common.kafka.port import Log, Writer
 
 _TICK_S = 0.05  # a producer writes so often
 _FLUSH_S = 60.0  # that Kafka may be away

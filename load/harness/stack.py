@@ -30,7 +30,7 @@ from common.runtime.connect import open_log
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 _LOOK_S = 0.02  # between looks at a condition
 

@@ -16,7 +16,7 @@ from common.wire import messages as wire
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log, Tail
+    from common.kafka.port import Log, Tail
 
 _READ_RECORDS = 1000
 _READ_S = 0.1

@@ -21,7 +21,8 @@ from load.harness.stack import NotMeasuredError
 from load.harness.updates import read_audit
 
 if TYPE_CHECKING:
-    from common.ports.servers import Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
 
 _WAIT_S = 0.2  # of one read: how soon a thread notices that it is over
 

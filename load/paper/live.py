@@ -40,7 +40,7 @@ from load.harness.stack import await_until, servers
 if TYPE_CHECKING:
     from common.core.messages import Positions
     from common.core.spans import Partition
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 JOB, RECORDS, BACKLOG, WORKERS = "bids", 12_000, 4_000, 3
 BATCH_S = 0.02  # of a gradient, so that the backlog lasts for some hours of the market

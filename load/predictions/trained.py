@@ -14,8 +14,8 @@ from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.kafka.names import updates_topic
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.ports.servers import NewTopic
 from common.runtime.connect import open_board
 from common.storage.find import heads_on_board
 from common.wire.messages import decode_audit

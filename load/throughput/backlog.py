@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
-from common.ports.servers import Board, Log, NewTopic
+from common.kafka.port import Log, NewTopic
 from load.harness.stack import NotMeasuredError
+
+if TYPE_CHECKING:
+    from common.redis.port import Board
 
 _FLUSH_S = 120.0
 _REPORTS_EVERY = 10_000  # records between two rounds of delivery reports

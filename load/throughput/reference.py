@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from common.core.worker_messages import Assigned
-from common.ports.servers import Bounds, Fetched, Log, StreamReader
+from common.kafka.port import Bounds, Fetched, Log, StreamReader
 from load.harness.processor import Block, Processor
 from load.harness.stack import NotMeasuredError
 

@@ -21,7 +21,9 @@ from common.telemetry.outages import Outage, ongoing
 if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.core.liveness import OutageNotice
-    from common.ports.servers import Blobs, Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
+    from common.storage.port import Blobs
     from services.admin.stores import Stores
 
 FRESH_S = 3.0  # an answer counts for so long

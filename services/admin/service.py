@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from common.jobs.check import Unchecked
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from common.spot.theory.billing import Billing
     from services.admin.middleware.access import Caller
 

@@ -25,8 +25,8 @@ from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
+    from common.kafka.port import Log
     from common.kafka.table import Unreadable
-    from common.ports.servers import Log
 
     Order: TypeAlias = tuple[Callable[[JobStore], Any], Future[Any]] | None
 

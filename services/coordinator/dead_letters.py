@@ -32,7 +32,7 @@ from common.errors import (
 )
 from common.kafka.dead_letters import EncodedDeadLetter, encode_dead_letter, encode_dead_letters
 from common.kafka.names import dead_letter_topic
-from common.ports.servers import Fetched, Log, NewTopic, SpanReader, Writer
+from common.kafka.port import Fetched, Log, NewTopic, SpanReader, Writer
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from common.kafka.names import (
     remedy,
     updates_topic,
 )
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.storage.snapshot_file import FoundSnapshot
 from services.coordinator.replies import SoundReplies
 from services.coordinator.tails import (
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from common.core import commands as do
     from common.core.snapshots import Snapshot
+    from common.kafka.port import FoundTopic
     from common.learning.trainer import Trainer
-    from common.ports.servers import FoundTopic
     from services.coordinator.effects.context import JobContext
     from services.coordinator.effects.lease import Lease
     from services.coordinator.effects.snapshots import Lasting, SnapshotStore

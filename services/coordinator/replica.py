@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobStore
-    from common.ports.servers import Blobs, Boards, Exchange, Log
+    from common.kafka.port import Log
+    from common.redis.port import Boards, Exchange
     from common.runtime.supervisor import Supervisor
+    from common.storage.port import Blobs
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
     from common.telemetry.tracing import Tracer

@@ -16,7 +16,7 @@ from common.telemetry.outages import Outage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.servers import Replies
+    from common.redis.port import Replies
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 

@@ -30,7 +30,8 @@ from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
     from common.core.spread import JobDemand
-    from common.ports.servers import Boards, FoundTopic, Log
+    from common.kafka.port import FoundTopic, Log
+    from common.redis.port import Boards
     from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
 

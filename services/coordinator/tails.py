@@ -23,7 +23,7 @@ from common.wire import messages as wire
 if TYPE_CHECKING:
     from common.core.events import CoordinatorEvent
     from common.core.spans import LogPosition, Partition
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")

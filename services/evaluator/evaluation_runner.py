@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from common.core.spans import Span
     from common.data.fields import Columns
     from common.jobs.spec import EvaluationSpec, JobSpec
-    from common.ports.servers import Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
     from common.telemetry.metrics.evaluator import EvaluatorMetrics
     from common.telemetry.metrics.registry import ProcessMetrics
 

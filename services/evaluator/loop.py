@@ -25,7 +25,7 @@ from services.evaluator.updates_reader import UpdatesReader
 if TYPE_CHECKING:
     from common.core.messages import Drifted, Evaluated, ModelId
     from common.jobs.store import JobRecord
-    from common.ports.servers import Writer
+    from common.kafka.port import Writer
     from common.runtime.supervisor import PreviousFault
 
 GATHERED = 100  # updates read at once: where there are more there is a next turn at once

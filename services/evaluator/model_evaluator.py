@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.jobs.spec import EvaluationSpec, JobSpec
-    from common.ports.servers import Bounds, Log, SchemaRegistry
+    from common.kafka.port import Bounds, Log, SchemaRegistry
 
 AT_ONCE = 256  # records of one forward pass: bounds the memory
 READ_S = 10.0  # for one span

@@ -29,8 +29,10 @@ from services.evaluator.updates_reader import READ_RECORDS, UpdatesReader
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
-    from common.ports.servers import Blobs, Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
     from common.runtime.supervisor import PreviousFault
+    from common.storage.port import Blobs
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
 

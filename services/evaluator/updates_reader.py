@@ -13,7 +13,7 @@ from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
-    from common.ports.servers import Log, Tail
+    from common.kafka.port import Log, Tail
     from common.telemetry.logging import EventLogger
 
 READ_RECORDS = 1000

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
     from common.runtime.supervisor import PreviousFault
     from common.spot.machines import Fleet, Prices
     from common.spot.market.market_file import Market

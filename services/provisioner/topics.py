@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 from common.core.spans import Partition
 from common.errors import ExpiredError
 from common.kafka.names import control_topic, plans_topic, updates_topic
+from common.kafka.port import Log, NewTopic, Tail
 from common.kafka.read import decoded, identified
-from common.ports.servers import Log, NewTopic, Tail
 from common.spot.plans import decode_plan
 from common.spot.provisioning import events
 from common.wire import messages as wire

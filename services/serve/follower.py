@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
     from common.core.snapshots import Snapshot
     from common.learning.checkpoint import Layout
-    from common.ports.servers import Board
+    from common.redis.port import Board
 
 LOOK_S = 0.1  # between looks at the board: a few kilobytes, unless there is something new
 STORAGE_S = 2.0

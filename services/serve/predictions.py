@@ -11,7 +11,7 @@ import msgspec
 from common.errors import DeliveryError, OutsideError
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from common.telemetry.metrics.serve import ServeMetrics
     from services.serve.batching import Answered
     from services.serve.served_model import Predicted

@@ -19,9 +19,9 @@ from common.core.spans import Partition
 from common.core.worker_messages import Assigned, Revoked
 from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
 from common.kafka.names import positions_topic
+from common.kafka.port import Log, LogRecord, NewRecord, NewTopic, Tail, Transactions
 from common.kafka.read import records_of
 from common.learning.errors import TaskError
-from common.ports.servers import Log, LogRecord, NewRecord, NewTopic, Tail, Transactions
 from common.telemetry.outages import Outage
 from services.serve.predictions import as_data
 

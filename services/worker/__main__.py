@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.ports.servers import Boards, Log
+    from common.kafka.port import Log
+    from common.redis.port import Boards
     from common.runtime.service import ServiceProcess
     from common.telemetry.metrics.serving import Watchdog
     from services.worker.group import GroupAccess

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     )
     from common.core.spans import Span
     from common.data.codecs import Codec
+    from common.kafka.port import Fetched, Log
     from common.learning.gradients import GradientComputer
-    from common.ports.servers import Board, Fetched, Log
+    from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.serving import Watchdog
     from common.telemetry.metrics.worker import WorkerMetrics

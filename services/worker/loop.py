@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from common.core.messages import Tier, WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
+    from common.kafka.port import Log
     from common.ports.group import Groups
-    from common.ports.servers import Board, Log
+    from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
     from common.telemetry.metrics.serving import Watchdogs

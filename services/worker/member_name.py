@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 READ_RECORDS = 1000
 READ_S = 0.2  # between looks whether the worker is to leave

@@ -28,7 +28,7 @@ from common.telemetry.outages import Outage
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord, JobStore
-    from common.ports.servers import Roster
+    from common.redis.port import Roster
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
 

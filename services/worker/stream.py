@@ -19,7 +19,7 @@ from common.core.liveness import LEAVING
 from common.core.messages import BatchReady, Skipped
 from common.core.spans import Partition
 from common.errors import UnavailableError
-from common.ports.servers import Fetched, LogEndReached, LogTruncated, OutOfRange
+from common.kafka.port import Fetched, LogEndReached, LogTruncated, OutOfRange
 from common.telemetry.outages import Outage
 from services.worker.inbox import WorkerInbox
 from services.worker.rows import joined
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.core.worker import Worker
     from common.core.worker_messages import WorkerCommand
     from common.data.codecs import Codec
-    from common.ports.servers import StreamEvent, StreamReader
+    from common.kafka.port import StreamEvent, StreamReader
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics
     from services.worker.effects.board import WorkerBoard

@@ -12,7 +12,7 @@ from common.core.reading import FAR_BEHIND_S, behind_s
 from common.core.spans import Partition
 
 if TYPE_CHECKING:
-    from common.ports.servers import Fetched
+    from common.kafka.port import Fetched
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports.servers import Board, Boards, Replies
+    from common.redis.port import Board, Boards, Replies
 
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"

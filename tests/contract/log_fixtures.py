@@ -22,7 +22,7 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.kafka.log import KafkaLog
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from tests.servers import configure
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.kafka import EmbeddedKafka
+    from common.kafka.port import Log, LogRecord, Writer
     from common.kafka.settings import KafkaSettings
-    from common.ports.servers import Log, LogRecord, Writer
 
 _ROOT = Path(__file__).parents[2]
 _TRANSACTION_TIMEOUT_S = 10.0

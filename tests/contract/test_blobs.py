@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
     from load.harness.s3_servers import Lie
 
 BUCKET = "checkpoints"

@@ -44,7 +44,7 @@ from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from common.embedded.redis import EmbeddedRedis
-    from common.ports.servers import Board, Boards, Replies
+    from common.redis.port import Board, Boards, Replies
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 

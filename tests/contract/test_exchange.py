@@ -11,16 +11,16 @@ import redis
 
 from common.core.liveness import Heartbeat
 from common.errors import UnavailableError
-from common.ports.servers import LiveStatus
 from common.redis.board import RedisBoard
 from common.redis.exchange import LOOK_S, RedisBoards
+from common.redis.port import LiveStatus
 from tests.contract.board_fixtures import LONG_S, WORKER, eventually, leader_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports.servers import Boards, Exchange
+    from common.redis.port import Boards, Exchange
     from tests.contract.board_fixtures import Server
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]

@@ -12,7 +12,7 @@ import pytest
 from common.core.spans import Partition
 from common.errors import BrokenWriterError, DeliveryError, OutsideError
 from common.kafka.log import KafkaLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from common.core.spans import Partition
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
 from common.kafka.names import Difference, differences
-from common.ports.servers import Bounds, NewTopic
+from common.kafka.port import Bounds, NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled, on_kafka
 
 if TYPE_CHECKING:

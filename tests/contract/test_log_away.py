@@ -11,14 +11,14 @@ import pytest
 from common.core.spans import Span
 from common.core.worker_messages import Assigned
 from common.errors import UnavailableError
-from common.ports.servers import Bounds, Fetched
+from common.kafka.port import Bounds, Fetched
 from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled, on_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core.spans import Partition
-    from common.ports.servers import LogRecord, StreamReader
+    from common.kafka.port import LogRecord, StreamReader
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

@@ -9,14 +9,14 @@ import pytest
 
 from common.core.worker_messages import Assigned, Revoked
 from common.errors import OutsideError
-from common.ports.servers import Fetched, NewTopic
+from common.kafka.port import Fetched, NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually, on_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.spans import Partition
-    from common.ports.servers import Log, Writer
+    from common.kafka.port import Log, Writer
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

@@ -11,14 +11,14 @@ from common.core.spans import LogPosition, Partition, Span
 from common.core.worker_messages import Assigned
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
 from common.kafka.log import KafkaLog
-from common.ports.servers import Fetched, FoundTopic, LogRecord, LogTruncated, NewTopic, StreamEvent
+from common.kafka.port import Fetched, FoundTopic, LogRecord, LogTruncated, NewTopic, StreamEvent
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled, on_kafka, one_by_one
 from tests.contract.test_log_placement import joined, next_event, read
 from tests.contract.test_log_readers import next_records
 
 if TYPE_CHECKING:
     from common.embedded.apache_kafka import ApacheKafka
-    from common.ports.servers import StreamReader, Tail
+    from common.kafka.port import StreamReader, Tail
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

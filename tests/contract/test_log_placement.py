@@ -14,11 +14,11 @@ import pytest
 from common.core.spans import LogPosition, Partition
 from common.core.worker_messages import Assigned
 from common.kafka.epochs import TopicsQuestion
-from common.ports.servers import Bounds, Fetched, LogEndReached, LogTruncated, NewTopic, OutOfRange
+from common.kafka.port import Bounds, Fetched, LogEndReached, LogTruncated, NewTopic, OutOfRange
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log, StreamEvent, StreamReader
+    from common.kafka.port import Log, StreamEvent, StreamReader
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

@@ -17,11 +17,11 @@ from common.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled
 
 if TYPE_CHECKING:
-    from common.ports.servers import LogRecord, Tail
+    from common.kafka.port import LogRecord, Tail
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

@@ -9,11 +9,11 @@ import pytest
 
 from common.core.spans import Partition
 from common.errors import DeliveryError, RecordTooLargeError, UnknownTopicError
-from common.ports.servers import NewRecord, NewTopic
+from common.kafka.port import NewRecord, NewTopic
 from tests.contract.log_fixtures import eventually, everything
 
 if TYPE_CHECKING:
-    from common.ports.servers import LogRecord
+    from common.kafka.port import LogRecord
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]

@@ -10,14 +10,14 @@ import pytest
 from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import UnavailableError
-from common.ports.servers import Notice
+from common.notices.port import Notice
 from tests.fakes.notices import MemoryNotices
 from tests.metadata_server import MetadataServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.ports.servers import PreemptionNotices
+    from common.notices.port import PreemptionNotices
 
 PATIENCE_S = 20.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0

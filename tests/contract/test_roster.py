@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.ports.servers import Roster
+    from common.redis.port import Roster
 
 pytest_plugins = ["tests.redis_servers"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.errors import UnavailableError
-from common.ports.servers import Notice
+from common.notices.port import Notice
 
 
 class MemoryNotices:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
 
 
 def progress_of(

@@ -15,7 +15,7 @@ from common.api.keys import KeyStore
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService
 from common.embedded.stack import EmbeddedStack
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.connect import open_log
 from services.admin.routes.requests import JOB
 from tests.certificates import Authority

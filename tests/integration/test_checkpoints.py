@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.config.settings import Settings
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
     from tests.integration.servers import Make
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]

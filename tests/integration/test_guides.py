@@ -22,7 +22,7 @@ from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, environment_of
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import ProvisioningSpec, job_from_json
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.connect import open_log
 from common.spot.market.market_file import (
     Ec2Provider,

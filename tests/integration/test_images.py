@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from common.embedded.process import free_port
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.connect import open_log
 from services.admin.routes.requests import JOB
 from tests.dockerfiles import DOCKERFILE

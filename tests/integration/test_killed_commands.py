@@ -17,8 +17,8 @@ from common.core.spans import Partition
 from common.embedded.process import Child
 from common.kafka.dead_letters import encode_dead_letter
 from common.kafka.log import KafkaLog
+from common.kafka.port import NewTopic
 from common.kafka.read import records_of
-from common.ports.servers import NewTopic
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.embedded.apache_kafka import ApacheKafka
-    from common.ports.servers import Log, LogRecord
+    from common.kafka.port import Log, LogRecord
 
 pytest_plugins = ["tests.servers"]
 pytestmark = pytest.mark.kafka

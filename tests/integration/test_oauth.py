@@ -21,7 +21,7 @@ from common.core.spans import Partition
 from common.core.worker_messages import Assigned
 from common.errors import OutsideError, UnavailableError
 from common.kafka.log import KafkaLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.connect import kafka_settings, open_log
 from tests.certificates import Authority
 from tests.integration.test_security import acls_of, rights
@@ -32,7 +32,7 @@ from tests.servers import kafka_jars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 

@@ -34,8 +34,8 @@ from common.embedded.process import free_port
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka import names as topics
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.ports.servers import NewTopic
 from common.wire.messages import decode_audit
 from load.harness.browser import browser, chromium
 from load.harness.s3_servers import S3Server

@@ -36,8 +36,8 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.dead_letters import read_dead_letters
 from common.kafka.names import schemas_topic, updates_topic
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log, open_registry
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition

@@ -30,8 +30,8 @@ from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.store import JobStore
 from common.kafka.names import control_topic, plans_topic, updates_topic
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded, records_of
-from common.ports.servers import NewTopic
 from common.runtime.connect import connect, open_log
 from common.wire.messages import decode_audit, decode_claim
 from services.cli.app import app

@@ -34,7 +34,7 @@ from common.core.worker_messages import Assigned
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
-from common.ports.servers import Fetched, NewRecord, NewTopic
+from common.kafka.port import Fetched, NewRecord, NewTopic
 from common.redis.board import RedisBoard
 from common.runtime.connect import open_board, open_boards, open_log
 from tests.certificates import Authority
@@ -45,7 +45,8 @@ from tests.servers import kafka_jars, lacking
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.ports.servers import Board, Log
+    from common.kafka.port import Log
+    from common.redis.port import Board
 
 GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "security.md"
 PASSWORD, WRONG = "its-pass-word", "not-its-pass"

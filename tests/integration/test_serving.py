@@ -20,8 +20,8 @@ from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import trainer_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.port import NewTopic
 from common.kafka.read import records_of
-from common.ports.servers import NewTopic
 from common.runtime.connect import open_board, open_log
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from tests.integration.cluster import await_condition

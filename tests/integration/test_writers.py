@@ -26,7 +26,7 @@ from common.errors import ConflictError, NotFoundError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.names import JOBS
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.connect import open_log
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import await_condition
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.redis import EmbeddedRedis
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka

@@ -29,8 +29,8 @@ from common.jobs.progress import JobObservation
 from common.jobs.store import JobStore, encode_job
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
+from common.kafka.port import NewTopic
 from common.kafka.table import NUMBER
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.plans import encode_plan
 from common.storage.memory import MemoryBlobs

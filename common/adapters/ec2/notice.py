@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from common.errors import WireError
-from common.ports.servers import Notice
+from common.notices.port import Notice
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from common.spot.theory.billing import HOUR_S
 from common.spot.theory.capacity import update_capacity_per_s
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from common.spot.planning.request import PlanRequest
     from common.spot.theory.work import Pool, Work
 

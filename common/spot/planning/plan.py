@@ -24,7 +24,7 @@ from common.spot.theory.provisioning import CostCurve, Plan, cost_curve, plan, p
 from common.spot.theory.work import PaperMarket, Pool, Work, gb_per_hour, market
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from common.spot.planning.request import PlanRequest, SpotPoolAsked
 
 BIDS = (

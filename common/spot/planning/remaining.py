@@ -28,7 +28,7 @@ from common.spot.theory.tallies import TransferTally
 from common.wire.messages import decode_audit, decode_claim
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from common.spot.theory.work import Rates
 
 RECENT = 50_000  # indicators: some 15 MB, and a few of each stream even if there are 10,000

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
 from common.kafka import names as topics
+from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
-from common.ports.servers import Log, NewTopic
 from common.spot.plans import decode_plan, encode_plan
 from common.spot.provisioning.ledger import FleetLedger
 

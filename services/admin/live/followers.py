@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     from common.jobs.progress import JobObservation, State
     from common.jobs.store import JobRecord
     from common.jobs.watching import ReadLiveStatuses
-    from common.ports.servers import Board, Log, Tail
+    from common.kafka.port import Log, Tail
+    from common.redis.port import Board
     from common.spot.theory.billing import Billing
 
 FOLDED = 50  # of them at once: about a millisecond under the lock

@@ -14,7 +14,7 @@ from services.admin.routes.requests import JobName, Limit  # noqa: TC001 -- Fast
 from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])
 

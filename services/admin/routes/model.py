@@ -30,7 +30,7 @@ from services.admin.service import Answering  # noqa: TC001 -- likewise
 if TYPE_CHECKING:
     from common.config.servers import Outside
     from common.jobs.store import JobRecord
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from services.admin.service import AdminService
 
 T = TypeVar("T")

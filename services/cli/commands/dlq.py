@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.core.messages import Batch
     from common.jobs.store import JobStore
     from common.kafka.dead_letters import DeadLetter, DeadLettersRead
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 app = typer.Typer(
     no_args_is_help=True, help="Look at dead letters, and put their records back to work."

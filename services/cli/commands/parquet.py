@@ -19,8 +19,8 @@ from pyarrow import parquet as pq
 from common.core.spans import Partition
 from common.errors import ConflictError, UserError
 from common.kafka.names import PRODUCED
+from common.kafka.port import Log, NewRecord, NewTopic
 from common.kafka.read import records_of
-from common.ports.servers import Log, NewRecord, NewTopic
 
 _TABLE = re.compile(r"/_delta_log/|/metadata/[^/]+\.metadata\.json$")
 _READ_ROWS = 1_000  # decoded at once

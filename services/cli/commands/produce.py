@@ -18,7 +18,7 @@ from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from common.config.servers import Outside
-    from common.ports.servers import Log, Writer
+    from common.kafka.port import Log, Writer
     from services.cli.commands.parquet import OnceWriter, Rows
     from services.cli.commands.producing import ArrivalSchedule
 
@@ -241,7 +241,7 @@ def _once(log: Log, topic: str, source: str, rows: Rows) -> OnceWriter:
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:
-    from common.ports.servers import NewTopic
+    from common.kafka.port import NewTopic
 
     try:
         check_stream(topic)

@@ -19,7 +19,8 @@ from common.errors import UnavailableError, UserError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from common.ports.servers import Board, Log, Writer
+    from common.kafka.port import Log, Writer
+    from common.redis.port import Board
 
 _BURST = 1000  # records between two reports, so that a bar moves and Ctrl-C is heard
 _LONGEST_WAIT_S = 0.05  # likewise

@@ -23,7 +23,7 @@ from common.jobs.spec import RecordsSpec
 
 if TYPE_CHECKING:
     from common.core.messages import Schema
-    from common.ports.servers import SchemaRegistry
+    from common.kafka.port import SchemaRegistry
 
 _LABELS = ("label", "target", "class", "y", "outcome")  # what people call what is to be predicted
 _SYMBOLS = 32  # more different texts are no columns of their own

@@ -17,7 +17,7 @@ from common.jobs.progress import JobProgress
 from common.jobs.store import JobStore
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, read_history
 from common.kafka.names import plans_topic
-from common.ports.servers import Log, NewTopic
+from common.kafka.port import Log, NewTopic
 from common.runtime.connect import open_blobs, open_board, open_log
 from common.spot.plans import decode_plan
 from common.spot.provisioning.ledger import FleetLedger

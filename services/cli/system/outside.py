@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from common.config.servers import Outside
     from common.config.settings import Settings
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from services.cli.system.api import Api
 
 

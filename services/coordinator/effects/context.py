@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
-    from common.ports.servers import Board
+    from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.outages import Outage
     from services.coordinator.inbox import CoordinatorInbox

@@ -36,7 +36,7 @@ from services.coordinator.dead_letters import DeadLetters
 if TYPE_CHECKING:
     from common.core import commands as do
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board
+    from common.redis.port import Board
     from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from common.core.messages import LeaderStatus, WorkerId
     from common.learning.checkpoint import Layout
-    from common.ports.servers import Board
+    from common.redis.port import Board
     from common.telemetry.logging import EventLogger
 
 HEARTBEAT_TTL_S = 1.2  # four beats: one lost and one late are no death

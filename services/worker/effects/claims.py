@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.worker_messages import Announce
-    from common.ports.servers import Log
+    from common.kafka.port import Log
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics
     from services.worker.traces import BatchTraces

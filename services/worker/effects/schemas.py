@@ -18,7 +18,7 @@ from common.core.liveness import (
     WAITING,
 )
 from common.errors import DollError, LateError, RefusedError, UnavailableError, UnreachableError
-from common.ports.servers import Fetched, LogEndReached, LogTruncated, OutOfRange
+from common.kafka.port import Fetched, LogEndReached, LogTruncated, OutOfRange
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:

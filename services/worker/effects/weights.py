@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from common.core.group.replica import ShareWeights
     from common.core.messages import ModelId, Slices
-    from common.ports.servers import Board
+    from common.redis.port import Board
     from common.storage.store import CheckpointStore
     from common.telemetry.logging import EventLogger, StageTimes
     from services.worker.traffic import TrafficCounter

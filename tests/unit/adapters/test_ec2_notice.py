@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.adapters.ec2.metadata import InstanceMetadata
 from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
-from common.ports.servers import Notice
+from common.notices.port import Notice
 from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
 from tests.fakes.clock import ManualClock
 from tests.metadata_server import INTERRUPTION, TOKEN, MetadataServer

@@ -14,7 +14,7 @@ from common.api.keys import KeyStore
 from common.config.servers import Outside
 from common.config.settings import Settings
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from services.admin.app import create_app

@@ -18,7 +18,7 @@ from tests.unit.admin.conftest import World, problem
 if TYPE_CHECKING:
     import pytest
 
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 
 def test_an_application_is_made_without_any_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.unit.admin.conftest import World, problem
 
 if TYPE_CHECKING:
     from common.kafka.dead_letters import EncodedDeadLetter
-    from common.ports.servers import NewRecord
+    from common.kafka.port import NewRecord
 
 PATH = "/v1/jobs/digits/dead-letters"
 

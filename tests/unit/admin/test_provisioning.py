@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.api.answers import ProvisioningAnswer
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.spot.planning.replan import read_ledger
 from common.spot.plans import encode_plan
 from common.spot.provisioning.records import (

@@ -8,7 +8,7 @@ import pytest
 
 from common.core.messages import GENESIS, Lead, Quarantined, Replayed, Requeued
 from common.core.spans import Partition
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.wire.messages import decode_audit, encode_audit
 from services.admin.routes.requests import JOB
 from tests.unit.admin.conftest import World, problem

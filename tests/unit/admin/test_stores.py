@@ -17,8 +17,8 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS, KEYS
+from common.kafka.port import NewTopic
 from common.kafka.table import NUMBER
-from common.ports.servers import NewTopic
 from services.admin import stores as module
 from services.admin.stores import Stores
 from tests.unit.jobs.test_spec import TEXT

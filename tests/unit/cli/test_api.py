@@ -10,7 +10,7 @@ import pytest
 
 from common.jobs.check import CheckReport
 from common.jobs.store import JobStore
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.spot.planning.replan import read_ledger
 from common.spot.plans import encode_plan
 from common.spot.provisioning import records as plans

@@ -22,7 +22,7 @@ from common.kafka.dead_letters import (
     encode_dead_letters,
 )
 from common.kafka.memory import MemoryLog, MemoryTransactions
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.wire import messages as wire
 from services.cli import exits
 from tests.unit.cli.conftest import World
@@ -32,7 +32,7 @@ from tests.unit.cli.test_requeue import LEAD, UPDATES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.ports.servers import LogRecord, NewRecord
+    from common.kafka.port import LogRecord, NewRecord
 
 ADDRESS = "clinic-a[0]@{}"
 NO_LABEL, TORN = "label: is missing", "has 3 bytes, not 8"

@@ -23,8 +23,8 @@ from common.core.messages import (
 from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition, Span
 from common.jobs.store import JobStore
+from common.kafka.port import NewTopic
 from common.kafka.table import NUMBER
-from common.ports.servers import NewTopic
 from common.wire.messages import encode_audit, encode_claim
 from services.cli import exits
 from services.cli.system.api import Api, Picture

@@ -13,7 +13,7 @@ from common.core.spans import Partition
 from common.errors import OutsideError
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.connect import connect
 from services.cli import exits
 from services.cli.app import app

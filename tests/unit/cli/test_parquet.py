@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from common.ports.servers import NewRecord
+    from common.kafka.port import NewRecord
 
 TO = ("--topic", "a", "--create-partitions", "2")
 

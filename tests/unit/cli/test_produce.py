@@ -11,7 +11,7 @@ from common.core.spans import Partition
 from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.kafka.memory import MemoryLog, MemoryWriter
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from services.cli import exits
 from tests.unit.cli.conftest import World
 

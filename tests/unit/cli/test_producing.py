@@ -16,7 +16,7 @@ from common.core.messages import LeaderStatus
 from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.kafka.memory import MemoryLog, MemoryWriter
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from services.cli.commands.producing import (
     ArrivalSchedule,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.ports.servers import NewTopic
 from common.spot.planning.plan import gather
 from common.spot.planning.remaining import rates_of, remaining
 from common.spot.planning.request import PlanRequest

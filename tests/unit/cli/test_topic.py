@@ -13,7 +13,7 @@ from common.data.fields import Field
 from common.errors import UserError
 from common.jobs.build import codec_of, task_of
 from common.jobs.spec import JobSpec, parse_job
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from services.cli import exits
 from services.cli.commands.proposal import propose
 from tests.unit.cli.conftest import World

@@ -9,7 +9,7 @@ import pytest
 from common.core.spans import Partition
 from common.jobs.progress import QUIET_S, JobObservation, JobProgress
 from common.jobs.watching import Looker, ObservedJob, one_by_one
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from tests.unit.admin.live.helpers import HELD, STREAMS, HeldLog, job, lead, update

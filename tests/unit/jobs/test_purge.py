@@ -26,8 +26,8 @@ from common.kafka.names import (
     schemas_topic,
     updates_topic,
 )
+from common.kafka.port import NewTopic
 from common.kafka.table import NUMBER
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from tests.bad_blobs import DyingBlobs

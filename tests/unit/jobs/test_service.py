@@ -20,8 +20,8 @@ from common.jobs.service import JobService
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
+from common.kafka.port import NewTopic
 from common.learning.checkpoint import Kind, pack, unnamed, unpack
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_parts

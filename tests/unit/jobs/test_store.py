@@ -37,8 +37,8 @@ from common.jobs.store import (
 )
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog, MemoryTail, MemoryWriter
+from common.kafka.port import LogRecord, NewRecord, NewTopic
 from common.kafka.table import NUMBER
-from common.ports.servers import LogRecord, NewRecord, NewTopic
 from common.telemetry.logging import fields_of
 from tests.fakes.clock import ManualClock
 from tests.unit.jobs.test_spec import TEXT

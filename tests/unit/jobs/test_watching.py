@@ -11,7 +11,7 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.jobs.watching import Looker, ObservedJob, one_by_one
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from tests.unit.jobs.test_spec import TEXT

@@ -21,8 +21,8 @@ from common.kafka.names import (
     schemas_topic,
     updates_topic,
 )
+from common.kafka.port import NewTopic
 from common.kafka.table import table_topic
-from common.ports.servers import NewTopic
 
 CONTROL = NewTopic("doll.digits.control", kept_forever=True)
 JOBS = table_topic("doll.jobs")

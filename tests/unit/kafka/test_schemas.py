@@ -15,9 +15,9 @@ from common.core.spans import Partition
 from common.errors import UnavailableError, UnknownTopicError
 from common.kafka.memory import MemoryLog
 from common.kafka.names import schemas_topic
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
 from common.kafka.schemas import JobSchemas
-from common.ports.servers import NewTopic
 from common.wire.messages import decode_schema, encode_schema
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import pytest
 from common.core.spans import Partition
 from common.errors import ConflictError, UnavailableError, UnknownOutcomeError, WireError
 from common.kafka.memory import MemoryLog, MemoryWriter
+from common.kafka.port import NewRecord
 from common.kafka.table import (
     COMPACTION_LAG_S,
     NUMBER,
@@ -27,11 +28,10 @@ from common.kafka.table import (
     InForce,
     table_topic,
 )
-from common.ports.servers import NewRecord
 from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
-    from common.ports.servers import Bounds
+    from common.kafka.port import Bounds
 
 TOPIC = "doll.things"
 PLACE = Partition(TOPIC, 0)

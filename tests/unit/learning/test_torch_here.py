@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.errors import UserError
+from common.kafka.port import NewTopic
 from common.learning.torch_here import need_torch
-from common.ports.servers import NewTopic
 from common.spot.experiments.experiment import learner_of
 from common.spot.experiments.spec import Experiment
 from services.cli import exits

@@ -8,12 +8,12 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from load.harness.counting import counting_spec
 from load.harness.producers import Producers
 
 if TYPE_CHECKING:
-    from common.ports.servers import Log
+    from common.kafka.port import Log
 
 RECORDS = 20
 PLACE = Partition("s", 0)

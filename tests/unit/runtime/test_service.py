@@ -22,8 +22,8 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord, JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS
+from common.kafka.port import NewTopic
 from common.kafka.table import NUMBER
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime import jobs, service
 from common.runtime.jobs import OpenedServers, follow_jobs

@@ -38,13 +38,13 @@ from common.jobs.build import optimizer_of, task_of
 from common.jobs.spec import JobSpec, parse_job
 from common.kafka.memory import MemoryLog, MemoryTransactions
 from common.kafka.names import updates_topic
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded, records_of
 from common.kafka.schemas import JobSchemas
 from common.learning.errors import ErrorOrigin, Raised, TaskError
 from common.learning.parameters import FlatModel, layout_of
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from common.data.fields import Columns
-    from common.ports.servers import NewRecord
+    from common.kafka.port import NewRecord
     from common.storage.find import VersionSelector
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.kafka.memory import MemoryLog
-    from common.ports.servers import Blobs
     from common.redis.memory import MemoryRedis
+    from common.storage.port import Blobs
     from common.telemetry.tracing import Tracer
 
 PATIENCE_S = 120.0

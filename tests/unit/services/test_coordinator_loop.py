@@ -20,8 +20,8 @@ from common.jobs.spec import ScheduleSpec, parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, updates_topic
+from common.kafka.port import NewTopic
 from common.learning.trainer import packed
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.kafka.memory import MemoryTail
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
 
 NAME = "digits"
 UPDATES = Partition(updates_topic(NAME), 0)

@@ -24,7 +24,7 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.telemetry.metrics.__main__ import sections

@@ -20,7 +20,7 @@ from common.core.spread import JobDemand, WorkerPlacement
 from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
-from common.ports.servers import FoundTopic, NewTopic
+from common.kafka.port import FoundTopic, NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics

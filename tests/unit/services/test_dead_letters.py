@@ -19,7 +19,7 @@ from common.errors import (
 )
 from common.kafka.dead_letters import EncodedDeadLetter, encode_dead_letter, encode_dead_letters
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
@@ -37,7 +37,7 @@ from tests.unit.services.replicas import until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.ports.servers import Fetched, LogRecord
+    from common.kafka.port import Fetched, LogRecord
 
 STREAM = Partition("clicks", 0)
 DEAD_LETTERS = Partition("clicks.dlq", 0)

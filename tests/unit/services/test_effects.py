@@ -34,9 +34,9 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
+from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import from_bytes
@@ -56,7 +56,7 @@ from tests.unit.services.replicas import MemoryReplica, until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
 
 NAME = "digits"
 

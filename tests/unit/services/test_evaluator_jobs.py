@@ -12,7 +12,7 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.faults import Patience
 from common.runtime.jobs import Jobs

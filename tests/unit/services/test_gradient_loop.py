@@ -32,9 +32,9 @@ from common.core.vectors import SparseVector, add_to
 from common.data.codecs import Codec, make_codec
 from common.data.fields import Field
 from common.kafka.memory import EPOCH, MemoryLog
+from common.kafka.port import NewTopic
 from common.learning.gradients import GradientComputer, GradientSum
 from common.learning.tasks import build_model
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.serving import Watchdog

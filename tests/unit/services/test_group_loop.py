@@ -31,12 +31,12 @@ from common.core.spans import Span
 from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.kafka.memory import MemoryLog
+from common.kafka.port import NewTopic
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import GIVEN_AWAY
 from common.learning.tasks import build_model
 from common.learning.trainer import Trainer
-from common.ports.servers import NewTopic
 from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore

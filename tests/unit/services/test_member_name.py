@@ -14,7 +14,7 @@ from common.jobs.spec import job_from_json
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import plans_topic
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.spot.plans import encode_plan
 from common.spot.provisioning.ledger import FleetLedger, Instance
 from common.spot.provisioning.records import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from common.config.settings import Settings
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, provisioning_board, updates_topic
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.faults import Patience
 from common.runtime.jobs import Jobs

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.jobs.spec import JobSpec
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
 
 FIRST = {Partition("clinic-a", 0): 5}
 SPEC = parse_job(JOB + "checkpoint: {keep: 2}\n")

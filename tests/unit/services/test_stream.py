@@ -20,8 +20,8 @@ from common.data.registered import RegisteredCodec
 from common.errors import UnavailableError
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
+from common.kafka.port import LogTruncated, NewRecord, NewTopic
 from common.kafka.schemas import JobSchemas
-from common.ports.servers import LogTruncated, NewRecord, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.worker import WorkerMetrics
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from common.ports.servers import SchemaRegistry
+    from common.kafka.port import SchemaRegistry
 
 JOB, W, P = "job", WorkerId("w1"), Partition("s", 0)
 LINGER_S = 1.0

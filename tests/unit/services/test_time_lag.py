@@ -8,7 +8,7 @@ import pytest
 
 from common.core.reading import FAR_BEHIND_S
 from common.core.spans import Partition
-from common.ports.servers import Fetched
+from common.kafka.port import Fetched
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.time_lag import LOOK_S, TimeLag

@@ -23,7 +23,7 @@ from common.jobs.spec import job_from_json
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, group_name
-from common.ports.servers import Bounds, NewTopic
+from common.kafka.port import Bounds, NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics

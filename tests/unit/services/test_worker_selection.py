@@ -15,7 +15,7 @@ from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import TaskSpec, parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.telemetry.logging import event_logger, set_up_logging
 from common.telemetry.metrics.registry import ProcessMetrics
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Roster
+    from common.redis.port import Roster
 
 
 class Bench:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from common.ports.servers import Blobs
+    from common.storage.port import Blobs
 
 LATER_S = TAKEN_BACK_S  # epochs of these tests are drawn in 1970: a day later
 OLD, NEW = ModelId(3, 40), ModelId(3, 60)

@@ -22,7 +22,7 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewTopic
+from common.kafka.port import NewTopic
 from common.spot.plans import encode_plan
 from common.wire.messages import encode_audit, encode_claim
 

@@ -19,7 +19,7 @@ from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
-from common.ports.servers import NewRecord
+from common.kafka.port import NewRecord
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.spot.provisioning.records import Ended, LaunchRequested, ProvisionerLead, Started
 from services.admin.live.answers import curves_answer, updates_page, workers_answer

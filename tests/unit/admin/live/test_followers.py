@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from common.jobs.store import JobRecord
-    from common.ports.servers import Board, FoundTopic, LiveStatus
+    from common.kafka.port import FoundTopic
+    from common.redis.port import Board, LiveStatus
 
 
 class Rig:
