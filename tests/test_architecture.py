@@ -69,7 +69,7 @@ HOMES = {  # a client library has one home
     "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),
     "psutil": ("common/spot/fleets/local/table.py",),
     "httpx2": (
-        *("common/http/", "common/kafka/registry.py", "common/adapters/mlflow.py"),
+        *("common/http/", "common/kafka/registry.py", "common/tracking/mlflow.py"),
         *("common/public/doll/", "services/admin/oidc.py", "services/cli/system/"),
     ),
     "pyarrow": ("services/cli/commands/parquet.py",),

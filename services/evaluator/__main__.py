@@ -69,7 +69,7 @@ def _tracker(
     fault: PreviousFault | None,
 ) -> JobTracker:
     """What tells an experiment tracker of a job; not loaded where no job wants it."""
-    from common.adapters.mlflow import open_tracking  # noqa: PLC0415 -- likewise
+    from common.tracking.mlflow import open_tracking  # noqa: PLC0415 -- likewise
     from services.evaluator.tracker import JobTracker, TrackerProcess  # noqa: PLC0415 -- see above
 
     settings = process.settings

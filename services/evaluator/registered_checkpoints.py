@@ -22,8 +22,8 @@ from common.storage.store import CheckpointStore
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
-    from common.ports.tracking import Tracking
     from common.storage.port import Blobs
+    from common.tracking.port import Tracking
     from services.evaluator.tracked_metrics import TrackedMetrics
 
 CHECKPOINT, KEPT, METRICS = "doll.checkpoint", "doll.kept", "doll.metrics"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.liveness import EVALUATOR
 from common.errors import DollError, NotFoundError, UserError
-from common.ports.tracking import Metric, RunStatus, TrackedRun, Tracking
 from common.telemetry.metrics.evaluator import TrackerMetrics
 from common.telemetry.outages import Outage
+from common.tracking.port import Metric, RunStatus, TrackedRun, Tracking
 from services.evaluator.registered_checkpoints import RegisteredCheckpoints
 from services.evaluator.tracked_metrics import TrackedMetrics
 from services.evaluator.updates_reader import READ_RECORDS, UpdatesReader

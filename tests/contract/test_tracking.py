@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.adapters.mlflow import MlflowServer
 from common.embedded.process import free_port
 from common.errors import NotFoundError, UnavailableError, UserError
-from common.ports.tracking import Metric
+from common.tracking.mlflow import MlflowServer
+from common.tracking.port import Metric
 from tests.contract.mlflow_fake import FakeMlflow, refused
 from tests.contract.odd_servers import ODD, OddServer, said
 from tests.fakes.tracking import MemoryTracking
@@ -26,7 +26,7 @@ from tests.fakes.tracking import MemoryTracking
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.tracking import Tracking
+    from common.tracking.port import Tracking
 
     Points = Callable[[str, str], list[Metric]]  # that a run has of a metric
     Tracker = tuple[Tracking, Points]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import DollError, UnavailableError, UserError
-from common.ports.tracking import Metric, ModelVersion, RunStatus, TrackedRun
+from common.tracking.port import Metric, ModelVersion, RunStatus, TrackedRun
 
 
 @dataclass

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
-from common.adapters.mlflow import MlflowServer
 from common.config.settings import Settings
 from common.embedded.process import free_port
 from common.storage.s3 import S3Blobs
+from common.tracking.mlflow import MlflowServer
 from tests.contract.test_blobs import BUCKET, REGION, s3_server
 from tests.contract.test_tracking import (
     history,

@@ -25,7 +25,7 @@ STORAGE = ("common.storage.disk", "common.storage.s3")
 OPENED = {  # what a service loads only when it needs it
     "worker": ("common.adapters.ec2.notice",),
     "coordinator": STORAGE,
-    "evaluator": (*STORAGE, "common.adapters.mlflow", "river.drift"),
+    "evaluator": (*STORAGE, "common.tracking.mlflow", "river.drift"),
     "provisioner": (
         *("common.spot.fleets.ec2.fleet", "common.spot.fleets.ec2.prices"),
         *("common.spot.fleets.local.fleet", "common.spot.fleets.prices"),

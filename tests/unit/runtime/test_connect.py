@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import pytest
 
-from common.adapters.mlflow import open_tracking
 from common.config.settings import Settings, read_settings
 from common.errors import OutsideError, UnavailableError, UserError
 from common.kafka.settings import (
@@ -39,6 +38,7 @@ from common.spot.market.market_file import (
     SpotPool,
 )
 from common.spot.traces.spec import TraceSpec
+from common.tracking.mlflow import open_tracking
 from tests.metadata_server import MetadataServer
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)

@@ -19,7 +19,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.ports.tracking import Metric
+from common.tracking.port import Metric
 from services.evaluator.tracked_metrics import TrackedMetrics
 
 if TYPE_CHECKING:

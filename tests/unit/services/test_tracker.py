@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.jobs.store import JobRecord
-    from common.ports.tracking import Tracking
     from common.storage.port import Blobs
+    from common.tracking.port import Tracking
 
 TRACKED = f"{JOB}tracking: {{register: {NAME}}}\n"
 URL = "http://mlflow:5000"

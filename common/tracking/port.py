@@ -1,6 +1,6 @@
 """The port of an experiment tracker: where a person compares runs, and finds models by name.
 
-`common.adapters.mlflow` fulfils it, `tests.fakes.tracking` in memory; one contract suite
+`common.tracking.mlflow` fulfils it, `tests.fakes.tracking` in memory; one contract suite
 (tests/contract/test_tracking.py) holds both to the same behaviour. Whoever calls may lose the
 answer and call again: nothing is there twice then. Errors are those of `common.errors`.
 """

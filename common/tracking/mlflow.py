@@ -13,7 +13,7 @@ import msgspec
 
 from common.errors import NotFoundError, UnavailableError, UserError, WireError
 from common.http.client import BoundedClient, decoded
-from common.ports.tracking import ModelVersion, TrackedRun
+from common.tracking.port import ModelVersion, TrackedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from common.config.settings import Settings
-    from common.ports.tracking import Metric, RunStatus, Tracking
+    from common.tracking.port import Metric, RunStatus, Tracking
 
 T = TypeVar("T")
 ANSWER_S = 10.0
