@@ -56,7 +56,7 @@ OUTSIDE = {  # of the standard library: clocks, chance, the machine
     *("signal", "socket", "subprocess", "sys", "threading", "time", "urllib", "uuid"),
 }
 DECODERS = "common/data/decoders.py"
-TORCH_GROUP = "common/adapters/torch_group.py"
+TORCH_GROUP = "common/collectives/torch_group.py"
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/kafka/", "common/embedded/"),
     "redis": ("common/redis/", "common/embedded/redis.py"),

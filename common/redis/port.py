@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from common.errors import OutsideError
 
 if TYPE_CHECKING:
+    from common.collectives.port import Rendezvous
     from common.core.liveness import Heartbeat
     from common.core.messages import (
         LeaderStatus,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         WorkerId,
     )
     from common.core.spread import JobDemand, WorkerPlacement
-    from common.ports.group import Rendezvous
 
 
 class LiveStatus(NamedTuple):

@@ -1,4 +1,4 @@
-"""Where members of groups find each other, in Redis (`common.ports.group.Rendezvous`).
+"""Where members of groups find each other, in Redis (`common.collectives.port.Rendezvous`).
 
 Each name is a stream, `doll:{job}:group:<name>`; an entry has one field, and the stream expires.
 """

@@ -21,11 +21,11 @@ from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 
 if TYPE_CHECKING:
+    from common.collectives.port import Groups, Rendezvous
     from common.config.settings import Settings
     from common.kafka.port import Log, SchemaRegistry
     from common.kafka.settings import KafkaSettings, MakeToken
     from common.notices.port import PreemptionNotices
-    from common.ports.group import Groups, Rendezvous
     from common.redis.access import RedisAccess
     from common.redis.port import Board, Boards
     from common.storage.port import Blobs
@@ -165,7 +165,7 @@ def open_groups(settings: Settings, rendezvous: Rendezvous, transport: str = "gl
             else reaches this machine; if NCCL is to carry the numbers, and there is no GPU.
         UnavailableError: If a name cannot be resolved now.
     """
-    from common.adapters.torch_group import TorchGroups  # noqa: PLC0415 -- see above
+    from common.collectives.torch_group import TorchGroups  # noqa: PLC0415 -- see above
 
     return TorchGroups(advertised(settings), rendezvous, transport)
 

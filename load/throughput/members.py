@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from common.collectives.port import TIMEOUT_S, Group, Peer
 from common.config.settings import Settings
 from common.errors import GroupError
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import is_finite
 from common.learning.slices import digest
 from common.learning.trainer import Trainer
-from common.ports.group import TIMEOUT_S, Group, Peer
 from common.runtime.connect import open_boards, open_groups
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
+from common.collectives.port import Peer
 from common.core.assignments import Assignments
 from common.core.group.replica import (
     ApplyResult,
@@ -39,7 +40,6 @@ from common.core.messages import GENESIS, Failed, GradientReady, Member
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
-from common.ports.group import Peer
 from common.storage.states import stored_state
 from services.worker.effects.weights import StateUploader, WeightsSharer
 from services.worker.held import Formed
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
+    from common.collectives.port import Group, Groups
     from common.core.assignments import Compute
     from common.core.group.replica import ReplicaCommand
     from common.core.messages import (
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
         Vector,
         WorkerId,
     )
-    from common.ports.group import Group, Groups
     from common.storage.store import CheckpointStore
     from services.worker.compute import OrderComputer, Shell
     from services.worker.held import Gradients, HeldWeights

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
+    from common.collectives.port import Group
     from common.core.messages import Member, Membership, Reduce, Slices, Vector
     from common.learning.sliced_trainer import SlicedTrainer
     from common.learning.trainer import Trainer
-    from common.ports.group import Group
 
 Gradients: TypeAlias = Sequence[tuple["Vector", int]]  # and their samples
 

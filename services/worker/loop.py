@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
+    from common.collectives.port import Groups
     from common.config.settings import Settings
     from common.core.messages import Tier, WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.kafka.port import Log
-    from common.ports.group import Groups
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics

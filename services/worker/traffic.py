@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from common.core.messages import Traffic, Vector
 
 if TYPE_CHECKING:
-    from common.ports.group import Group, Groups, Peer
+    from common.collectives.port import Group, Groups, Peer
     from common.telemetry.metrics.worker import WorkerMetrics
 
 LIFE_BITS = 53

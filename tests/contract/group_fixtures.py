@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pytest
 
+from common.collectives.port import Peer
 from common.embedded.fork_server import prepare
 from common.embedded.process import Child, short_folder
-from common.ports.group import Peer
 from common.redis.exchange import RedisBoards
 from tests.contract.group_member import Member
 from tests.fakes.group import MemoryNetwork

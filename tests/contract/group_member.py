@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.collectives.port import Group
 from common.errors import GroupError
-from common.ports.group import Group
 from common.redis.exchange import RedisBoards
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from common.collectives.port import Groups, Peer, Rendezvous
     from common.core.messages import Vector
-    from common.ports.group import Groups, Peer, Rendezvous
 
 
 class Member:
@@ -105,7 +105,7 @@ def _rank(key: str) -> int | None:
 
 
 def _serve(socket: str, redis: str, transport: str) -> None:
-    from common.adapters.torch_group import TorchGroups  # noqa: PLC0415 -- memory needs no torch
+    from common.collectives.torch_group import TorchGroups  # noqa: PLC0415 -- memory needs no torch
 
     link = Lossy(RedisBoards(redis).rendezvous("job"))
     member = Member(TorchGroups("127.0.0.1", link, transport), link)

@@ -1,4 +1,4 @@
-"""Groups in memory (`common.ports.group`): members are threads, and a network between them breaks.
+"""Groups in memory (`common.collectives.port`): members are threads, and a network between them breaks.
 
 As gloo does, a group breaks as a whole: whoever raises or leaves breaks it for all the others.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from common.collectives.port import TIMEOUT_S, Peer
 from common.errors import GroupError
-from common.ports.group import TIMEOUT_S, Peer
 
 if TYPE_CHECKING:
     from common.core.messages import Vector

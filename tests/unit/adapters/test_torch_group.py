@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.adapters.torch_group import GlooGroup, TorchGroups
+from common.collectives.port import Peer
+from common.collectives.torch_group import GlooGroup, TorchGroups
 from common.config.settings import Settings
 from common.errors import GroupError, UserError
-from common.ports.group import Peer
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime.connect import open_groups
 

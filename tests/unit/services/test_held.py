@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET, structs
 
+from common.collectives.port import Peer
 from common.core.messages import AttemptId, Member, Membership, ModelId, Reduce, WorkerId
 from common.errors import CorruptError, GroupError
 from common.learning.errors import NotFiniteError
@@ -16,7 +17,6 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.sliced_trainer import SlicedTrainer, whole_of
 from common.learning.slices import BLOCK
 from common.learning.trainer import Trainer
-from common.ports.group import Peer
 from common.storage.memory import MemoryBlobs
 from common.storage.states import stored_state
 from common.storage.store import CheckpointStore

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from common.collectives.port import Peer
 from common.errors import GroupError
-from common.ports.group import Peer
 from common.telemetry.metrics.worker import WorkerMetrics
 from services.worker.traffic import TrafficCounter, counted
 from tests.fakes.group import MemoryNetwork
@@ -17,7 +17,7 @@ from tests.fakes.group import MemoryNetwork
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.ports.group import Group
+    from common.collectives.port import Group
 
 NUMBER = 4  # bytes
 LENGTHS = [3, 0, 7]  # of parts by rank

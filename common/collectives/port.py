@@ -1,6 +1,6 @@
 """The port of groups: members of a job that add their vectors up among themselves.
 
-`common.adapters.torch_group` fulfils it with torch's gloo over TCP and with NCCL between GPUs,
+`common.collectives.torch_group` fulfils it with torch's gloo over TCP and with NCCL between GPUs,
 `tests.fakes.group` in memory; one contract suite (tests/contract/test_group.py) holds all to the
 same behaviour. A group is made for one membership and never mended: once a call in it has failed,
 every member leaves it, and those who are left form another one under another name.

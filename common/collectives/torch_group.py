@@ -1,4 +1,4 @@
-"""Groups of `torch.distributed` (`common.ports.group`), made one by one, never global.
+"""Groups of `torch.distributed` (`common.collectives.port`), made one by one, never global.
 
 Several live in a process side by side, so nothing of `init_process_group` is used. What gloo does
 not do itself, as measured with torch 2.13:
@@ -52,14 +52,14 @@ import torch
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError, ProcessGroupGloo, Work, is_nccl_available
 
+from common.collectives.port import TIMEOUT_S, Peer
 from common.errors import GroupError, OutsideError, UserError
-from common.ports.group import TIMEOUT_S, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from common.collectives.port import Group, Rendezvous
     from common.core.messages import Vector
-    from common.ports.group import Group, Rendezvous
 
 _THREADS = 2  # of gloo, in a group: one sends while one receives
 _LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
