@@ -108,7 +108,7 @@ def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
 def _rack(settings: Settings) -> str:
     if settings.kafka_client_rack != "auto":
         return settings.kafka_client_rack
-    from common.adapters.ec2.metadata import InstanceMetadata  # noqa: PLC0415 -- see above
+    from common.notices.metadata import InstanceMetadata  # noqa: PLC0415 -- see above
 
     logger = event_logger("kafka")
     try:
@@ -245,8 +245,8 @@ def open_notices(settings: Settings) -> PreemptionNotices | None:
     """Open where this machine hears of its end, or None; it is not asked before the first look."""
     if settings.notices == "none":
         return None
-    from common.adapters.ec2.metadata import InstanceMetadata  # noqa: PLC0415 -- see above
-    from common.adapters.ec2.notice import Ec2Notices  # noqa: PLC0415 -- see above
+    from common.notices.ec2 import Ec2Notices  # noqa: PLC0415 -- see above
+    from common.notices.metadata import InstanceMetadata  # noqa: PLC0415 -- see above
 
     return Ec2Notices(InstanceMetadata(settings.metadata_endpoint))
 

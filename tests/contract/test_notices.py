@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters.ec2.metadata import InstanceMetadata
-from common.adapters.ec2.notice import Ec2Notices
 from common.errors import UnavailableError
+from common.notices.ec2 import Ec2Notices
+from common.notices.metadata import InstanceMetadata
 from common.notices.port import Notice
 from tests.fakes.notices import MemoryNotices
 from tests.metadata_server import MetadataServer

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.adapters.ec2.metadata import InstanceMetadata
-from common.adapters.ec2.notice import Ec2Notices
 from common.errors import OutsideError, UnavailableError
+from common.notices.ec2 import Ec2Notices
+from common.notices.metadata import InstanceMetadata
 from common.notices.port import Notice
 from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
 from tests.fakes.clock import ManualClock

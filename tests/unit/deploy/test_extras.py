@@ -23,7 +23,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 EVERYWHERE = ("common.kafka.log", "common.redis.board")
 STORAGE = ("common.storage.disk", "common.storage.s3")
 OPENED = {  # what a service loads only when it needs it
-    "worker": ("common.adapters.ec2.notice",),
+    "worker": ("common.notices.ec2",),
     "coordinator": STORAGE,
     "evaluator": (*STORAGE, "common.tracking.mlflow", "river.drift"),
     "provisioner": (

@@ -12,7 +12,7 @@ from common.notices.port import Notice
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:
-    from common.adapters.ec2.metadata import InstanceMetadata
+    from common.notices.metadata import InstanceMetadata
 
 _INTERRUPTION = "/latest/meta-data/spot/instance-action"
 
