@@ -76,8 +76,8 @@ HOMES = {  # a client library has one home
     "plotly": ("services/admin/",),
     "prometheus_client": ("common/telemetry/metrics/",),
     "river": ("services/evaluator/drift.py",),
-    "opentelemetry": ("common/adapters/otlp.py",),
-    "requests": ("common/adapters/otlp.py",),
+    "opentelemetry": ("common/telemetry/otlp.py",),
+    "requests": ("common/telemetry/otlp.py",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
         TORCH_GROUP,

@@ -260,7 +260,7 @@ def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
     if not settings.traces:
         return NoTracer()
     try:
-        from common.adapters.otlp import OtlpTracer  # noqa: PLC0415 -- see above
+        from common.telemetry.otlp import OtlpTracer  # noqa: PLC0415 -- see above
     except ModuleNotFoundError as error:
         raise UserError(
             "DOLL_TRACES: OpenTelemetry is not installed here: pip install 'doll[tracing]', or"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.adapters import otlp as otlp_traces
-from common.adapters.otlp import CLOSE_S, OtlpTracer
 from common.core.spans import Span
+from common.telemetry import otlp as otlp_traces
+from common.telemetry.otlp import CLOSE_S, OtlpTracer
 from tests.collector import Collector
 
 if TYPE_CHECKING:

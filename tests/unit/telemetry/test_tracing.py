@@ -104,7 +104,7 @@ def test_without_a_collector_nothing_is_sampled() -> None:
 def test_collector_without_its_library_fails_with_the_library_s_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "common.adapters.otlp", None)
+    monkeypatch.setitem(sys.modules, "common.telemetry.otlp", None)
     settings = Settings(traces="http://collector:4318")
     with pytest.raises(UserError, match=r"DOLL_TRACES: .*pip install 'doll\[tracing\]'"):
         open_tracer(settings, "worker", "w1")
