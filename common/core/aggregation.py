@@ -1,6 +1,6 @@
 """Who adds gradients up: here the coordinator, from vectors that pass the board.
 
-The other form, members among themselves, is `common.core.group.leading`; a leader asks both the
+The other form, members among themselves, is `common.core.members.leading`; a leader asks both the
 same questions.
 """
 

@@ -20,11 +20,11 @@ from common.core import commands as do
 from common.core import losses
 from common.core.aggregation import BoardAggregation
 from common.core.completion import Completion
-from common.core.group.leading import GroupAggregation
 from common.core.grouping import Grouper
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Divergence, Recovery
+from common.core.members.leading import GroupAggregation
 from common.core.messages import (
     GENESIS,
     Assignment,

@@ -1,6 +1,6 @@
 """A worker of a job whose workers hold the weights and add gradients up among themselves.
 
-    control      hears triggers, and carries out what `common.core.group.replica` makes of them
+    control      hears triggers, and carries out what `common.core.members.replica` makes of them
     collective   forms groups and adds up in them, one after the other
     gradients    computes what is ordered, at the weights that are held (Algorithm 2)
     copies       each in a thread of its own: all that is held, to another member or from one
@@ -24,7 +24,7 @@ from msgspec import UNSET
 
 from common.collectives.port import Peer
 from common.core.assignments import Assignments
-from common.core.group.replica import (
+from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
@@ -35,7 +35,7 @@ from common.core.group.replica import (
     StoreState,
     WeightReplica,
 )
-from common.core.group.stages import MemberMachine
+from common.core.members.stages import MemberMachine
 from common.core.messages import GENESIS, Failed, GradientReady, Member
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from common.collectives.port import Group, Groups
     from common.core.assignments import Compute
-    from common.core.group.replica import ReplicaCommand
+    from common.core.members.replica import ReplicaCommand
     from common.core.messages import (
         GroupOrders,
         ModelId,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from common.core.assignments import Assignments, Compute
-from common.core.group.replica import (
+from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
@@ -25,7 +25,7 @@ from common.core.group.replica import (
     StoreState,
     WeightReplica,
 )
-from common.core.group.stages import MemberMachine
+from common.core.members.stages import MemberMachine
 from common.core.messages import (
     GENESIS,
     AttemptId,

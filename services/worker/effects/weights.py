@@ -15,7 +15,7 @@ from common.telemetry.outages import Outage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.core.group.replica import ShareWeights
+    from common.core.members.replica import ShareWeights
     from common.core.messages import ModelId, Slices
     from common.redis.port import Board
     from common.storage.store import CheckpointStore

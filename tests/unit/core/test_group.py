@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from common.core import commands as do
 from common.core import events
-from common.core.group.backups import AGAIN_S, PATIENCE_S
-from common.core.group.leading import CONFIRMED
-from common.core.group.membership import ACCUSED_S, Accusations
-from common.core.group.replica import (
+from common.core.liveness import ALIVE, Heartbeat
+from common.core.members.backups import AGAIN_S, PATIENCE_S
+from common.core.members.leading import CONFIRMED
+from common.core.members.membership import ACCUSED_S, Accusations
+from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
@@ -28,9 +29,8 @@ from common.core.group.replica import (
     StoreState,
     WeightReplica,
 )
-from common.core.group.stages import MemberMachine
-from common.core.group.state_reports import LIFETIME_S, StateReports
-from common.core.liveness import ALIVE, Heartbeat
+from common.core.members.stages import MemberMachine
+from common.core.members.state_reports import LIFETIME_S, StateReports
 from common.core.messages import (
     GENESIS,
     Broken,
@@ -55,7 +55,7 @@ from tests.unit.core.examples import FIRST, SAMPLES, A, B, C, P, batch, of_kind,
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from common.core.group.replica import ReplicaCommand
+    from common.core.members.replica import ReplicaCommand
     from common.core.messages import ControlRecord, Slices
     from common.core.settings import CoordinatorSettings
 

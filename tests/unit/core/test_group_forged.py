@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from common.core import commands as do
 from common.core import events
-from common.core.group.leading import SILENT
-from common.core.group.state_reports import LIFETIME_S
+from common.core.members.leading import SILENT
+from common.core.members.state_reports import LIFETIME_S
 from common.core.messages import (
     GENESIS,
     Broken,

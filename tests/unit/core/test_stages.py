@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.group.stages import MemberMachine, servers_of, stage_of, wanted_owners
+from common.core.members.stages import MemberMachine, servers_of, stage_of, wanted_owners
 from common.core.messages import Member, WorkerId
 from common.core.settings import SliceSettings
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from common.core.group.stages import MemberMachine
+    from common.core.members.stages import MemberMachine
     from common.core.messages import BrokenReason, GroupOrders, GroupReply, UpdateTrigger
 
 Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from common.core.group.stages import MemberMachine
+from common.core.members.stages import MemberMachine
 from common.core.messages import GENESIS, Member, ModelId, Slices, TriggerId, WorkerId
 
 if TYPE_CHECKING:

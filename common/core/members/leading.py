@@ -12,7 +12,7 @@ update, all answer, and nobody else came for a while, the leader falls back to a
 
 Where slices of the weights have owners, these alone hold the optimizer's state of each: a slice
 without a living owner is an update that nobody holds whole. Who should own which changes with who
-is there (`common.core.group.stages`); who is to own more copies it first.
+is there (`common.core.members.stages`); who is to own more copies it first.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.core import commands as do
-from common.core.group.attempts import Attempt, AttemptTimes
-from common.core.group.backups import Backups
-from common.core.group.membership import (
+from common.core.members.attempts import Attempt, AttemptTimes
+from common.core.members.backups import Backups
+from common.core.members.membership import (
     Accusations,
     why_apart,
     why_cramped,
     why_double,
     why_odd,
 )
-from common.core.group.stages import servers_of, stage_of, wanted_owners
-from common.core.group.state_reports import LIFETIME_S, StateReports
+from common.core.members.stages import servers_of, stage_of, wanted_owners
+from common.core.members.state_reports import LIFETIME_S, StateReports
 from common.core.messages import (
     GENESIS,
     AttemptId,
