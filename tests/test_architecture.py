@@ -21,13 +21,16 @@ TREES = ("common", "services", "tests", "load")
 FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
-    ("common.ports", "common.data", "common.spot.theory", "common.spot.machines"),
+    ("common.data", "common.collectives", "common.spot.theory", "common.spot.machines"),
     ("common.config",),
     ("common.learning", "common.spot.policies", "common.spot.traces"),
     ("common.spot.provisioning",),
     ("common.wire", "common.telemetry", "common.http", "common.simulation", "common.spot.market"),
     ("common.spot.experiments", "common.spot.plans"),
-    ("common.kafka", "common.redis", "common.adapters", "common.testing", "common.spot.fleets"),
+    (
+        *("common.kafka", "common.redis", "common.notices", "common.tracking"),
+        *("common.testing", "common.spot.fleets"),
+    ),
     ("common.storage", "common.embedded"),
     ("common.jobs",),
     ("common.api", "common.runtime"),
@@ -56,7 +59,6 @@ OUTSIDE = {  # of the standard library: clocks, chance, the machine
     *("signal", "socket", "subprocess", "sys", "threading", "time", "urllib", "uuid"),
 }
 DECODERS = "common/data/decoders.py"
-TORCH_GROUP = "common/collectives/torch_group.py"
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/kafka/", "common/embedded/"),
     "redis": ("common/redis/", "common/embedded/redis.py"),
@@ -80,7 +82,7 @@ HOMES = {  # a client library has one home
     "requests": ("common/telemetry/otlp.py",),
     "torch": (
         *("common/learning/", "common/testing/", "services/worker/", "services/coordinator/"),
-        TORCH_GROUP,
+        "common/collectives/torch_group.py",
         *("services/evaluator/", "services/serve/", "common/spot/experiments/learning.py"),
     ),
     "scipy": (
@@ -236,14 +238,12 @@ def test_the_theory_knows_numbers_and_nothing_of_the_world() -> None:
         assert not foreign | (tops & OUTSIDE), f"{named(path)} imports {foreign | tops & OUTSIDE}"
 
 
-@pytest.mark.parametrize("family", ["common/adapters", "common/spot/fleets"])
-def test_adapters_never_import_each_other(family: str) -> None:
-    package = family.replace("/", ".")
-    for path in sources(family):
-        kind = Path(named(path)).relative_to(family).parts[0].removesuffix(".py")
+def test_fleets_never_import_each_other() -> None:
+    for path in sources("common/spot/fleets"):
+        kind = Path(named(path)).relative_to("common/spot/fleets").parts[0].removesuffix(".py")
         for name in imports(path):
-            if within(name, package):
-                found = name.removeprefix(f"{package}.").partition(".")[0]
+            if within(name, "common.spot.fleets"):
+                found = name.removeprefix("common.spot.fleets.").partition(".")[0]
                 assert found == kind, f"{named(path)} imports {name}"
 
 
@@ -284,9 +284,11 @@ def test_importing_starts_nothing() -> None:
 
 
 def test_the_protocol_needs_no_torch() -> None:
-    paths = sources("common/core", "common/kafka", "common/redis", "common/adapters")
+    paths = sources(
+        "common/core", "common/kafka", "common/redis", "common/telemetry", "common/notices"
+    )
 
-    assert not loads_torch(*[module(path) for path in paths if named(path) != TORCH_GROUP])
+    assert not loads_torch(*[module(path) for path in paths])
 
 
 def test_worker_learns_of_its_job_before_it_loads_torch() -> None:

@@ -11,8 +11,8 @@ import msgspec
 from common.api.answers import KeptVersion, KeptVersions
 
 if TYPE_CHECKING:
+    from common.jobs.models import KeptModel
     from common.jobs.store import JobRecord
-    from common.storage.find import KeptModel
 
 
 def about_model(record: JobRecord, kept: KeptModel) -> dict[str, str]:

@@ -19,7 +19,7 @@ from common.jobs.changes import audit, change_by
 from common.kafka.names import group_name, own_topics, provisioning_board
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
+    from common.jobs.servers import Outside
     from common.jobs.store import JobStore
 
 

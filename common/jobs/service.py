@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UserError
+from common.jobs.models import in_storage, parse_version, pick
 from common.jobs.purge import Remains, purge, remains_of
 from common.jobs.quarantine import Quarantine, RequeuedBatch, format_batches
 from common.jobs.store import AfterLoss, JobRecord, JobStore, StartCheckpoint
@@ -12,7 +13,6 @@ from common.jobs.watching import waits_for_checkpoint
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import optimizer_kind, with_optimizer
-from common.storage.find import in_storage, parse_version, pick
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from common.wire.messages import decode_audit
@@ -20,10 +20,10 @@ from common.wire.messages import decode_audit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from common.config.servers import Outside
     from common.core.losses import ReadFrom
     from common.core.messages import Wanted
     from common.jobs.edit import Value
+    from common.jobs.servers import Outside
     from common.jobs.spec import JobSpec
 
 _log = event_logger(__name__)

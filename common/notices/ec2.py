@@ -1,4 +1,4 @@
-"""EC2's interruption notices (`common.ports.servers.Notices`), from instance metadata."""
+"""EC2's interruption notices (`common.notices.port.PreemptionNotices`), from instance metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notice board of a job in Redis (`common.ports.servers.Board`).
+"""The notice board of a job in Redis (`common.redis.port.Board`).
 
 Only commands of Redis 6.2 and no scripts: correctness never depends on what is here
 (docs/explain/protocol.md). A job's keys share a hash tag, so that a Redis Cluster keeps them in one
@@ -536,7 +536,7 @@ class RedisBoard:
 
 
 class RedisReplies:
-    """What workers sent to one replica (`common.ports.servers.Replies`).
+    """What workers sent to one replica (`common.redis.port.Replies`).
 
     Args:
         shared: Connections, shared with others.

@@ -1,4 +1,4 @@
-"""Asks Redis for many jobs at once (`common.ports.servers.Exchange`), with one pool for all.
+"""Asks Redis for many jobs at once (`common.redis.port.Exchange`), with one pool for all.
 
 A call of a job takes one to three steps, each a few commands. A packet holds a step of every call
 that is under way, so a process that leads a hundred jobs sends no more packets than one that leads

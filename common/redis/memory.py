@@ -131,7 +131,7 @@ class MemoryBoards:
 
 
 class MemoryReplies:
-    """What workers sent to one replica (`common.ports.servers.Replies`)."""
+    """What workers sent to one replica (`common.redis.port.Replies`)."""
 
     def __init__(self, server: MemoryRedis, replica: str) -> None:
         self._server = server
@@ -156,7 +156,7 @@ class MemoryReplies:
 
 
 class MemoryExchange:
-    """Asks the boards of many jobs (`common.ports.servers.Exchange`): each at once, by itself."""
+    """Asks the boards of many jobs (`common.redis.port.Exchange`): each at once, by itself."""
 
     def __init__(self, server: MemoryRedis) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""The records by which workers spread over jobs, in Redis (`common.ports.servers.Roster`).
+"""The records by which workers spread over jobs, in Redis (`common.redis.port.Roster`).
 
 One hash for all, so that one short command reads everything:
 

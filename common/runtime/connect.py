@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from common.config.servers import Outside
 from common.errors import OutsideError, UnavailableError, UserError
+from common.jobs.servers import Outside
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from time import monotonic, time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
 from common.core.liveness import OUTAGE, OutageNotice
@@ -18,8 +18,6 @@ from common.errors import ForbiddenError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from common.kafka.port import Writer
-    from common.redis.port import Board
     from common.telemetry.logging import EventLogger
 
 # An outage ends after this time without an error, if a part hears of nothing but errors: clients
@@ -35,6 +33,22 @@ FORGOTTEN_S = 120.0
 MOST_RIGHTS = 20
 NOTIFY_S = 4.0  # between notices to a job
 NOTICE_TTL_S = 10.0
+
+
+class Writer(Protocol):
+    """A writer to Kafka, see `common.kafka.port.Writer`."""
+
+    @property
+    def waiting_s(self) -> float:
+        """Age of the oldest record that Kafka has not taken."""
+
+
+class Board(Protocol):
+    """A board of a job, see `common.redis.port.Board`."""
+
+    def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
+        """Put a notice on the board."""
+
 
 _lock = threading.Lock()  # guards what follows
 _ongoing = dict[str, "_Ongoing"]()  # by server

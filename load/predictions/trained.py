@@ -13,11 +13,11 @@ from common.core.history import History
 from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
+from common.jobs.models import heads_on_board
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
 from common.runtime.connect import open_board
-from common.storage.find import heads_on_board
 from common.wire.messages import decode_audit
 from load.harness.counting import Aggregation, aggregated
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events

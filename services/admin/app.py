@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI  # noqa: TC002 -- the signature is read when run
 
-from common.config.servers import Outside  # noqa: TC001 -- the signature is read when run
 from common.config.settings import read_settings
+from common.jobs.servers import Outside  # noqa: TC001 -- the signature is read when run
 from common.runtime.connect import connect
 from services.admin.middleware import problems
 from services.admin.middleware.access import VIEWER

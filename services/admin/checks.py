@@ -19,8 +19,8 @@ from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage, ongoing
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
     from common.core.liveness import OutageNotice
+    from common.jobs.servers import Outside
     from common.kafka.port import Log
     from common.redis.port import Board
     from common.storage.port import Blobs

@@ -33,8 +33,8 @@ from services.admin.simulating import Simulations
 from services.admin.stores import Stores
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
     from common.jobs.check import Unchecked
+    from common.jobs.servers import Outside
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.kafka.port import Log

@@ -8,8 +8,8 @@ from services.cli.app import app
 from services.cli.system.outside import Ways
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
     from common.config.settings import Settings
+    from common.jobs.servers import Outside
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from common.api.model import about_model
 from common.core.messages import ModelId
 from common.errors import CorruptError
-from common.storage.find import KeptModel
+from common.jobs.models import KeptModel
 from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import FoundSnapshot, from_checkpoint
 from common.storage.store import CheckpointStore

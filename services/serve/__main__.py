@@ -20,13 +20,13 @@ from common.api.keys import KeyStore
 from common.config.program import command_line
 from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
+from common.jobs.models import parse_version
 from common.jobs.store import JobStore
 from common.kafka.schemas import JobSchemas
 from common.runtime.connect import connect, open_registry
 from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run
-from common.storage.find import parse_version
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.outages import Outage
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from common.jobs.models import VersionSelector
     from common.jobs.spec import JobSpec
     from common.runtime.service import ServiceProcess
-    from common.storage.find import VersionSelector
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from common.errors import DollError, NotFoundError
+from common.jobs.models import find_model, heads_on_board
 from common.learning.checkpoint import weights_in
-from common.storage.find import find_model, heads_on_board
 from common.storage.snapshot_file import from_bytes, in_hand
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import Changes, EventLogger
@@ -20,9 +20,9 @@ from common.telemetry.outages import Outage
 from services.serve.served_model import ServedModel, Version
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
     from common.core.messages import Vector
     from common.core.snapshots import Snapshot
+    from common.jobs.servers import Outside
     from common.learning.checkpoint import Layout
     from common.redis.port import Board
 

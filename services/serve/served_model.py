@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.core.messages import ModelId, Vector
     from common.data.fields import Columns
+    from common.jobs.models import VersionSelector
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
-    from common.storage.find import VersionSelector
 
 
 class Version(NamedTuple):

@@ -1,4 +1,4 @@
-"""Groups in memory (`common.collectives.port`): members are threads, and a network between them breaks.
+"""Groups in memory (`common.collectives.port`): members are threads, the network breaks.
 
 As gloo does, a group breaks as a whole: whoever raises or leaves breaks it for all the others.
 """

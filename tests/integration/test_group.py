@@ -16,6 +16,7 @@ from common.config.aggregation import SLICES as SLICES_OF_ALL
 from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
 from common.embedded.process import Child
 from common.jobs.build import codec_of, task_of, trainer_of
+from common.jobs.models import on_board
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
@@ -24,7 +25,6 @@ from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model
 from common.runtime.connect import open_log
-from common.storage.find import on_board
 from common.wire import messages as wire
 from load.harness.counting import CountingJob
 from tests.integration.cluster import await_condition

@@ -10,9 +10,9 @@ import pytest
 from joserfc.jwk import RSAKey
 
 from common.api.keys import KeyStore
-from common.config.servers import Outside
 from common.config.settings import read_settings
 from common.embedded.process import free_port
+from common.jobs.servers import Outside
 from common.kafka.memory import MemoryLog
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs

@@ -18,7 +18,6 @@ import msgspec
 import uvicorn
 
 from common.api.keys import KeyStore
-from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.liveness import TURN
 from common.core.messages import AuditRecord, ModelId, Synchrony, UpdateApplied, WorkerId
@@ -26,6 +25,7 @@ from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.jobs.build import trainer_of
 from common.jobs.progress import JobObservation
+from common.jobs.servers import Outside
 from common.jobs.store import JobStore, encode_job
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FEW_SEEDS = range(30)
 RUNS_ON = (  # what a world is made of: where none of it changed, a seed comes to the same
-    *("common/core/", "common/spot/policies/", "common/ports/", "common/spot/provisioning/"),
+    *("common/core/", "common/spot/policies/", "common/spot/provisioning/"),
     *(
         "common/testing/",
         "common/spot/theory/",

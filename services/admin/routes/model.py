@@ -12,8 +12,7 @@ from starlette.responses import Response
 from common.api.answers import KeptVersions  # noqa: TC001 -- FastAPI reads it when run
 from common.api.model import about_model, tag_of, versions_answer
 from common.errors import FutureFormatError, OutsideError
-from common.learning.checkpoint import save_weights
-from common.storage.find import (
+from common.jobs.models import (
     KeptModel,
     ReportSkipped,
     VersionSelector,
@@ -22,13 +21,14 @@ from common.storage.find import (
     find_model,
     parse_version,
 )
+from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
 from services.admin.middleware.problems import Responses, documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.service import Answering  # noqa: TC001 -- likewise
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
+    from common.jobs.servers import Outside
     from common.jobs.store import JobRecord
     from common.kafka.port import Log
     from services.admin.service import AdminService

@@ -17,7 +17,7 @@ from common.kafka.names import check_stream
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
+    from common.jobs.servers import Outside
     from common.kafka.port import Log, Writer
     from services.cli.commands.parquet import OnceWriter, Rows
     from services.cli.commands.producing import ArrivalSchedule

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import httpx2
     import typer
 
-    from common.config.servers import Outside
     from common.config.settings import Settings
+    from common.jobs.servers import Outside
     from common.kafka.port import Log
     from services.cli.system.api import Api
 

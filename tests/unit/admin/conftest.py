@@ -11,8 +11,8 @@ import httpx2
 import pytest
 
 from common.api.keys import KeyStore
-from common.config.servers import Outside
 from common.config.settings import Settings
+from common.jobs.servers import Outside
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoard, MemoryRedis

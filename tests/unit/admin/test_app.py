@@ -6,9 +6,9 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from common.config.servers import Outside
 from common.config.settings import Settings
 from common.errors import OutsideError
+from common.jobs.servers import Outside
 from common.telemetry.metrics.serving import STILL_S, Watchdog
 from services.admin import app as app_module
 from services.admin.app import create_app

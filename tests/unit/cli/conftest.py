@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from common.api.keys import KeyStore, Role
-from common.config.servers import Outside
 from common.config.settings import read_settings
+from common.jobs.servers import Outside
 from common.kafka.memory import MemoryLog
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs

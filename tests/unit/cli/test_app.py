@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from common.config.servers import Outside
+from common.jobs.servers import Outside
 from common.redis.memory import MemoryBoard
 from services.cli import exits
 from services.cli.app import app

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.messages import ModelId
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, OutsideError, UnavailableError
 from common.jobs.purge import Remains, purge, remains_of
+from common.jobs.servers import Outside
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Span
 from common.errors import ConflictError
+from common.jobs.servers import Outside
 from common.jobs.service import JobService
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore

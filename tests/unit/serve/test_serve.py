@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from common.api.keys import KeyStore
-from common.config.servers import Outside
 from common.config.settings import Settings
 from common.core.messages import (
     GENESIS,
@@ -35,6 +34,7 @@ from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
 from common.errors import UnavailableError, UnknownTopicError
 from common.jobs.build import optimizer_of, task_of
+from common.jobs.servers import Outside
 from common.jobs.spec import JobSpec, parse_job
 from common.kafka.memory import MemoryLog, MemoryTransactions
 from common.kafka.names import updates_topic
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from common.data.fields import Columns
+    from common.jobs.models import VersionSelector
     from common.kafka.port import NewRecord
-    from common.storage.find import VersionSelector
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted
 

@@ -25,7 +25,7 @@ from common.storage.store import CheckpointStore
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:
-    from common.config.servers import Outside
+    from common.jobs.servers import Outside
     from common.kafka.port import Log
     from common.redis.port import Board
     from common.storage.port import Blobs

@@ -6,8 +6,8 @@ import pytest
 
 from common.core.messages import AttemptId, ModelId
 from common.core.snapshots import Snapshot
+from common.jobs.models import heads_on_board
 from common.redis.memory import MemoryBoard, MemoryRedis
-from common.storage.find import heads_on_board
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 
 WEIGHTS = b"w" * 5000
