@@ -35,7 +35,7 @@ NOTIFY_S = 4.0  # between notices to a job
 NOTICE_TTL_S = 10.0
 
 
-class Writer(Protocol):
+class WriterLag(Protocol):
     """A writer to Kafka, see `common.kafka.port.Writer`."""
 
     @property
@@ -43,7 +43,7 @@ class Writer(Protocol):
         """Age of the oldest record that Kafka has not taken."""
 
 
-class Board(Protocol):
+class NoticeBoard(Protocol):
     """A board of a job, see `common.redis.port.Board`."""
 
     def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
@@ -125,7 +125,7 @@ class Outage:
             event = f"{server}_unavailable"
             self._logger.warning(event, reason=reason)
 
-    def watch(self, writer: Writer) -> None:
+    def watch(self, writer: WriterLag) -> None:
         """Note if Kafka does not take what was written, though it may answer all else."""
         if writer.waiting_s > UNWRITTEN_S:
             reason = f"a record that was written {UNWRITTEN_S:g} s ago or earlier is not taken"
@@ -188,7 +188,7 @@ class OutageNotifier:
     """
 
     def __init__(
-        self, board: Board, process: str, job: str, clock: Callable[[], float] = monotonic
+        self, board: NoticeBoard, process: str, job: str, clock: Callable[[], float] = monotonic
     ) -> None:
         self._board = board
         self._process = process
