@@ -74,7 +74,7 @@ class InterruptedLog(MemoryLog):
 
 
 @pytest.mark.parametrize(
-    ("options", "output"),
+    ("options", "expected"),
     [
         ((), "/s); interrupted, 338 were not sent\n"),
         (("--repeat",), "/s)\n"),

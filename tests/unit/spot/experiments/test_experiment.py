@@ -235,7 +235,7 @@ def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shares"),
+    ("text", "expected"),
     [
         ("workers: 4", "group_size: is missing"),
         ("workers: 0", "workers: must be at least 1"),
