@@ -153,7 +153,7 @@ def test_a_topic_is_never_created_unasked(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "output"),
+    ("topic", "expected"),
     [
         ("my clinic", "error: --topic: 'my clinic' cannot be a Kafka topic: up to 245 letters"),
         ("..", "error: --topic: '..' cannot be a Kafka topic"),

@@ -258,7 +258,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
 
 
 @pytest.mark.parametrize(
-    ("changes", "shares"),
+    ("changes", "expected"),
     [
         ({"deadline_s": 100}, "either deadline_s or deadline_factor"),
         ({"rates": [1.0, 2.0]}, "rates has 2 entries for 12 workers"),
