@@ -201,6 +201,13 @@ def test_contributing_guide_says_what_each_folder_is_for() -> None:
     ] == []
 
 
+def test_every_file_of_a_walk_is_there() -> None:
+    walks = (ROOT / "CONTRIBUTING.md").read_text().partition("## Seven walks")[2]
+    named_files = set(re.findall(r"`([a-z_]+/[a-z_0-9/]+\.[a-z]+)`", walks))
+    assert len(named_files) > 40
+    assert [name for name in sorted(named_files) if not (ROOT / name).exists()] == []
+
+
 def test_only_these_files_outside_the_wing_of_spot_machines_import_it() -> None:
     """A training engine can be read without it; an entry that is not needed any more goes."""
     free = ("common.spot", "services.provisioner", "load", "tests")
