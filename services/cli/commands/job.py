@@ -99,7 +99,13 @@ def submit(
 
 
 @app.command("list")
-def list_jobs(context: typer.Context) -> None:
+def list_jobs(
+    context: typer.Context,
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the API's answer as JSON.")
+    ] = False,
+) -> None:
     """List all jobs: state, lag, and what could not be used.
 
     Lag, skipped, expired and lost count records, quarantined counts batches; lost: trained, and
@@ -108,6 +114,9 @@ def list_jobs(context: typer.Context) -> None:
     Example: [bold]doll job list[/]
     """
     found = service_of(context).jobs()
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
     # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
     name_width = max((len(line.id) for line in found.jobs), default=0)
     state_width = max((len(line.state) for line in found.jobs), default=0)

@@ -278,6 +278,15 @@ def test_show_says_that_a_single_record_waits_and_prints_json_alone(
     assert "workers 1" in world.run("job", "watch", "digits", "--once").stdout
 
 
+def test_list_as_json_has_each_job_and_its_state(world: World) -> None:
+    submitted(world)
+    found = json.loads(world.run("job", "list", "--json").stdout)
+    assert [(each["id"], each["state"]) for each in found["jobs"]] == [
+        ("digits", "waiting for a coordinator")
+    ]
+    assert found["unreadable"] == []
+
+
 def test_a_list_in_a_file_cuts_nothing(world: World) -> None:
     submitted(world)
     (line,) = (
