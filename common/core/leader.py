@@ -19,8 +19,8 @@ from msgspec import UNSET, UnsetType
 from common.core import commands as do
 from common.core import losses
 from common.core.aggregation import BoardAggregation
-from common.core.completion import Completion
 from common.core.grouping import Grouper
+from common.core.job_completion import Completion
 from common.core.ledger import Ledger
 from common.core.liveness import Liveness
 from common.core.losses import Divergence, Recovery

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from common.core.reading import RunsInTurn
+from common.core.read_order import RunsInTurn
 from common.core.spans import Partition
 from common.kafka.client import arrival_s, epochs_of, offsets_of, values_of
 from common.kafka.port import Fetched, LogEndReached

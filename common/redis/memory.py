@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
-from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
 from common.redis.port import Board, LiveStatus, live_status
 from common.telemetry.rejections import Rejections

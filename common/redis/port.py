@@ -13,6 +13,7 @@ from common.errors import OutsideError
 
 if TYPE_CHECKING:
     from common.collectives.port import Rendezvous
+    from common.core.job_placement import JobDemand, WorkerPlacement
     from common.core.liveness import Heartbeat
     from common.core.messages import (
         LeaderStatus,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         UpdateTrigger,
         WorkerId,
     )
-    from common.core.spread import JobDemand, WorkerPlacement
 
 
 class LiveStatus(NamedTuple):

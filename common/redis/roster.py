@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.core.spread import JobDemand, WorkerPlacement
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.redis.server import RedisServer
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.core.messages import (
     AuditRecord,
     Batch,
@@ -56,7 +57,6 @@ from common.core.messages import (
 )
 from common.core.scores import BINS
 from common.core.spans import Address, Partition, address_of
-from common.core.spread import JobDemand, WorkerPlacement
 from common.core.vectors import SparseVector
 from common.errors import FutureFormatError, WireError
 from common.wire.vectors import decode_sparse, encode_sparse

@@ -16,7 +16,7 @@ from common.spot.experiments.spec import (
     SpotSpec,
     UniformRates,
 )
-from common.spot.market.billing_rules import BillingRules
+from common.spot.market.billing_spec import BillingRules
 from common.spot.theory.work import PaperMarket, Work, market
 
 if TYPE_CHECKING:

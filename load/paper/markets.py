@@ -16,7 +16,7 @@ import numpy as np
 from common.spot.experiments.draws import ROUND_OVERHEAD_S
 from common.spot.experiments.experiment import simulate
 from common.spot.experiments.spec import Experiment, PolicySpec
-from common.spot.market.billing_rules import BillingRules
+from common.spot.market.billing_spec import BillingRules
 from common.spot.theory.billing import BY_NAME, HOUR_S
 from common.spot.theory.errors import ParameterError
 from load.paper import auctions, live, zones

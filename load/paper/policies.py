@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from common.config.policy_names import STREAM_POLICIES, StreamPolicyName
-from common.spot.market.billing_rules import BillingRules
+from common.spot.market.billing_spec import BillingRules
 from load.paper import plots
 from load.paper.document import Section, interval, met, percent
 from load.paper.job import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from common.core.spread import JobDemand
+from common.core.job_placement import JobDemand
 
 if TYPE_CHECKING:
     from common.core.messages import LeaderStatus, Positions

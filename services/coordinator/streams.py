@@ -1,6 +1,6 @@
 """Watches the ends of all jobs' logs: how much arrives and waits, and whether workers keep up.
 
-It tells metrics, and publishes what workers spread by (`common.core.spread`). Nothing here decides
+It tells metrics, and publishes what workers spread by (`common.core.job_placement`). Nothing here decides
 anything: where Kafka is unavailable, there is nothing to tell until it is back.
 """
 
@@ -15,11 +15,11 @@ from time import monotonic, thread_time, time
 from typing import TYPE_CHECKING
 
 from common.core import events
+from common.core.job_placement import Sightings, elsewhere
 from common.core.liveness import TURN
 from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, LogPositions, Positions, unused_number
 from common.core.spans import LogPosition, Partition
-from common.core.spread import Sightings, elsewhere
 from common.core.stability import necessary_load, sufficient_load
 from common.errors import DollError, UnknownTopicError
 from common.kafka.names import control_topic
@@ -29,7 +29,7 @@ from services.coordinator.needs import ArrivalMeter, DemandMeter
 from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
-    from common.core.spread import JobDemand
+    from common.core.job_placement import JobDemand
     from common.kafka.port import FoundTopic, Log
     from common.redis.port import Boards
     from common.telemetry.logging import EventLogger

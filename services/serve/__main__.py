@@ -32,8 +32,8 @@ from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.outages import Outage
 from services.serve.app import ModelServer, refusal
 from services.serve.batching import Batches
-from services.serve.follower import LOOK_S, Follower
 from services.serve.gate import KeyGate
+from services.serve.model_choice import LOOK_S, Follower
 from services.serve.predictions import PredictionWriter
 from services.serve.protocol import Inputs
 from services.serve.served_model import ServedModel

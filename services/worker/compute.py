@@ -23,7 +23,6 @@ from common.wire.vectors import smallest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from common.core.assignments import Compute
     from common.core.messages import (
         Batch,
         FailedReason,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         Unsettled,
         WorkerId,
     )
+    from common.core.order_queue import Compute
     from common.core.spans import Span
     from common.data.codecs import Codec
     from common.kafka.port import Fetched, Log

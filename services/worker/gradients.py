@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from common.core.assignments import Assignments
 from common.core.messages import Gradient
+from common.core.order_queue import Assignments
 from common.errors import CorruptError, UnavailableError, WireError
 from common.wire.vectors import decode_sparse, encoded_bytes
 from services.worker.compute import NoGradientError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from common.core.assignments import Compute
     from common.core.messages import (
         Batch,
         ModelId,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         UpdateTrigger,
         WorkerId,
     )
+    from common.core.order_queue import Compute
     from services.worker.compute import OrderComputer, Shell
 
 SLOW_S = 0.1  # a gradient that took longer may have been asked for again: looking costs 0.2 ms

@@ -23,7 +23,6 @@ import numpy as np
 from msgspec import UNSET
 
 from common.collectives.port import Peer
-from common.core.assignments import Assignments
 from common.core.members.replica import (
     ApplyResult,
     CopyState,
@@ -37,6 +36,7 @@ from common.core.members.replica import (
 )
 from common.core.members.stages import MemberMachine
 from common.core.messages import GENESIS, Failed, GradientReady, Member
+from common.core.order_queue import Assignments
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from common.collectives.port import Group, Groups
-    from common.core.assignments import Compute
     from common.core.members.replica import ReplicaCommand
     from common.core.messages import (
         GroupOrders,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
         Vector,
         WorkerId,
     )
+    from common.core.order_queue import Compute
     from common.storage.store import CheckpointStore
     from services.worker.compute import OrderComputer, Shell
     from services.worker.held import Gradients, HeldWeights

@@ -1,6 +1,6 @@
 """Which job this worker works for: told by the jobs topic, by what others publish, by what failed.
 
-One thread follows the jobs topic and the records by which workers spread (`common.core.spread`),
+One thread follows the jobs topic and the records by which workers spread (`common.core.job_placement`),
 also while the worker is busy leaving one job and joining another.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from common.core.spread import (
+from common.core.job_placement import (
     JobDemand,
     PlacementView,
     Sightings,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from common.core.messages import BatchReady, Claim, Failed, Gradient, WorkerId
 
 if TYPE_CHECKING:
-    from common.core.assignments import Compute
+    from common.core.order_queue import Compute
     from common.telemetry.tracing import Tracer
 
 

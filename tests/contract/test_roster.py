@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 import redis
 
-from common.core.spread import JobDemand, WorkerPlacement
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
 from common.redis.exchange import RedisBoards
 from common.redis.memory import MemoryBoards, MemoryRedis

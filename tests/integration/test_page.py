@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from playwright.sync_api import expect
 
+from common.core.job_placement import JobDemand, PlacementView, WorkerPlacement, elsewhere
 from common.core.messages import (
     GENESIS,
     Batch,
@@ -30,7 +31,6 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
-from common.core.spread import JobDemand, PlacementView, WorkerPlacement, elsewhere
 from common.kafka.dead_letters import encode_dead_letter
 from common.learning.checkpoint import unpack
 from common.spot.provisioning.records import LaunchRequested, Planned, Started

@@ -20,6 +20,7 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from common.api.keys import Keys, KeyStore
 from common.config.settings import read_settings
+from common.core.job_placement import JobDemand
 from common.core.messages import (
     LeaderStatus,
     ModelId,
@@ -29,7 +30,6 @@ from common.core.messages import (
     WorkerLeaving,
 )
 from common.core.spans import Partition, Span
-from common.core.spread import JobDemand
 from common.core.worker_messages import Assigned
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis

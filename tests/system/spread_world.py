@@ -1,4 +1,4 @@
-"""Workers and jobs in virtual time: how well the rule of `common.core.spread` spreads them.
+"""Workers and jobs in virtual time: how well the rule of `common.core.job_placement` spreads them.
 
 Each worker looks at a view that may be seconds old and follows `next_step`; beside it the same plan
 carried out by a central scheduler that sees all at once. Jobs have arrivals of their own (Pareto,
@@ -14,7 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from common.core.spread import JobDemand, PlacementView, WorkerPlacement, next_step, plan
+from common.core.job_placement import JobDemand, PlacementView, WorkerPlacement, next_step, plan
 
 STEP_S = 0.5
 JOIN_S = 3.0  # leaving a group, joining another, the first status

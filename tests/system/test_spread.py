@@ -16,7 +16,7 @@ from tests.system.spread_world import Setting, World
 ROOT = Path(__file__).parents[2]
 # A seed comes to the same wherever nothing has changed of what it runs on.
 SEEDS = 3 if has_changed("common/core/", "tests/system/spread_world.py") else 1
-SPREAD = "common/core/spread.py"
+SPREAD = "common/core/job_placement.py"
 TESTS = ("tests/unit/core/test_spread.py", "tests/system/spread_world.py")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 # The Structs of these modules stay in their process, or are written and never read.
 INSIDE = {
-    *("common.core.assignments", "common.core.batching", "common.core.commands"),
+    *("common.core.order_queue", "common.core.batching", "common.core.commands"),
     *("common.core.events", "common.core.members.replica", "common.core.grouping"),
     *("common.core.ledger", "common.core.rounds", "common.core.worker"),
     *("common.spot.provisioning.commands", "common.spot.provisioning.events"),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from common.core.assignments import Assignments, Compute
 from common.core.members.replica import (
     ApplyResult,
     CopyState,
@@ -36,6 +35,7 @@ from common.core.messages import (
     Slices,
     WorkerId,
 )
+from common.core.order_queue import Assignments, Compute
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.workers import SimulatedWorker
 from common.simulation.faults.world import (

@@ -12,7 +12,6 @@ from msgspec import UNSET
 
 from common.core import worker_messages as do
 from common.core import worker_messages as events
-from common.core.assignments import Assignments, Compute
 from common.core.batching import DecodedRun
 from common.core.liveness import Heartbeat
 from common.core.messages import (
@@ -25,6 +24,7 @@ from common.core.messages import (
     Skipped,
     WorkerId,
 )
+from common.core.order_queue import Assignments, Compute
 from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition, Span
 from common.core.worker import Worker

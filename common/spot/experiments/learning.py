@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from common.core import commands as do
-    from common.core.assignments import Compute
     from common.core.messages import Batch, Vector
+    from common.core.order_queue import Compute
     from common.spot.experiments.spec import LearningSpec
 
 HELD_OUT_SHARE = 0.2

@@ -25,10 +25,10 @@ from msgspec import UNSET
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core import commands as do
 from common.core import events, worker_messages
-from common.core.assignments import Assignments, Compute
 from common.core.coordinator import Coordinator
 from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
+from common.core.order_queue import Assignments, Compute
 from common.core.settings import CoordinatorSettings, Mode, WorkerSettings
 from common.core.snapshots import genesis
 from common.core.worker import Worker

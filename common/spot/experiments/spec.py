@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
-from common.spot.market.billing_rules import BillingRules, BillingSpec
+from common.spot.market.billing_spec import BillingRules, BillingSpec
 from common.spot.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
 
 Seconds = Annotated[float, Field(ge=0)]

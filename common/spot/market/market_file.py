@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.spot.machines import Offer
-from common.spot.market.billing_rules import BillingSpec  # noqa: TC001 -- pydantic reads it when run
+from common.spot.market.billing_spec import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.spot.theory.billing import BY_NAME, BY_THE_SECOND, Billing
 from common.spot.traces.files import common_starts_s, starts_of, traced
 from common.spot.traces.spec import TraceSpec

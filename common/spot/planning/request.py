@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.spot.market.billing_rules import BillingRules, BillingSpec
+from common.spot.market.billing_spec import BillingRules, BillingSpec
 
 MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
 MOST_POINTS = 10_000

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from msgspec import UNSET
 
-from common.core.completion import LOSS_WINDOW
 from common.core.history import History
+from common.core.job_completion import LOSS_WINDOW
 from common.core.messages import BatchReady, Lead, ModelId, Opened, UpdateApplied
 from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning.autoscale import FleetSize, RoundTimes, workers_wanted

@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from common.core.assignments import Assignments, Compute
 from common.core.messages import (
     GENESIS,
     Assignment,
@@ -15,6 +14,7 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
+from common.core.order_queue import Assignments, Compute
 from tests.unit.core.examples import A, B, batch
 
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core import events
-from common.core.assignments import Assignments
 from common.core.messages import WorkerId
+from common.core.order_queue import Assignments
 from common.core.rounds import READ_BACK_S
 from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import gradient, of_kind

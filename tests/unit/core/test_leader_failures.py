@@ -8,7 +8,7 @@ import pytest
 
 from common.core import commands as do
 from common.core import events
-from common.core.completion import LOSS_WINDOW
+from common.core.job_completion import LOSS_WINDOW
 from common.core.messages import (
     GENESIS,
     Assignment,

@@ -9,7 +9,7 @@ from statistics import median
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.reading import PartitionRecords, RunsInTurn, behind_s
+from common.core.read_order import PartitionRecords, RunsInTurn, behind_s
 from common.core.spans import Partition
 
 PLACES = [Partition("s", index) for index in range(5)]

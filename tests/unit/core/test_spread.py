@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.spread import (
+from common.core.job_placement import (
     JobDemand,
     PlacementView,
     Sightings,

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from common.core import commands as do
 from common.core import events
-from common.core.completion import LOSS_WINDOW, Completion
+from common.core.job_completion import LOSS_WINDOW, Completion
 from common.core.messages import Failed, Synchrony, UpdateApplied
 from common.core.modes import FEWER, ModeSelector
 from common.core.schedule import RateSchedule

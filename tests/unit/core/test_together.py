@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from common.core import commands as do
 from common.core import events, worker_messages
-from common.core.assignments import Assignments
 from common.core.audit import Audit, audit
 from common.core.batching import DecodedRun
 from common.core.coordinator import Coordinator
 from common.core.liveness import Heartbeat
+from common.core.order_queue import Assignments
 from common.core.settings import WorkerSettings
 from common.core.snapshots import genesis
 from common.core.spans import Partition

@@ -56,8 +56,8 @@ from common.wire.messages import encode_audit
 from services.serve.__main__ import inputs_of
 from services.serve.app import ModelServer
 from services.serve.batching import Batches
-from services.serve.follower import Follower
 from services.serve.gate import KeyGate
+from services.serve.model_choice import Follower
 from services.serve.predictions import PredictionWriter
 from services.serve.served_model import ServedModel
 from services.serve.topic_answerer import Route, TopicAnswerer

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from common.core import commands as do
 from common.core import events
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.core.liveness import TURN
 from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
-from common.core.spread import JobDemand, WorkerPlacement
 from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from common.core.reading import FAR_BEHIND_S
+from common.core.read_order import FAR_BEHIND_S
 from common.core.spans import Partition
 from common.kafka.port import Fetched
 from common.telemetry.logging import event_logger, fields_of

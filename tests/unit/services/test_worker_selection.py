@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from common.config.settings import Settings
-from common.core.spread import JobDemand, WorkerPlacement
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import TaskSpec, parse_job
 from common.jobs.store import JobStore

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.core.messages import (
     Assignment,
     AttemptId,
@@ -51,7 +52,6 @@ from common.core.messages import (
 )
 from common.core.scores import BINS
 from common.core.spans import LogPosition, Partition, Span
-from common.core.spread import JobDemand, WorkerPlacement
 from common.spot.provisioning import records as plans
 
 W1 = WorkerId("w1")

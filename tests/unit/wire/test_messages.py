@@ -16,6 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace as with_
 
 from common.core.batching import MAX_SKIPPED, Batcher, Cut, DecodedRun, most_group_size
+from common.core.job_placement import JobDemand, WorkerPlacement
 from common.core.messages import (
     GENESIS,
     Assignment,
@@ -64,7 +65,6 @@ from common.core.messages import (
     WorkerLeaving,
 )
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
-from common.core.spread import JobDemand, WorkerPlacement
 from common.errors import FutureFormatError, WireError
 from common.spot.provisioning.records import PlanRecord
 from common.wire import messages as wire

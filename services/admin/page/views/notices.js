@@ -44,7 +44,7 @@ export function badge(job) {
 }
 
 /**
- * True if a job only waits until workers of other jobs come to it, as `common/core/spread.py` says.
+ * True if a job only waits until workers of other jobs come to it, as `common/core/job_placement.py` says.
  * @param {{state: string, why: string}} job
  */
 export function awaitsTurn({ state, why }) {

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core import commands as do
-    from common.core.assignments import Compute
     from common.core.messages import Vector
+    from common.core.order_queue import Compute
 
 GROUP_SIZE, BATCH_SIZE = 3, 4
 RATE_PER_S = 10.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_
 
-from common.core.completion import LOSS_WINDOW
+from common.core.job_completion import LOSS_WINDOW
 from common.core.messages import (
     GENESIS,
     AuditRecord,
