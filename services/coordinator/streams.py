@@ -1,7 +1,7 @@
 """Watches the ends of all jobs' logs: how much arrives and waits, and whether workers keep up.
 
-It tells metrics, and publishes what workers spread by (`common.core.job_placement`). Nothing here decides
-anything: where Kafka is unavailable, there is nothing to tell until it is back.
+It sets metrics, and publishes the demand of each job, by which workers choose theirs
+(`common.core.job_placement`). While Kafka is unavailable, nothing is set or published.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which job this worker works for: told by the jobs topic, by what others publish, by what failed.
+"""Selects the job that this worker works for; `common.core.job_placement` decides which.
 
-One thread follows the jobs topic and the records by which workers spread (`common.core.job_placement`),
-also while the worker is busy leaving one job and joining another.
+One thread follows the jobs topic, and the demand and the places that others publish. It does so
+even while the worker leaves one job and joins another.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ MUTANTS = (
         20,
         (
             Edit(
-                CORE + "assignments.py",
+                CORE + "order_queue.py",
                 "if stream.name != self._stream.name or (",
                 "if False and (",
             ),
@@ -620,7 +620,11 @@ MUTANTS = (
     Mutant(
         "an update counts by the job's own K",
         100,
-        (Edit(CORE + "completion.py", "self.progress = update.progress", "self.progress += 1"),),
+        (
+            Edit(
+                CORE + "job_completion.py", "self.progress = update.progress", "self.progress += 1"
+            ),
+        ),
     ),
     Mutant(
         "the learning rate goes by how far the model is",

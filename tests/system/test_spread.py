@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # A seed comes to the same wherever nothing has changed of what it runs on.
 SEEDS = 3 if has_changed("common/core/", "tests/system/spread_world.py") else 1
 SPREAD = "common/core/job_placement.py"
-TESTS = ("tests/unit/core/test_spread.py", "tests/system/spread_world.py")
+TESTS = ("tests/unit/core/test_job_placement.py", "tests/system/spread_world.py")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
