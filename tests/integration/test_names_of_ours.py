@@ -31,8 +31,8 @@ from doll.distribution import load
 load("services")
 from pathlib import Path
 from common.config.settings import Settings
-from common.embedded.services import Service
-child = Service("provisioner", "p1", Settings(), Path(sys.argv[1]))
+from common.embedded.services import EmbeddedService
+child = EmbeddedService("provisioner", "p1", Settings(), Path(sys.argv[1]))
 while child.exit_code is None:
     time.sleep(0.01)
 print(child.last_words())

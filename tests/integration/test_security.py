@@ -120,7 +120,7 @@ def safe_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeRedis]:
 
 def board_with(server: SafeRedis, user: str = "doll@", **changes: str) -> Board:
     changed = {f"DOLL_REDIS{name}": value for name, value in changes.items()}
-    changed["DOLL_REDIS"] = server.environ["DOLL_REDIS"].replace("doll@", user)
+    changed.setdefault("DOLL_REDIS", server.environ["DOLL_REDIS"].replace("doll@", user))
     return open_board(read_settings({**server.environ, **changed}), "job")
 
 

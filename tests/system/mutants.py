@@ -837,7 +837,7 @@ MUTANTS = (
     ),
 )
 
-GROUP = CORE + "group/"
+GROUP = CORE + "members/"
 
 # Of members that hold the weights: `common.simulation.faults.scenario.grouped` makes their worlds.
 GROUP_MUTANTS = (

@@ -12,7 +12,6 @@ from common.kafka.port import NewTopic
 from common.learning.torch_here import need_torch
 from common.spot.experiments.experiment import learner_of
 from common.spot.experiments.spec import Experiment
-from services.cli import exits
 from tests.unit.cli.conftest import World
 from tests.unit.cli.test_job import JOB
 from tests.unit.spot.experiments.test_experiment import SMALL
@@ -56,18 +55,6 @@ def test_so_is_one_of_ones_own_task_which_is_not_tried(
     own = JOB.replace("name: image-classifier, classes: 10", f"entrypoint: '{OWN}'")
     world.run("job", "submit", "-", typed=own)
     assert "digits" in world.run("job", "list").stdout
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_a_job_does_not_begin_with_anothers_checkpoint() -> None:
-    world = World()
-    world.log.create_topics([NewTopic("clinic-a")])
-    world.run("job", "submit", "-", typed=JOB)
-    following = JOB.replace("name: digits", "name: next")
-    result = world.run(
-        "job", "submit", "-", "--from", "digits", typed=following, code=exits.REFUSED
-    )
-    assert "--from digits needs PyTorch" in result.stderr
 
 
 @pytest.mark.usefixtures("without_torch")

@@ -303,7 +303,7 @@ def test_updates_of_a_service_end_with_the_job(served: Served) -> None:
     with doll.Client(str(served.client.base_url), served.world.viewer) as client:
         updates = client.job("digits").updates()
         assert next(updates).version == 1
-        served.topics.audit(update(0, 2), lead(0, ModelId(0, 1)), update(3, 2))
+        served.topics.audit(update(0, 2), lead(0, ModelId(0, 1), epoch=3), update(3, 2))
         until = next(each for each in updates if each.epoch == 3)
         assert (until.version, until.loss) == (2, 0.5)
         JobStore(served.world.log).want("digits", "stopped", "enough")

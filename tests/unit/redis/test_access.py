@@ -22,7 +22,7 @@ def all_text(error: BaseException) -> str:
 @pytest.mark.parametrize(
     ("url", "access"),
     [
-        (URL, RedisAccess("doll", PASSWORD)),
+        ("redis://doll@127.0.0.1:6379/0", RedisAccess(PASSWORD)),
         (f"redis://doll:{PASSWORD}@127.0.0.1:6379/0", RedisAccess()),
     ],
 )
