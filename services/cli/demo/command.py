@@ -64,8 +64,8 @@ def demo(
 ) -> None:
     """Train on a live stream, kill a worker half-way, prove that every record was used once.
 
-    Starts a coordinator, workers, Kafka and Redis on this machine; nothing is left running. Servers
-    that run already are used with `doll --kafka ADDRESS --redis URL demo`. Ends with 0 if no record
+    Starts a coordinator, workers, Kafka and Redis on this machine; nothing is left running. To use
+    servers that run already: `DOLL_REDIS=URL doll --kafka ADDRESS demo`. Ends with 0 if no record
     was lost or used twice, with 5 otherwise.
 
     With --provision the workers are spot and on-demand machines of a simulated market: recorded
@@ -84,8 +84,10 @@ def demo(
     from services.cli.demo.summary import draw
     from services.cli.local import made, with_market
 
-    before = context.find_root().params  # `doll --kafka ADDRESS --redis URL demo`
-    kafka, redis = before.get("kafka", ""), before.get("redis", "")
+    base = outside_of(context).settings
+    # The environment alone may still name the servers of `doll up`.
+    kafka = context.find_root().params.get("kafka", "")
+    redis = base.redis if kafka and "redis" in base.model_fields_set else ""
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
     seconds = seconds or (_RENTED_SECONDS if provision else _SECONDS)
     plan = DemoPlan(
@@ -102,7 +104,6 @@ def demo(
         )
     for old in made(out / _LOGS).glob("*.log"):
         old.unlink()
-    base = outside_of(context).settings
     with Ending() as ending, EmbeddedStack(base, kafka=kafka, redis=redis) as stack:
         # Several workers share this machine, and the model is small.
         settings = stack.settings.model_copy(update={"device": "cpu"})

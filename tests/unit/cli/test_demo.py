@@ -6,6 +6,7 @@ import json
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from common.core.messages import (
@@ -14,11 +15,14 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Span
+from common.errors import UserError
 from common.jobs.spec import parse_job
 from common.spot.market.market_file import load_market
+from services.cli import exits
 from services.cli.demo.judge import mean_accuracy
 from services.cli.demo.plan import DemoPlan, Preemption
 from services.cli.demo.summary import Account, DemoBill, DemoSummary, draw, sparkline, thinned
+from tests.unit.cli.conftest import World
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "digits.yaml"
 
@@ -139,3 +143,20 @@ def test_a_bill_is_reported_beside_the_proof() -> None:
     assert "the deadline was missed: stopped" in drawn(summary(bill=bill(in_time=False)))
     assert "NOT every record" in drawn(summary(lost=1, bill=bill(in_time=True)))
     assert "deadline" not in drawn(summary())
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [((), "kafka='' redis=''"), (("--kafka", "k:1"), "kafka='k:1' redis='redis://r:2'")],
+)
+def test_demo_uses_servers_of_the_environment_only_beside_a_kafka_that_is_named(
+    given: tuple[str, ...], used: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stack(_: object, *, kafka: str, redis: str) -> None:
+        raise UserError(f"kafka={kafka!r} redis={redis!r}")
+
+    monkeypatch.setattr("common.embedded.fork_server.prepare", lambda *_: None)
+    monkeypatch.setattr("common.embedded.stack.EmbeddedStack", stack)
+    monkeypatch.setenv("DOLL_REDIS", "redis://r:2")
+    result = World().run(*given, "demo", "--out", str(tmp_path), code=exits.REFUSED)
+    assert result.stderr == f"error: {used}\n"
