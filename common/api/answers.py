@@ -138,7 +138,9 @@ class ChangeAnswer(Answer):
         examples=["paused"],
     )
     by: str = Field(description="An API key, a person, a local user, or `coordinator`.")
-    role: str = Field(description="Of the key or the person; `cli` without a service.")
+    role: str = Field(
+        description="Of the key or the person; `cli` of a command that writes to Kafka itself."
+    )
     revision: Count = Field(description="Of the settings after the change; updates carry theirs.")
     changed: dict[str, float | int | dict[str, Any] | None] = Field(
         description="The new value of each setting, or block of settings, that changed.",
