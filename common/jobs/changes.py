@@ -34,7 +34,8 @@ class Change(msgspec.Struct, frozen=True):
         at_s: Seconds since 1970.
         action: Past participle, such as "paused".
         by: Name of a key, a person, a local user or a service.
-        role: Role of the key or the person; "cli" of a command that writes to Kafka itself; a service
+        role: Role of the key or the person, name of the service, or "cli" for a command that writes
+            to Kafka itself.
         revision: Revision of a job's specification after the change.
         changed: Settings that differ from the revision before, with their new values.
         reason: Reason that somebody gave; empty for none.
