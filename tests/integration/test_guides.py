@@ -153,8 +153,11 @@ def test_commands_of_a_guide_that_starts_the_services_answer_as_it_says(
 def test_commands_of_a_guide_answer_as_it_says_on_a_stack_that_runs(
     guides: tuple[str, ...], workdir: Path, reader: dict[str, str]
 ) -> None:
-    if any("curl " in (DOCS / guide).read_text() for guide in guides) and not shutil.which("curl"):
+    texts = "".join((DOCS / guide).read_text() for guide in guides)
+    if "curl " in texts and not shutil.which("curl"):
         pytest.skip("there is no curl here")
+    if "$ DOLL_API_KEY_FILE=" in texts:  # its reader has a key in no other place
+        del reader["DOLL_API_KEY"]
     wrong = what_goes_wrong(guides, workdir, reader, LONG_S, reader["DOLL_API_PORT"])
     assert not wrong, wrong
 

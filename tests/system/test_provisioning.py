@@ -81,7 +81,7 @@ def test_seed_gives_the_same_story_every_time() -> None:
 def test_without_a_rule_some_world_fails(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "common", tmp_path / "common")
     (tmp_path / "tests").mkdir()
-    for file in ("__init__.py", "counting_policy.py"):
+    for file in ("__init__.py", "counting_policy.py", "memory_fleet.py"):
         shutil.copy(ROOT / "tests" / file, tmp_path / "tests")
     shutil.copytree(ROOT / "tests" / "system", tmp_path / "tests" / "system")
     mutant.write(tmp_path)

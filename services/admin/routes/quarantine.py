@@ -70,4 +70,5 @@ async def requeue_batches(
     named = None if asked.batches == "all" else asked.batches
     at_s = service.clock()
     outcomes = await service.apart(caller, lambda jobs: jobs.requeue(record.id, named, at_s))
+    await service.stores.write(lambda store: store.read())  # the next request finds it in `changes`
     return RequeueAnswer.model_validate({"batches": outcomes})
