@@ -322,7 +322,11 @@ class Settings(BaseModel):
                 _PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
                 for name, value in others.items()
             }
-            | ({"DOLL_KAFKA": self.kafka} if "kafka" in self.model_fields_set else {})
+            | {
+                _PREFIX + name.upper(): getattr(self, name)
+                for name in ("kafka", "api")
+                if name in self.model_fields_set
+            }
         )
 
 
