@@ -106,7 +106,7 @@ class StatusSchedule:
         return now >= min(self._put_at + every_s, self._decided_due)
 
     def due(self, *, idle: bool) -> float:
-        """Return when the next status is due; a calm leader's owner ticks often enough itself."""
+        """Return when the next status is due; the owner of an idle leader ticks often enough."""
         every_s = inf if idle else self._settings.leader_status_s
         return min(self._put_at + every_s, self._decided_due)
 

@@ -125,7 +125,7 @@ class Assignments:
                     self._add(Compute(model, batches, None, to, order.local_rate, order.squared))
 
     def next(self) -> Compute | None:
-        """Begin the next order; none is begun after the worker said farewell."""
+        """Begin the next order; none is begun after the worker said that it leaves."""
         self._under_way = None
         if self._queue and self._model is not None and not self._left:
             order = self._queue.popleft()

@@ -1,4 +1,4 @@
-"""What may be done to jobs, each verb once; the admin service does it for whoever asks and may."""
+"""Verbs about jobs: submit, change, delete, purge, requeue. The admin service calls them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = event_logger(__name__)
 
 
 class JobService:
-    """Does verbs to jobs in the name of a store's `by`.
+    """Changes jobs in the name of the store's `by`.
 
     Args:
         store: The jobs topic.
@@ -48,11 +48,11 @@ class JobService:
     def submit(
         self, spec: JobSpec, request: str = "", origin: StartCheckpoint | None = None
     ) -> tuple[JobRecord, bool]:
-        """Submit a job, unless this very request has done so; True if it is new.
+        """Submit a job, unless the same request has done so before; return True if it is new.
 
         Args:
             spec: A checked specification.
-            request: Recognises a request that comes twice; empty: none will.
+            request: Key by which a repeated request is recognised. If empty, none is.
             origin: See `copy_checkpoint`.
 
         Raises:
@@ -94,9 +94,9 @@ class JobService:
     def copy_checkpoint(
         self, spec: JobSpec, source: str, request: str = ""
     ) -> tuple[StartCheckpoint | None, str]:
-        """Copy a checkpoint of another job into a new job's folder; the other job deletes its own.
+        """Copy a checkpoint of another job, which may delete its own, into a new job's folder.
 
-        Needs no torch: whether the model is the same, the job's first leader sees.
+        Needs no torch. The job's first leader checks that the model is the same.
 
         Args:
             spec: The new job.
@@ -104,7 +104,7 @@ class JobService:
             request: See `submit`.
 
         Returns:
-            What the new job begins with, and a sentence about it; None if there is the new job.
+            What the new job begins with, and a sentence about it; None if the job exists already.
 
         Raises:
             ConflictError: If the new job's name is taken.
@@ -162,7 +162,7 @@ class JobService:
             job: Name of the job.
             reason: Reason of the person.
             changed: Settings, see `JobStore.change`.
-            wanted: Optional. If unset, it stays.
+            wanted: Optional. If unset, the wanted state stays.
             after_loss: True to go on with what is left.
             from_start: True to accept version 0 if no other version is left.
             read_from: Where to begin with streams' topics that were created anew.
@@ -189,7 +189,7 @@ class JobService:
         )
 
     def delete(self, job: str) -> None:
-        """Delete a job that runs no more, nor its machines.
+        """Delete a stopped job whose machines have ended.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -217,7 +217,7 @@ class JobService:
         return purge(job, self._store, self._outside)
 
     def requeue(self, job: str, batches: Sequence[int] | None, at_s: float) -> list[RequeuedBatch]:
-        """Take batches out of quarantine, and note that in the job's record.
+        """Take batches out of quarantine, and add a note to the job's record.
 
         Args:
             job: Id of the job.

@@ -78,7 +78,7 @@ class Board(Protocol):
         """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
 
     def push_reply(self, reply: Reply, to: str) -> None:
-        """Send a gradient, a failure or a farewell to the replica of this name: see `Replies`."""
+        """Send a gradient, a failure or a leave message to the replica of this name."""
 
     def put_leader_status(self, leader_status: LeaderStatus) -> bool:
         """Write the leader's status; False where none was there."""

@@ -23,7 +23,7 @@ T = TypeVar("T")
 # added while others are computed.
 SMALL_BYTES = 64 << 10
 
-# An event, an answer that is still to be judged, or why there is none.
+# An event, an answer of which the actor makes events, or the error of a server.
 InboxItem: TypeAlias = (
     "events.CoordinatorEvent | Callable[[], Iterable[events.CoordinatorEvent]] | Exception"
 )
@@ -36,7 +36,7 @@ class CoordinatorInbox:
     Attributes:
         leadership: Number of the leadership that events count for. Those for another one are
             dropped, but for leadership 0, which stands for every role.
-        sound: Turns away replies to this leadership that are malformed. None: it wants no replies.
+        sound: Rejects malformed replies. If None, all replies are dropped.
         tails: Topics of the job that the actor reads on.
 
     Args:
@@ -58,7 +58,7 @@ class CoordinatorInbox:
         self._came = self._read = 0
 
     def put(self, leadership: int, news: InboxItem, *, wakes: bool = True) -> None:
-        """Deliver news.
+        """Deliver an event, an answer or an error.
 
         Args:
             leadership: Number of the leadership that they are for; 0: for every role.

@@ -340,7 +340,7 @@ class MetricsObserver:
             if reply.model.epoch == leading.epoch:
                 self.metrics.staleness.labels("no").observe(_age(reply, leading))
         elif reason == OVER:  # else it was heeded
-            kind = "failed" if isinstance(reply, Failed) else "farewell"
+            kind = "failed" if isinstance(reply, Failed) else "leaving"
             self.metrics.replies_refused.labels(kind).inc()
 
 

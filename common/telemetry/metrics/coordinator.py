@@ -27,7 +27,7 @@ AGES_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SHORT = ("linger", "missing", "quarantined")
 STAGES = ("wait", "gradients", "apply")
-REFUSED = ("gradient", "failed", "farewell", "malformed")
+REFUSED = ("gradient", "failed", "leaving", "malformed")
 QUARANTINED = ("poison", "expired")
 # A worker names a task's metrics in its gradients, and each name is a series: a ghost must not
 # make them many. The tasks that we ship have one.
@@ -181,7 +181,7 @@ class CoordinatorMetrics:
         self.replies_refused = count(
             "doll_replies_refused_total",
             "Total number of messages of workers without effect, by kind: gradient, failed or"
-            " farewell (for another round, or repeated), malformed (unreadable).",
+            " leaving (for another round, or repeated), malformed (unreadable).",
             ["kind"],
         )
         self.redispatched = count(
