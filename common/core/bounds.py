@@ -9,7 +9,6 @@ from msgspec import Meta
 
 T = TypeVar("T")
 
-_LARGEST_FLOAT = 1.7976931348623157e308
 _LARGEST = 2**63 - 1  # Kafka's offsets are signed 64-bit, and msgpack ends there too
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
 

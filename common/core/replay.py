@@ -1,7 +1,8 @@
 """Claims that a new leader reads a second time: which of their batches must not wait again.
 
 A leader begins with a snapshot, and replays the claims above the snapshot's control position.
-Updates after the snapshot may have used some of these batches, and others are quarantined.
+If members hold the weights, updates after the snapshot have used some of these batches; others are
+quarantined.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class ReplayFilter:
     """Batches that are in the weights already, or quarantined, by control offset.
 
     Attributes:
-        error: Why no machine may go on; mostly empty.
+        error: Why a person must decide how to go on; empty while nothing is wrong.
 
     Args:
         snapshot: What the leader starts from.
@@ -35,7 +36,8 @@ class ReplayFilter:
     def __init__(self, snapshot: Snapshot, history: History) -> None:
         self._history = history
         self._used = {batch.offset: batch for batch in snapshot.used or ()}
-        self.last_used = max(self._used, default=-1)  # claims are replayed up to this offset
+        # No round begins before the claim at this offset is replayed.
+        self.last_used = max(self._used, default=-1)
         self.error = ""
         # An operator took some batches back before they were used.
         self.requeued = {o: b for o, b in history.requeued.items() if o not in self._used}

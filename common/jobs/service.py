@@ -94,7 +94,7 @@ class JobService:
     def copy_checkpoint(
         self, spec: JobSpec, source: str, request: str = ""
     ) -> tuple[StartCheckpoint | None, str]:
-        """Copy a checkpoint of another job, which may delete its own, into a new job's folder.
+        """Copy a checkpoint of another job into a new job's folder.
 
         Needs no torch. The job's first leader checks that the model is the same.
 
@@ -220,8 +220,8 @@ class JobService:
         """Take batches out of quarantine, and add a note to the job's record.
 
         Args:
-            job: Id of the job.
-            batches: See `Quarantine.requeue`, as for what is raised.
+            job: Id of the job, not its name.
+            batches: See `Quarantine.requeue`, also for the errors that it raises.
             at_s: When, since 1970.
         """
         quarantine = Quarantine(self._outside.open_log(), job)

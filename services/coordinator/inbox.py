@@ -1,4 +1,4 @@
-"""What other threads deliver to a job's actor: one queue, which the actor alone reads."""
+"""A job's inbox: the queue in which other threads deliver, and the topics that its actor reads."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class CoordinatorInbox:
         Args:
             judge: Makes events of the answer, in the actor's turn.
             any_role: True if the answer counts in every role, else in this leadership alone.
-            wakes: True if the actor is woken for an answer. Most answers say what it knows.
+            wakes: True if the actor is woken for an answer. Most answers repeat an earlier one.
         """
         leadership = 0 if any_role else self.leadership
 
@@ -102,7 +102,7 @@ class CoordinatorInbox:
         return deliver
 
     def wake_for_records(self) -> None:
-        """Wake the actor because there is something to read in one of the job's topics."""
+        """Wake the actor for new records, unless it waits for gradients and reads them then."""
         if not self._awaited:
             self.wake()
 
@@ -151,7 +151,7 @@ class CoordinatorInbox:
         return (news,)
 
     def end_leadership(self) -> None:
-        """Drop what was delivered for this leadership, and read its topics no more."""
+        """Let `read` drop what was delivered for this leadership; close its topics."""
         self.leadership += 1
         self.sound = None
         self.close_tails()
