@@ -35,7 +35,7 @@ from services.cli.commands.up import up
 from services.cli.demo.command import demo
 from services.cli.system.outside import Reached, Ways
 
-_SERVERS = " (is it running? choose another with --kafka)"
+_SERVERS = " (is it running? choose another with --kafka or --api)"
 
 
 class _Commands(TyperGroup):

@@ -158,5 +158,5 @@ def test_a_server_that_is_away_is_reported_in_one_line_with_what_to_do(world: Wo
     for command in (("job", "list"), ("audit", "digits"), ("job", "watch", "digits")):
         result = world.run(*command, code=exits.UNAVAILABLE)
         assert result.stderr.startswith("error: ")
-        assert "choose another with --kafka)" in result.stderr
+        assert "choose another with --kafka or --api)" in result.stderr
         assert result.stderr.count("\n") == 1
