@@ -33,9 +33,7 @@ from services.cli.commands import (
 from services.cli.commands.serve import add_services
 from services.cli.commands.up import up
 from services.cli.demo.command import demo
-from services.cli.system.outside import Reached, Ways
-
-_SERVERS = " (is it running? choose another with --kafka or --api)"
+from services.cli.system.outside import CHOSEN_WITH, Reached, Ways
 
 
 class _Commands(TyperGroup):
@@ -58,8 +56,9 @@ class _Commands(TyperGroup):
             code, hint = exits.REFUSED, ""
             if not isinstance(error, UserError):
                 code = exits.UNAVAILABLE if isinstance(error, OutsideError) else exits.FAILED
-                is_away = error.retriable and not isinstance(error, ForbiddenError)
-                hint = _SERVERS if is_away else ""
+                option = ctx.meta.get(CHOSEN_WITH)
+                if option and error.retriable and not isinstance(error, ForbiddenError):
+                    hint = f" (is it running? choose another with {option})"
             Console(stderr=True, soft_wrap=True).print(
                 f"[bold red]error:[/] {escape(' '.join(str(error).split()))}{hint}", highlight=False
             )

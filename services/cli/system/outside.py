@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
     from services.cli.system.api import Api
 
+CHOSEN_WITH = "doll.chosen_with"  # in the context's `meta`: the option that names the server
+
 
 @dataclass(frozen=True, slots=True)
 class Ways:
@@ -80,6 +82,7 @@ def outside_of(context: typer.Context) -> Outside:
     reached = _reached(context)
     if "DOLL_API" in reached.given:
         raise UserError(f"`{context.command_path}` needs Kafka itself: leave out --api")
+    context.meta[CHOSEN_WITH] = "--kafka"
     return reached.outside
 
 
@@ -93,6 +96,7 @@ def service_of(context: typer.Context) -> Api:
     from services.cli.system.api import Api
 
     reached = _reached(context)
+    context.meta[CHOSEN_WITH] = "--api"
     return Api(reached.outside.settings, reached.ways.transport)
 
 

@@ -155,8 +155,12 @@ def test_a_command_line_that_is_wrong_says_so(world: World) -> None:
 
 def test_a_server_that_is_away_is_reported_in_one_line_with_what_to_do(world: World) -> None:
     world.log.go_away()
-    for command in (("job", "list"), ("audit", "digits"), ("job", "watch", "digits")):
+    for option, *command in (
+        ("--api", "job", "list"),
+        ("--kafka", "audit", "digits"),
+        ("--api", "job", "watch", "digits"),
+    ):
         result = world.run(*command, code=exits.UNAVAILABLE)
         assert result.stderr.startswith("error: ")
-        assert "choose another with --kafka or --api)" in result.stderr
+        assert f"choose another with {option})" in result.stderr
         assert result.stderr.count("\n") == 1
