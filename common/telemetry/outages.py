@@ -12,6 +12,8 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
+from structlog import get_context
+
 from common.core.liveness import OUTAGE, OutageNotice
 from common.errors import ForbiddenError, UnavailableError
 
@@ -97,7 +99,7 @@ class Outage:
         self, logger: EventLogger, server: str, clock: Callable[[], float] = monotonic
     ) -> None:
         self._logger = logger.try_unbind("job", "epoch")
-        self._job = str(logger.bound.get("job", ""))
+        self.job = str(get_context(logger).get("job", ""))
         self._server = server
         self._clock = clock
         self._met = dict[str, float]()  # by server: when it had an error last
@@ -116,7 +118,7 @@ class Outage:
             if outage is None or begins:
                 outage = _ongoing[server] = _Ongoing()
             outage.newest_s = monotonic()
-            outage.errors[id(self)] = _Error(ref(self), self._job, reason)
+            outage.errors[id(self)] = _Error(ref(self), self.job, reason)
             is_right = isinstance(error, ForbiddenError) and len(outage.rights) < MOST_RIGHTS
             is_new = begins or (is_right and reason not in outage.rights)
             if is_right:
