@@ -166,6 +166,11 @@ def event_logger(name: str, **bound: object) -> EventLogger:
     return EventLogger(logging.getLogger(name), (filter_by_level, to_record), bound)
 
 
+def job_of(logger: EventLogger) -> str:
+    """Return the job that a logger is bound to; empty if there is none."""
+    return str(structlog.get_context(logger).get("job", ""))
+
+
 def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound: object) -> None:
     """Send what this process tells to a stream, as the settings say: all of it, in one form.
 

@@ -12,10 +12,9 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
-from structlog import get_context
-
 from common.core.liveness import OUTAGE, OutageNotice
 from common.errors import ForbiddenError, UnavailableError
+from common.telemetry.logging import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +98,7 @@ class Outage:
         self, logger: EventLogger, server: str, clock: Callable[[], float] = monotonic
     ) -> None:
         self._logger = logger.try_unbind("job", "epoch")
-        self.job = str(get_context(logger).get("job", ""))
+        self.job = job_of(logger)
         self._server = server
         self._clock = clock
         self._met = dict[str, float]()  # by server: when it had an error last
