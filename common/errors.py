@@ -18,32 +18,15 @@ from doll.errors import (
     UserError,
 )
 
+# Names of `doll.errors` that our own processes import from here.
 __all__ = [
-    "BrokenWriterError",
     "ConflictError",
-    "CorruptError",
-    "DeliveryError",
     "DollError",
-    "ExpiredError",
-    "ForbiddenError",
-    "FutureFormatError",
     "GivenError",
-    "GroupError",
-    "LateError",
     "NotFoundError",
-    "OtherModelError",
     "OutsideError",
-    "RecordTooLargeError",
-    "RecreatedError",
-    "RefusedError",
-    "TaskMissingError",
-    "TruncatedError",
     "UnavailableError",
-    "UnknownOutcomeError",
-    "UnknownTopicError",
-    "UnreachableError",
     "UserError",
-    "WireError",
 ]
 
 
