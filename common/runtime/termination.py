@@ -48,14 +48,8 @@ def _end_after(pid: int) -> None:
             owner.register(os.pidfd_open(pid), select.POLLIN)  # which is readable from its end on
             owner.poll()
         else:
-            while _there(pid):
+            while True:
+                with contextlib.suppress(PermissionError):  # it is there, as another user's
+                    os.kill(pid, 0)
                 time.sleep(_LOOK_S)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:  # somebody else's by now, or at first: there it is
-        return True
-    return True
