@@ -89,7 +89,7 @@ def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
     from common.kafka.settings import KafkaSettings  # noqa: PLC0415 -- see above
 
     if settings.embedded_kafka:
-        from common.embedded.control import embedded_settings  # noqa: PLC0415 -- see above
+        from common.kafka.embedded import embedded_settings  # noqa: PLC0415 -- see above
 
         return replace(embedded_settings(settings.embedded_kafka), client_id=client_id)
     properties, token = _identity(settings)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.embedded.control import EmbeddedControl
 from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
@@ -20,6 +19,7 @@ from common.jobs.build import codec_of
 from common.jobs.purge import purge
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
+from common.kafka.embedded import EmbeddedControl
 from common.runtime.connect import connect, open_blobs, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
