@@ -7,24 +7,21 @@ load, no process needs all of them, and a command line that is wrong needs none.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from common.errors import OutsideError, UnavailableError, UserError
+from common.errors import UnavailableError, UserError
 from common.jobs.servers import Outside
+from common.kafka.opening import open_log
 from common.telemetry.logging import event_logger
 from common.telemetry.tracing import NoTracer
 
 if TYPE_CHECKING:
     from common.collectives.port import Groups, Rendezvous
     from common.config.settings import Settings
-    from common.kafka.port import Log, SchemaRegistry
-    from common.kafka.settings import KafkaSettings, MakeToken
     from common.notices.port import PreemptionNotices
     from common.redis.access import RedisAccess
     from common.redis.port import Board, Boards
@@ -47,92 +44,6 @@ def connect(settings: Settings) -> Outside:
         open_blobs=partial(open_blobs, settings),
         live_statuses=lambda on: boards().live_statuses(on),
     )
-
-
-def open_log(settings: Settings, client_id: str = "doll") -> Log:
-    """Open Kafka; a real broker is not asked before the first call.
-
-    Raises:
-        UnavailableError: If the settings name an embedded broker that is gone.
-        UserError: If they name Amazon MSK and what signs for it is not installed.
-    """
-    from common.kafka.log import KafkaLog  # noqa: PLC0415 -- see above
-
-    return KafkaLog(kafka_settings(settings, client_id))
-
-
-def open_registry(settings: Settings) -> SchemaRegistry | None:
-    """The schema registry, None where the settings name none; it is not asked before it is needed.
-
-    Raises:
-        UserError: If the settings make no sense, or what asks it is not installed.
-    """
-    if not settings.schema_registry:
-        return None
-    try:
-        from common.kafka.registry import ConfluentRegistry  # noqa: PLC0415 -- see above
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "DOLL_SCHEMA_REGISTRY_URL: what asks a registry is not installed here:"
-            " pip install 'doll[registry]'"
-        ) from error
-    return ConfluentRegistry(settings.schema_registry)
-
-
-def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
-    """What the clients of Kafka are told; where `auto` is our rack, its zone is looked up.
-
-    Raises:
-        UnavailableError: If the settings name an embedded broker that is gone.
-        UserError: If they name Amazon MSK and what signs for it is not installed.
-    """
-    from common.kafka.settings import KafkaSettings  # noqa: PLC0415 -- see above
-
-    if settings.embedded_kafka:
-        from common.kafka.embedded import embedded_settings  # noqa: PLC0415 -- see above
-
-        return replace(embedded_settings(settings.embedded_kafka), client_id=client_id)
-    properties, token = _identity(settings)
-    return KafkaSettings(
-        bootstrap=settings.kafka,
-        named="kafka" in settings.model_fields_set,
-        client_id=client_id,
-        group_protocol=settings.kafka_group_protocol,
-        replication_factor=settings.kafka_replication,
-        rack=_rack(settings),
-        properties=properties,
-        token=token,
-    )
-
-
-def _rack(settings: Settings) -> str:
-    if settings.kafka_client_rack != "auto":
-        return settings.kafka_client_rack
-    from common.notices.metadata import InstanceMetadata  # noqa: PLC0415 -- see above
-
-    logger = event_logger("kafka")
-    try:
-        rack = InstanceMetadata(settings.metadata_endpoint).zone_id()
-    except OutsideError as error:  # reading from another zone costs money, and nothing else
-        logger.warning("client_rack_unknown", reason=str(error))
-        return ""
-    logger.info("client_rack", zone_id=rack)
-    return rack
-
-
-def _identity(settings: Settings) -> tuple[Mapping[str, str], MakeToken | None]:
-    """Who we are to Kafka: what the client is told of it, and who makes its tokens."""
-    properties = settings.kafka_properties
-    if properties.get("sasl.mechanism") != "AWS_MSK_IAM":
-        return properties, None
-    try:
-        from common.kafka.msk import MskToken  # noqa: PLC0415 -- see above
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "DOLL_KAFKA_SASL_MECHANISM: what signs for Amazon MSK is not installed here:"
-            " pip install 'doll[msk]'"
-        ) from error
-    return {**properties, "sasl.mechanism": "OAUTHBEARER"}, MskToken(settings.kafka)
 
 
 def open_board(settings: Settings, job: str) -> Board:

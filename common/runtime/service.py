@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.config.program import EXIT_USAGE
 from common.config.settings import Settings, read_settings
 from common.errors import UserError
-from common.runtime.connect import open_boards, open_log
+from common.kafka.opening import open_log
+from common.runtime.connect import open_boards
 from common.runtime.termination import end_with, on_termination
 from common.telemetry.logging import EventLogger, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve

@@ -22,8 +22,8 @@ from common.errors import UnavailableError, UnknownTopicError, UserError
 from common.jobs.build import codec_of
 from common.jobs.models import parse_version
 from common.jobs.store import JobStore
-from common.kafka.schemas import JobSchemas
-from common.runtime.connect import connect, open_registry
+from common.kafka.schemas import JobSchemas, open_registry
+from common.runtime.connect import connect
 from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
 from common.runtime.service import keep_imports, run

@@ -24,14 +24,8 @@ from common.core.messages import WorkerId
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
-from common.runtime.connect import (
-    open_blobs,
-    open_boards,
-    open_groups,
-    open_log,
-    open_notices,
-    open_tracer,
-)
+from common.kafka.opening import open_log
+from common.runtime.connect import open_blobs, open_boards, open_groups, open_notices, open_tracer
 from common.runtime.service import keep_imports, run
 from common.storage.store import CheckpointStore
 from common.telemetry.metrics.registry import ProcessMetrics

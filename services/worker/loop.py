@@ -15,12 +15,11 @@ from common.core.worker import Worker
 from common.data.registered import RegisteredCodec
 from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
 from common.kafka.names import group_name
-from common.kafka.schemas import JobSchemas
+from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.optimizers import STATE_NAMES
 from common.learning.tasks import build_model
-from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.outages import Outage

@@ -20,7 +20,8 @@ from common.jobs.purge import purge
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.embedded import EmbeddedControl
-from common.runtime.connect import connect, open_blobs, open_log
+from common.kafka.opening import open_log
+from common.runtime.connect import connect, open_blobs
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
 from services.cli.local import open_page

@@ -21,8 +21,8 @@ from common.core.spans import Partition
 from common.core.worker_messages import Assigned
 from common.errors import ForbiddenError, OutsideError, UnavailableError
 from common.kafka.log import KafkaLog
+from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import kafka_settings, open_log
 from tests.certificates import Authority
 from tests.integration.test_security import acls_of, rights
 from tests.integration.token_issuer import token_issuer

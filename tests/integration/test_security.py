@@ -34,9 +34,10 @@ from common.core.worker_messages import Assigned
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
+from common.kafka.opening import open_log
 from common.kafka.port import Fetched, NewRecord, NewTopic
 from common.redis.board import RedisBoard
-from common.runtime.connect import open_board, open_boards, open_log
+from common.runtime.connect import open_board, open_boards
 from tests.certificates import Authority
 from tests.kafka_nodes import GuardedKafka, Safe
 from tests.redis_servers import system_redis_server

@@ -30,8 +30,8 @@ from common.core.worker_messages import Assigned
 from common.embedded.apache_kafka import ApacheKafka
 from common.kafka.log import KafkaLog
 from common.kafka.names import control_topic, updates_topic
+from common.kafka.opening import kafka_settings
 from common.kafka.port import Fetched, NewTopic
-from common.runtime.connect import kafka_settings
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.test_lost_records import (
     CHECKPOINTS,

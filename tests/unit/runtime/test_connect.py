@@ -17,6 +17,7 @@ import pytest
 
 from common.config.settings import Settings, read_settings
 from common.errors import OutsideError, UnavailableError, UserError
+from common.kafka.opening import kafka_settings
 from common.kafka.settings import (
     client_properties,
     member_properties,
@@ -25,7 +26,7 @@ from common.kafka.settings import (
     writer_properties,
 )
 from common.redis.memory import MemoryBoards, MemoryRedis
-from common.runtime.connect import advertised, kafka_settings, open_groups
+from common.runtime.connect import advertised, open_groups
 from common.spot.connect import open_fleet, open_prices
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.local.fleet import ProcessFleet
