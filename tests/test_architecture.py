@@ -21,9 +21,9 @@ TREES = ("common", "services", "tests", "load")
 FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
-    ("common.data", "common.collectives", "common.spot.theory", "common.spot.machines"),
+    ("common.data", "common.spot.theory", "common.spot.machines"),
     ("common.config",),
-    ("common.learning", "common.spot.policies", "common.spot.traces"),
+    ("common.collectives", "common.learning", "common.spot.policies", "common.spot.traces"),
     ("common.spot.provisioning",),
     ("common.wire", "common.telemetry", "common.http", "common.simulation", "common.spot.market"),
     ("common.notices", "common.spot.experiments", "common.spot.plans"),
@@ -53,13 +53,13 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
     *("services.cli.commands.provisioning", "services.cli.system.api"),
 )
 CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
-    "services.admin": 196,
-    "services.cli": 269,
-    "services.coordinator": 161,
-    "services.evaluator": 145,
-    "services.provisioner": 164,
-    "services.serve": 132,
-    "services.worker": 139,
+    "services.admin": 191,
+    "services.cli": 264,
+    "services.coordinator": 159,
+    "services.evaluator": 140,
+    "services.provisioner": 159,
+    "services.serve": 127,
+    "services.worker": 140,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}

@@ -25,8 +25,11 @@ from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
 from common.kafka.opening import open_log
-from common.runtime.connect import open_blobs, open_boards, open_groups, open_notices, open_tracer
+from common.notices.ec2 import open_notices
+from common.runtime.connect import open_boards
 from common.runtime.service import keep_imports, run
+from common.runtime.traces import open_tracer
+from common.storage.port import open_blobs
 from common.storage.store import CheckpointStore
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.outages import Outage
@@ -186,12 +189,13 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
     Raises:
         UserError: If the settings name no object storage, or an address that others cannot reach.
     """
-    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- see above
+    from common.collectives.torch_group import TorchGroups, advertised  # noqa: PLC0415 -- see above
+    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- likewise
 
     origin, among = job.origin, spec.aggregation
     transport = "gloo" if among is None else among.transport
     return GroupAccess(
-        open_groups(settings, boards.rendezvous(job.id), transport),
+        TorchGroups(advertised(settings), boards.rendezvous(job.id), transport),
         CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
         min(LEAVE_S, settings.leave_s),

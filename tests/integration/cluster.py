@@ -21,7 +21,8 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.embedded import EmbeddedControl
 from common.kafka.opening import open_log
-from common.runtime.connect import connect, open_blobs
+from common.runtime.connect import connect
+from common.storage.port import open_blobs
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
 from services.cli.local import open_page

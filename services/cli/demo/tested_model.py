@@ -80,7 +80,7 @@ def main() -> int:
     from common.learning.checkpoint import save_weights, weights_in
     from common.learning.evaluate import evaluate
     from common.learning.parameters import FlatModel
-    from common.runtime.connect import open_blobs
+    from common.storage.port import open_blobs
     from common.storage.snapshot_file import from_checkpoint
     from common.storage.store import CheckpointStore
 
