@@ -45,7 +45,6 @@ from common.kafka.offsets import Offset, OffsetsQuestion, Which
 from common.kafka.port import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 from common.kafka.settings import client_properties, reader_properties
 from common.kafka.spans import KafkaSpanReader
-from common.kafka.stream import KafkaStreamReader
 from common.kafka.tail import Tails
 from common.kafka.transactions import KafkaTransactions
 from common.kafka.writer import KafkaWriter, SharedProducer
@@ -282,14 +281,6 @@ class KafkaLog:
         reached = self._reached(left, ends)
         diverged |= {place: reached[place] for place in left if reached[place] < left[place].offset}
         return diverged
-
-    def stream(
-        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
-    ) -> KafkaStreamReader:
-        """See the port."""
-        return KafkaStreamReader(
-            self._settings, lambda: self._admin, group, topics, member, hold=hold
-        )
 
     def spans(self) -> KafkaSpanReader:
         """See the port."""

@@ -450,18 +450,6 @@ class Log(Protocol):
             UnavailableError: If the broker is unavailable.
         """
 
-    def stream(
-        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
-    ) -> StreamReader:
-        """Join a consumer group.
-
-        Args:
-            group: The consumer group's name.
-            topics: The datastreams.
-            member: This member's stable name.
-            hold: A static member: its partitions wait for its return (`on_preemption: hold`).
-        """
-
     def spans(self) -> SpanReader:
         """Make a reader of addresses."""
 
@@ -515,3 +503,19 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Let go of all connections that its tails and writers share, and of what is not sent."""
+
+
+class StreamLog(Log, Protocol):
+    """A `Log` whose user joins consumer groups."""
+
+    def stream(
+        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+    ) -> StreamReader:
+        """Join a consumer group.
+
+        Args:
+            group: The consumer group's name.
+            topics: The datastreams.
+            member: This member's stable name.
+            hold: A static member: its partitions wait for its return (`on_preemption: hold`).
+        """

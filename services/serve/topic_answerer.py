@@ -19,7 +19,7 @@ from common.core.spans import Partition
 from common.core.worker_messages import Assigned, Revoked
 from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
 from common.kafka.names import positions_topic
-from common.kafka.port import Log, LogRecord, NewRecord, NewTopic, Tail, Transactions
+from common.kafka.port import LogRecord, NewRecord, NewTopic, StreamLog, Tail, Transactions
 from common.kafka.read import records_of
 from common.learning.errors import TaskError
 from common.telemetry.outages import Outage
@@ -74,7 +74,7 @@ class TopicAnswerer:
 
     def __init__(
         self,
-        log: Log,
+        log: StreamLog,
         route: Route,
         model: ServedModel,
         inputs: Inputs,

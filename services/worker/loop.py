@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from common.core.messages import Tier, WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.kafka.port import Log
+    from common.kafka.port import StreamLog
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
@@ -96,7 +96,7 @@ class JobWorker:
         worker: WorkerId,
         job: JobRecord,
         settings: Settings,
-        log: Log,
+        log: StreamLog,
         board: Board,
         observers: Observers,
         logger: EventLogger,

@@ -23,6 +23,7 @@ from common.errors import UnavailableError
 from common.kafka.log import KafkaLog
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
+from common.kafka.stream import KafkaStreamLog
 from tests.servers import configure
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.kafka import EmbeddedKafka
-    from common.kafka.port import Log, LogRecord, Writer
+    from common.kafka.port import Log, LogRecord, StreamLog, Writer
     from common.kafka.settings import KafkaSettings
 
 _ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ class Rig(Protocol):
     """A log and what happens to one from outside."""
 
     @property
-    def log(self) -> Log:
+    def log(self) -> StreamLog:
         """The port."""
 
     @property
@@ -144,7 +145,7 @@ class KafkaRig:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self.log = KafkaLog(settings)
+        self.log = KafkaStreamLog(settings)
         self.writer = self.log.writer()
 
     @cached_property
@@ -294,12 +295,12 @@ class ApacheRig(KafkaRig):
 # A member in a process of its own, because only a process can die without leaving its group.
 _DOOMED = """\
 import sys
-from common.kafka.log import KafkaLog
+from common.kafka.stream import KafkaStreamLog
 from common.kafka.settings import KafkaSettings
 from common.core.worker_messages import Assigned
 bootstrap, protocol, group, topic = sys.argv[1:]
 settings = KafkaSettings(bootstrap, group_protocol=protocol, session_timeout_ms=1500)
-reader = KafkaLog(settings).stream(group, [topic], "doomed")
+reader = KafkaStreamLog(settings).stream(group, [topic], "doomed")
 while True:
     if any(isinstance(event, Assigned) for event in reader.poll(1, 0.1)):
         print("joined", flush=True)

@@ -36,6 +36,7 @@ from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
 from common.kafka.opening import open_log
 from common.kafka.port import Fetched, NewRecord, NewTopic
+from common.kafka.stream import open_stream_log
 from common.redis.board import RedisBoard
 from common.runtime.connect import open_board, open_boards
 from tests.certificates import Authority
@@ -46,7 +47,7 @@ from tests.servers import kafka_jars, lacking
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.kafka.port import Log
+    from common.kafka.port import Log, StreamLog
     from common.redis.port import Board
 
 GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "security.md"
@@ -334,9 +335,9 @@ def acls_of(line: str) -> list[AclBinding]:
     ]
 
 
-def log_with(server: SafeKafka, **changes: str) -> Log:
+def log_with(server: SafeKafka, **changes: str) -> StreamLog:
     changed = {f"DOLL_KAFKA_{name}": value for name, value in changes.items()}
-    return open_log(read_settings({**server.environ, **changed}))
+    return open_stream_log(read_settings({**server.environ, **changed}))
 
 
 def append(log: Log, topic: str, value: bytes) -> None:
