@@ -46,7 +46,6 @@ from common.kafka.port import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 from common.kafka.settings import client_properties, reader_properties
 from common.kafka.spans import KafkaSpanReader
 from common.kafka.tail import Tails
-from common.kafka.transactions import KafkaTransactions
 from common.kafka.writer import KafkaWriter, SharedProducer
 
 if TYPE_CHECKING:
@@ -320,10 +319,6 @@ class KafkaLog:
                 if self._producer.add(writer):
                     return writer
                 self._producer = None  # it is over
-
-    def transactions(self, name: str) -> KafkaTransactions:
-        """See the port."""
-        return KafkaTransactions(self._settings, lambda: self._admin, name, self.partitions)
 
     def close(self) -> None:
         """See the port."""

@@ -490,17 +490,6 @@ class Log(Protocol):
             on_ready: As of `tail`: each time that `poll` comes to have something to do.
         """
 
-    def transactions(self, name: str) -> Transactions:
-        """Write by transactions under a name.
-
-        Whoever had the name before writes no more, and what it had begun is gone: once this
-        returns, a reader sees all that was ever written under the name.
-
-        Raises:
-            UnavailableError: If the broker is unavailable.
-            OutsideError: If it refuses.
-        """
-
     def close(self) -> None:
         """Let go of all connections that its tails and writers share, and of what is not sent."""
 
@@ -518,4 +507,19 @@ class StreamLog(Log, Protocol):
             topics: The datastreams.
             member: This member's stable name.
             hold: A static member: its partitions wait for its return (`on_preemption: hold`).
+        """
+
+
+class TransactionalLog(Log, Protocol):
+    """A `Log` whose user writes by transactions."""
+
+    def transactions(self, name: str) -> Transactions:
+        """Write by transactions under a name.
+
+        Whoever had the name before writes no more, and what it had begun is gone: once this
+        returns, a reader sees all that was ever written under the name.
+
+        Raises:
+            UnavailableError: If the broker is unavailable.
+            OutsideError: If it refuses.
         """

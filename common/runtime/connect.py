@@ -10,11 +10,12 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from common.jobs.servers import Outside
-from common.kafka.opening import open_log
+from common.kafka.opening import kafka_settings
 from common.storage.port import open_blobs
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
+    from common.kafka.port import TransactionalLog
     from common.redis.access import RedisAccess
     from common.redis.port import Board, Boards
 
@@ -24,11 +25,17 @@ def connect(settings: Settings) -> Outside:
     boards = cache(partial(open_boards, settings))
     return Outside(
         settings,
-        open_log=cache(partial(open_log, settings)),
+        open_log=cache(partial(_open_log, settings)),
         open_board=lambda job: boards().board(job),
         open_blobs=partial(open_blobs, settings),
         live_statuses=lambda on: boards().live_statuses(on),
     )
+
+
+def _open_log(settings: Settings) -> TransactionalLog:
+    from common.kafka.transactions import KafkaTransactionalLog  # noqa: PLC0415 -- see above
+
+    return KafkaTransactionalLog(kafka_settings(settings, "doll"))
 
 
 def open_board(settings: Settings, job: str) -> Board:

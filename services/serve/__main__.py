@@ -23,8 +23,10 @@ from common.jobs.build import codec_of
 from common.jobs.models import parse_version
 from common.jobs.servers import Outside
 from common.jobs.store import JobStore
+from common.kafka.opening import kafka_settings
 from common.kafka.schemas import JobSchemas, open_registry
-from common.kafka.stream import open_stream_log
+from common.kafka.stream import KafkaStreamLog
+from common.kafka.transactions import KafkaTransactionalLog
 from common.runtime.connect import open_board
 from common.runtime.http_server import HttpServer
 from common.runtime.listen import listen, url_of
@@ -58,6 +60,10 @@ AGAIN_S = 0.5  # between attempts while Kafka is unavailable
 MOST_CONNECTIONS = 1000  # of all clients together, as many as may wait for the model
 
 
+class _KafkaAnswererLog(KafkaStreamLog, KafkaTransactionalLog):
+    """The `AnswererLog` port."""
+
+
 class _EndedError(Exception):
     """The process is to end before it has begun."""
 
@@ -87,7 +93,7 @@ def _open(
 ) -> None:
     """Open everything, and serve until told to end."""
     job, settings = arguments.job, process.settings
-    open_log = cache(partial(open_stream_log, settings))
+    open_log = cache(lambda: _KafkaAnswererLog(kafka_settings(settings, "doll")))
     outside = Outside(
         settings, open_log, partial(open_board, settings), partial(open_blobs, settings)
     )

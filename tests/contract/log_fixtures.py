@@ -22,8 +22,9 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.kafka.log import KafkaLog
 from common.kafka.memory import MemoryLog
-from common.kafka.port import NewTopic
+from common.kafka.port import NewTopic, StreamLog, TransactionalLog
 from common.kafka.stream import KafkaStreamLog
+from common.kafka.transactions import KafkaTransactionalLog
 from tests.servers import configure
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from common.embedded.apache_kafka import ApacheKafka
     from common.embedded.kafka import EmbeddedKafka
-    from common.kafka.port import Log, LogRecord, StreamLog, Writer
+    from common.kafka.port import Log, LogRecord, Writer
     from common.kafka.settings import KafkaSettings
 
 _ROOT = Path(__file__).parents[2]
@@ -41,11 +42,19 @@ _PREFETCH_KB = 1_024  # little, so that some thousand records do not fit
 _ids = count()
 
 
+class FullLog(StreamLog, TransactionalLog, Protocol):
+    """All that a `Log` can be asked for."""
+
+
+class KafkaFullLog(KafkaStreamLog, KafkaTransactionalLog):
+    """Likewise, of Kafka."""
+
+
 class Rig(Protocol):
     """A log and what happens to one from outside."""
 
     @property
-    def log(self) -> StreamLog:
+    def log(self) -> FullLog:
         """The port."""
 
     @property
@@ -145,7 +154,7 @@ class KafkaRig:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self.log = KafkaStreamLog(settings)
+        self.log = KafkaFullLog(settings)
         self.writer = self.log.writer()
 
     @cached_property

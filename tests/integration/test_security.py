@@ -34,12 +34,12 @@ from common.core.worker_messages import Assigned
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
-from common.kafka.opening import open_log
+from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import Fetched, NewRecord, NewTopic
-from common.kafka.stream import open_stream_log
 from common.redis.board import RedisBoard
 from common.runtime.connect import open_board, open_boards
 from tests.certificates import Authority
+from tests.contract.log_fixtures import KafkaFullLog
 from tests.kafka_nodes import GuardedKafka, Safe
 from tests.redis_servers import system_redis_server
 from tests.servers import kafka_jars, lacking
@@ -47,7 +47,7 @@ from tests.servers import kafka_jars, lacking
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.kafka.port import Log, StreamLog
+    from common.kafka.port import Log
     from common.redis.port import Board
 
 GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "security.md"
@@ -335,9 +335,9 @@ def acls_of(line: str) -> list[AclBinding]:
     ]
 
 
-def log_with(server: SafeKafka, **changes: str) -> StreamLog:
+def log_with(server: SafeKafka, **changes: str) -> KafkaFullLog:
     changed = {f"DOLL_KAFKA_{name}": value for name, value in changes.items()}
-    return open_stream_log(read_settings({**server.environ, **changed}))
+    return KafkaFullLog(kafka_settings(read_settings({**server.environ, **changed}), "doll"))
 
 
 def append(log: Log, topic: str, value: bytes) -> None:
