@@ -77,7 +77,7 @@ class Pipeline:
         """Wake up, warm up, measure, and rest again."""
         for service in self.services[1:]:
             thaw(service)
-        await_until(lambda: len(self._board.alive()) == _WORKERS, _TIMEOUT_S, "workers alive")
+        await_until(lambda: len(self._board.heartbeats()) == _WORKERS, _TIMEOUT_S, "workers alive")
         thaw(self.services[0])
         self._job_store.want(self._job, "running", "measured")
         self._warm()

@@ -46,11 +46,6 @@ class Ec2Notices:
         self._metadata = metadata
         self._rejections = Rejections()
 
-    @property
-    def rejected(self) -> int:
-        """Notices read so far that did not parse."""
-        return self._rejections.count
-
     def look(self) -> Notice | None:
         """The notice that stands, None for none.
 

@@ -205,7 +205,7 @@ def _watching(
                 status = job.board.get_leader_status()
                 unread.look(
                     now_s,
-                    ready=bool(job.board.alive()),
+                    ready=bool(job.board.heartbeats()),
                     read={} if status is None else status.claimed,
                     ends=log.ends(job.places),
                 )
