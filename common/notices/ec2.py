@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from common.errors import WireError
+from common.errors import decoded
 from common.notices.metadata import InstanceMetadata
 from common.notices.port import Notice, PreemptionNotices
 from common.telemetry.rejections import Rejections
@@ -58,8 +58,5 @@ class Ec2Notices:
 
 
 def _decoded(body: bytes) -> Notice:
-    try:
-        answer = _INSTANCE_ACTION.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"no instance action: {error}") from error
+    answer = decoded(_INSTANCE_ACTION.decode, body, "no instance action")
     return Notice(answer.time.timestamp(), answer.action)
