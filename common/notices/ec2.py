@@ -51,7 +51,7 @@ class Ec2Notices:
 
         Raises:
             UnavailableError: If the service is away or slow; look again.
-            OutsideError: If it refuses, or is no metadata service at all.
+            OutsideError: If it refuses.
         """
         body = self._metadata.get(_INTERRUPTION)
         return None if body is None else self._rejections.parse(_INTERRUPTION, _decoded, body)
