@@ -175,7 +175,9 @@ def _submit(log: Log, jobs: int) -> list[JobRecord]:
             record = _again(lambda: job_store.submit(parse_job(SPEC.format(name=name))))
             if number < running:
                 return record
-            return _again(lambda: job_store.want(name, "paused", "prices are high: until Monday"))
+            return _again(
+                lambda: job_store.patch(name, "prices are high: until Monday", wanted="paused")
+            )
 
         return list(threads.map(submit, range(jobs)))
 

@@ -78,7 +78,7 @@ class Pipeline:
             thaw(service)
         await_until(lambda: len(self._board.alive()) == _WORKERS, _TIMEOUT_S, "workers alive")
         thaw(self.services[0])
-        self._job_store.want(self._job, "running", "measured")
+        self._job_store.patch(self._job, "measured", wanted="running")
         self._warm()
         processor = Processor(self._pids)
         pace = self._meter.measure(seconds)
@@ -108,7 +108,7 @@ class Pipeline:
         self._meter.measure(_WARM_S)
 
     def _rest(self) -> None:
-        self._job_store.want(self._job, "paused", "the reference is measured")
+        self._job_store.patch(self._job, "the reference is measured", wanted="paused")
         self._meter.await_quiet(_QUIET_S, _TIMEOUT_S)
         for service in self.services:
             freeze(service)

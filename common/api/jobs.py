@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from common.api.answers import (
     EvaluationAnswer,
     JobAnswer,
@@ -65,7 +67,7 @@ def job_answer(record: JobRecord, state: State, progress: ProgressAnswer) -> Job
         "why": state.why,
         "progress": progress,
     }
-    return JobAnswer.model_validate(record._asdict() | others)
+    return JobAnswer.model_validate(asdict(record) | others)
 
 
 def job_summary(

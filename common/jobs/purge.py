@@ -42,7 +42,7 @@ def remains_of(name: str, job_store: JobStore, outside: Outside) -> Remains:
         ConflictError: If it is not stopped, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
-    is_job, unreadable = name in job_store.read(), job_store.unreadable.get(name)
+    is_job, unreadable = name in job_store.read(), job_store.table.unreadable.get(name)
     if unreadable is not None:
         raise ConflictError(f'the job "{name}" may be of a newer program: {unreadable.reason}')
     if is_job:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from copy import copy
 from datetime import UTC, datetime
+from functools import cached_property
 from secrets import token_hex
 from time import time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from common.core.batching import most_group_size
 from common.core.bounds import Count, NonEmpty, Ordinal
@@ -34,7 +36,7 @@ from common.jobs.edit import Value, changed_spec, differences
 from common.jobs.spec import JobSpec, check_streams, job_from_json
 from common.kafka import names as topics
 from common.kafka.port import Log, NewTopic
-from common.kafka.table import RESTORE, CompactedTable, Unreadable, table_topic
+from common.kafka.table import RESTORE, CompactedTable, table_topic
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
@@ -72,33 +74,46 @@ class StartCheckpoint(msgspec.Struct, frozen=True):
         return f"{self.job}@{self.version}"
 
 
-class JobRecord(NamedTuple):
+class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """One job as the topic has it."""
 
     spec: JobSpec
     wanted: Wanted
-    first: Positions  # where every partition of the job begins, resolved once, before anybody leads
-    reason: str  # why it is wanted so
-    submitted_s: float  # since 1970; its deadline counts from here
-    origin: StartCheckpoint | None = (
-        None  # without one, it begins with what the specification makes
-    )
-    revision: int = 0  # of the specification: changes made so far
+    # Where the job begins and what was known of the log below, resolved once, before anybody leads:
+    # by stream, each list by the number of the partition.
+    positions: dict[str, NonEmpty[list[LogPosition]]] = msgspec.field(name="first")
+    reason: str = ""  # why it is wanted so
+    submitted_s: float = 0.0  # since 1970; its deadline counts from here
+    # Without one, it begins with what the specification makes.
+    origin: StartCheckpoint | None = None
+    revision: Count = 0  # of the specification: changes made so far
     # The last changes, newest last, after those that made and deleted earlier jobs of the name.
     changes: tuple[Change, ...] = ()
     request: str = ""  # who submitted it recognises a request that comes twice by this
     held: bool = False  # paused by a machine that may not decide alone, not by a person
     detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
     finished: bool = False  # stopped because it reached its stop rule, not by a person
-    incarnation: int = 1  # counts the jobs of this name; those before were purged
-    after_loss: int = 0  # how often it was resumed although Kafka lost records that it acknowledged
+    incarnation: Ordinal = 1  # counts the jobs of this name; those before were purged
+    after_loss: Count = 0  # how often it was resumed although Kafka lost what it acknowledged
     from_start: bool = False  # the last time, if need be with version 0
-    # What was known of the logs below the first positions, when these were resolved.
-    known: LogPositions = {}  # noqa: RUF012 -- read only
     read_from: ReadFrom = ""  # likewise, streams' topics that were created anew
     # Secret by which coordinators know each other's hot snapshots in Redis: it is in Kafka alone.
     # Empty: they believe whatever is there.
     seal: str = ""
+
+    @cached_property
+    def known(self) -> LogPositions:
+        """Where every partition of the job begins, and what was known of its log below."""
+        return {
+            Partition(stream, index): position
+            for stream, positions in self.positions.items()
+            for index, position in enumerate(positions)
+        }
+
+    @cached_property
+    def first(self) -> Positions:
+        """Offset at which every partition of the job begins."""
+        return {place: position.offset for place, position in self.known.items()}
 
     @property
     def id(self) -> str:
@@ -118,29 +133,6 @@ class FreeName(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...] = ()
 
 
-class _Stored(msgspec.Struct, omit_defaults=True):
-    """A job record as JSON: positions by stream, each list by the number of the partition."""
-
-    spec: msgspec.Raw
-    wanted: Wanted
-    first: dict[str, NonEmpty[list[LogPosition]]]
-    reason: str = ""
-    submitted_s: float = 0.0
-    origin: StartCheckpoint | None = None
-    revision: Count = 0
-    changes: tuple[Change, ...] = ()
-    request: str = ""
-    held: bool = False
-    detail: str = ""
-    finished: bool = False
-    incarnation: Ordinal = 1
-    after_loss: Count = 0
-    from_start: bool = False
-    read_from: ReadFrom = ""
-    seal: str = ""
-    format: int = 1
-
-
 class _Head(msgspec.Struct):
     """What says how to read the rest."""
 
@@ -150,11 +142,9 @@ class _Head(msgspec.Struct):
 
 _HEAD = msgspec.json.Decoder(_Head)
 _FREE_NAME = msgspec.json.Decoder(FreeName)
-_STORED = msgspec.json.Decoder(_Stored)
-
-
-# What stands in a record as it is in `JobRecord`.
-_AS_IT_IS = {*_Stored.__struct_fields__} & {*JobRecord._fields} - {"spec", "first"}
+_JOB = msgspec.json.Decoder(
+    JobRecord, dec_hook=lambda _, spec: job_from_json(msgspec.json.encode(spec))
+)
 
 
 class AfterLoss(NamedTuple):
@@ -170,6 +160,7 @@ class JobStore:
 
     Attributes:
         by: Who makes changes: the user of this process, unless `acting` says otherwise.
+        table: Records by name.
     """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
@@ -177,8 +168,8 @@ class JobStore:
         self._log = log
         self._clock = clock
         # Not closed: a job that only a newer program understands goes on as it was.
-        self._job_store = CompactedTable[JobRecord | FreeName](
-            log, topics.JOBS, _decode, "job", closed=False, clock=clock
+        self.table = CompactedTable[JobRecord | FreeName](
+            log, topics.JOBS, decode_entry, "job", closed=False, clock=clock
         )
         # Entries that `refresh` saw last, and the jobs among them.
         self._shown: tuple[Mapping[str, JobRecord | FreeName], Mapping[str, JobRecord]] = {}, {}
@@ -189,26 +180,13 @@ class JobStore:
         store.by = by
         return store
 
-    @property
-    def rejected(self) -> int:
-        """Records so far that did not parse."""
-        return self._job_store.rejected
-
-    @property
-    def unreadable(self) -> dict[str, Unreadable]:
-        """Names whose newest record, as last read, does not parse; a job of an older one goes on.
-
-        A record whose key is no name of a job stands under what its key reads as.
-        """
-        return self._job_store.unreadable
-
     def read(self) -> dict[str, JobRecord]:
         """All jobs as of now, by name.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        return _jobs(self._job_store.read())
+        return _jobs(self.table.read())
 
     def refresh(self, timeout_s: float) -> Mapping[str, JobRecord]:
         """Wait up to `timeout_s` for news, then return all jobs as known by then.
@@ -218,7 +196,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable.
         """
-        entries = self._job_store.refresh(timeout_s)
+        entries = self.table.refresh(timeout_s)
         if self._shown[0] is not entries:
             self._shown = entries, _jobs(entries)
         return self._shown[1]
@@ -230,7 +208,7 @@ class JobStore:
             NotFoundError: If there is none of this name.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._job(job, self._job_store.read().get(job))
+        return self._job(job, self.table.read().get(job))
 
     def id_of(self, name: str) -> str:
         """The id of a name's job; where there is none, of the next one that will have the name.
@@ -238,7 +216,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        return topics.job_id(name, _incarnation(self._job_store.read().get(name)))
+        return topics.job_id(name, _incarnation(self.table.read().get(name)))
 
     def past_ids(self, name: str) -> list[str]:
         """The ids of jobs that had a name before.
@@ -246,7 +224,7 @@ class JobStore:
         Raises:
             UnavailableError: If Kafka is unavailable for long.
         """
-        now = _incarnation(self._job_store.read().get(name))
+        now = _incarnation(self.table.read().get(name))
         return [topics.job_id(name, each) for each in range(1, now)]
 
     def check_new(self, spec: JobSpec) -> int:
@@ -257,7 +235,7 @@ class JobStore:
             UserError: If a stream does not exist.
             UnavailableError: If Kafka is unavailable for long.
         """
-        return self._check_new(spec, self._job_store.read().get(spec.name))
+        return self._check_new(spec, self.table.read().get(spec.name))
 
     def submit(
         self, spec: JobSpec, origin: StartCheckpoint | None = None, request: str = ""
@@ -277,8 +255,6 @@ class JobStore:
 
         def made(taken: JobRecord | FreeName | None) -> JobRecord:
             incarnation = self._check_new(spec, taken)
-            known = first_positions(spec, self._log)
-            first = {place: position.offset for place, position in known.items()}
             beginning = "" if origin is None else f"begins with {origin}"
             reason = f"submitted, {beginning}" if beginning else "submitted"
             now_s = self._clock()
@@ -286,14 +262,13 @@ class JobStore:
             record = JobRecord(
                 spec,
                 "running",
-                first,
+                by_stream(first_positions(spec, self._log)),
                 reason,
                 now_s,
                 origin,
                 changes=(*earlier, change_by(self.by, now_s, "submitted", beginning)),
                 request=request,
                 incarnation=incarnation,
-                known=known,
                 seal=token_hex(16),
             )
             _check_size(record)
@@ -304,50 +279,10 @@ class JobStore:
         with closing(self._log.writer()):
             return self._write(spec.name, made)
 
-    def want(self, job: str, wanted: Wanted, reason: str) -> JobRecord:
-        """Change what is wanted of a job. A stopped job can be resumed where it was.
-
-        A finished job that is to stop stays as it is.
-
-        Raises:
-            NotFoundError: If there is no such job.
-            UnavailableError: If Kafka is unavailable for long.
-        """
-        return self._update(job, lambda record: self._wanted(record, wanted, reason))
-
-    def resume_after_loss(
-        self,
-        job: str,
-        reason: str,
-        *,
-        from_start: bool = False,
-        read_from: ReadFrom = "",
-        waits: bool = False,
-    ) -> JobRecord:
-        """Resume a job that is held after a loss, or waits for a checkpoint, with what is left.
-
-        If its control or its updates topic was deleted, this creates the topic again, empty.
-
-        Args:
-            job: Name of the job.
-            reason: Reason of the person, cut off after `REASON_CHARACTERS`.
-            from_start: True to accept version 0 if no other version is left.
-            read_from: Where to begin with streams' topics that were created anew.
-            waits: True if a coordinator said lately that the job waits for a checkpoint.
-
-        Raises:
-            NotFoundError: If there is no such job.
-            ConflictError: If it neither is held nor waits.
-            OutsideError: If Kafka does not let us make a topic.
-            UnavailableError: If Kafka is unavailable for long.
-        """
-        after_loss = AfterLoss(from_start, read_from, waits)
-        return self._update(job, lambda record: self._resumed(record, reason, after_loss))
-
     def finish(self, job: str, reason: str, revision: int) -> JobRecord:
         """End a job that has reached its stop rule. A stopped job stays as it is.
 
-        `want` may resume a finished job.
+        `patch` may resume a finished job.
 
         Args:
             job: Id of the job.
@@ -365,8 +300,8 @@ class JobStore:
                 return record
             _check_revision(record, revision)
             record = self._noted(record, "finished", reason, by=COORDINATOR)
-            return record._replace(
-                wanted="stopped", reason=reason, held=False, detail="", finished=True
+            return replace(
+                record, wanted="stopped", reason=reason, held=False, detail="", finished=True
             )
 
         return self._update(topics.job_name(job), finished, job)
@@ -391,7 +326,8 @@ class JobStore:
             if record.wanted != "running":
                 return record
             record = self._noted(record, "held", reason, by=COORDINATOR)
-            return record._replace(
+            return replace(
+                record,
                 wanted="paused",
                 reason=reason[:REASON_CHARACTERS],
                 held=True,
@@ -401,41 +337,29 @@ class JobStore:
 
         return self._update(topics.job_name(job), held, job)
 
-    def change(self, job: str, changed: Mapping[str, Value], reason: str) -> JobRecord:
-        """Change settings of a job, which may be stopped. Equal settings change nothing.
-
-        Args:
-            job: Name of the job.
-            changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
-                otherwise counted from the submission), `group_size`, `batch_size`,
-                `learning_rate`, and whole blocks.
-            reason: Reason of the person, cut off after `changes.REASON_CHARACTERS`.
-
-        Raises:
-            NotFoundError: If there is no such job.
-            UserError: Naming the field that cannot be changed so.
-            UnavailableError: If Kafka is unavailable for long.
-        """
-        return self._update(job, lambda record: self._changed(record, changed, reason))
-
     def patch(
         self,
         job: str,
         reason: str,
         *,
-        changed: Mapping[str, Value],
+        changed: Mapping[str, Value] = {},
         wanted: Wanted | None = None,
         after_loss: AfterLoss | None = None,
         revision: int | None = None,
     ) -> JobRecord:
-        """Do several of `change`, `want` and `resume_after_loss` as one change, or nothing.
+        """Change settings of a job and what is wanted of it as one change, or nothing.
 
         Args:
             job: Name of the job.
-            reason: Reason of the person.
-            changed: Settings, see `change`.
-            wanted: Optional. If unset, or wanted already, it stays.
-            after_loss: Optional. If set, resume the job, see `resume_after_loss`.
+            reason: Reason of the person. A record keeps `REASON_CHARACTERS` of it, a change
+                `changes.REASON_CHARACTERS`.
+            changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
+                otherwise counted from the submission), `group_size`, `batch_size`,
+                `learning_rate`, and whole blocks. Equal settings change nothing.
+            wanted: Optional. If unset, or wanted already, it stays. A stopped job can be resumed
+                where it was; a finished job that is to stop stays as it is.
+            after_loss: Optional. If set, resume the job with what is left. A control or updates
+                topic of the job that was deleted is created again, empty.
             revision: Optional. If set, refuse to change another revision.
 
         Raises:
@@ -497,7 +421,7 @@ class JobStore:
             ConflictError: If it is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
-        incarnation = 1 + _incarnation(self._job_store.read().get(job))
+        incarnation = 1 + _incarnation(self.table.read().get(job))
 
         def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName:
             if entry is not None and _incarnation(entry) >= incarnation:
@@ -521,18 +445,9 @@ class JobStore:
         """
         return _stopped(self.get(job))
 
-    def repair(self) -> None:
-        """See `CompactedTable.repair`; for a process that may write the jobs topic."""
-        self._job_store.repair()
-
-    @property
-    def missing(self) -> frozenset[str]:
-        """Jobs of which the jobs topic has no record any more, see `CompactedTable.missing`."""
-        return self._job_store.missing
-
     def close(self) -> None:
         """Let go of the reader."""
-        self._job_store.close()
+        self.table.close()
 
     def _update(
         self, name: str, change: Callable[[JobRecord], JobRecord], job: str | None = None
@@ -559,7 +474,7 @@ class JobStore:
             return made
 
         try:
-            made = self._job_store.update(name, changed, _encode)
+            made = self.table.update(name, changed, encode_entry)
         except UnknownOutcomeError:
             audit(new, "unknown", job=name)
             raise
@@ -597,14 +512,14 @@ class JobStore:
         """Return a record that says in addition who did something; `more` as in `Change`."""
         at_s, revision = self._clock(), record.revision
         change = change_by(by or self.by, at_s, action, reason, revision=revision, **more)
-        return record._replace(changes=_kept((*record.changes, change)))
+        return replace(record, changes=_kept((*record.changes, change)))
 
     def _wanted(self, record: JobRecord, wanted: Wanted, reason: str) -> JobRecord:
         if wanted == "stopped" and record.finished:
             return record
         record = self._noted(record, "resumed" if wanted == "running" else wanted, reason)
         reason = _reason(record, reason)
-        return record._replace(wanted=wanted, reason=reason, held=False, detail="", finished=False)
+        return replace(record, wanted=wanted, reason=reason, held=False, detail="", finished=False)
 
     def _changed(self, record: JobRecord, changed: Mapping[str, Value], reason: str) -> JobRecord:
         spec = changed_spec(record.spec, changed)
@@ -612,7 +527,7 @@ class JobStore:
         if not differs:
             return record
         _check_group(spec)
-        record = record._replace(spec=spec, revision=record.revision + 1)
+        record = replace(record, spec=spec, revision=record.revision + 1)
         return self._noted(record, "changed", reason, changed=differs)
 
     def _resumed(self, record: JobRecord, reason: str, after_loss: AfterLoss) -> JobRecord:
@@ -625,7 +540,8 @@ class JobStore:
             )
         self._log.create_topics(_own_topics(record.id))
         record = self._noted(record, "resumed after loss", reason)
-        return record._replace(
+        return replace(
+            record,
             wanted="running",
             reason=_reason(record, reason),
             held=False,
@@ -781,7 +697,7 @@ def _check_size(record: JobRecord) -> None:
     Raises:
         UserError: If it is too large.
     """
-    size = len(encode_job(record))
+    size = len(encode_entry(record))
     if size > SUBMITTED_BYTES:
         raise UserError(
             f"job file: streams: the job and where its {len(record.first)} partitions begin take"
@@ -790,67 +706,41 @@ def _check_size(record: JobRecord) -> None:
         )
 
 
-def _encode(entry: JobRecord | FreeName) -> bytes:
+def by_stream(first: Mapping[Partition, int | LogPosition]) -> dict[str, list[LogPosition]]:
+    """Return positions of all partitions as a record has them."""
+    found = dict[str, list[LogPosition]]()
+    for place, at in sorted(first.items()):
+        found.setdefault(place.topic, []).append(LogPosition.of(at))
+    return found
+
+
+def encode_entry(entry: JobRecord | FreeName) -> bytes:
     """Write what stands under a name."""
-    return encode_job(entry) if isinstance(entry, JobRecord) else msgspec.json.encode(entry)
-
-
-def encode_job(record: JobRecord) -> bytes:
-    """Write a job record."""
-    spec = msgspec.Raw(record.spec.model_dump_json().encode())
-    first = dict[str, list[LogPosition]]()
-    for place, at in sorted(record.first.items()):
-        first.setdefault(place.topic, []).append(record.known.get(place, LogPosition(at)))
-    stored = _Stored(
-        spec=spec,
-        first=first,
-        **{name: getattr(record, name) for name in _AS_IT_IS},
+    return msgspec.json.encode(
+        entry, enc_hook=lambda spec: msgspec.Raw(spec.model_dump_json().encode())
     )
-    return msgspec.json.encode(stored)
 
 
-def _decode(key: bytes | None, value: bytes) -> JobRecord | FreeName:
+def decode_entry(key: bytes | None, value: bytes) -> JobRecord | FreeName:
     """Read what stands under a name.
-
-    Raises:
-        WireError: See `decode_job`.
-    """
-    try:
-        head = _HEAD.decode(value)
-        if head.next_incarnation and head.format == 1:
-            return _FREE_NAME.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"job record: {error}") from error
-    return decode_job(key, value)
-
-
-def decode_job(key: bytes | None, value: bytes) -> JobRecord:
-    """Read a job record.
 
     Raises:
         WireError: If it does not parse, makes no sense, or stands under another name than its own.
     """
     try:
-        stored = _STORED.decode(value)
-        if stored.format > 1:  # nothing else in it need make sense here
-            raise WireError(f"job record: of format {stored.format}, expected at most 1")
-        spec = job_from_json(bytes(stored.spec))
+        head = _HEAD.decode(value)
+        if head.format > 1:  # nothing else in it need make sense here
+            raise WireError(f"job record: of format {head.format}, expected at most 1")
+        if head.next_incarnation:
+            return _FREE_NAME.decode(value)
+        record = _JOB.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UserError) as error:
         raise WireError(f"job record: {error}") from error
+    spec = record.spec
     if key != spec.name.encode():
         raise WireError(f"job record: stands under the key {key!r}, its name is {spec.name!r}")
-    if stored.first.keys() != set(spec.streams):
+    if record.positions.keys() != set(spec.streams):
         raise WireError("job record: first positions are not those of its streams")
-    if stored.changes and stored.changes[-1].revision != stored.revision:
-        raise WireError(f"job record: revision {stored.revision} is not that of its last change")
-    known = {
-        Partition(topic, index): position
-        for topic, positions in stored.first.items()
-        for index, position in enumerate(positions)
-    }
-    return JobRecord(
-        spec=spec,
-        first={place: position.offset for place, position in known.items()},
-        known={place: at for place, at in known.items() if at != LogPosition(at.offset)},
-        **{name: getattr(stored, name) for name in _AS_IT_IS},
-    )
+    if record.changes and record.changes[-1].revision != record.revision:
+        raise WireError(f"job record: revision {record.revision} is not that of its last change")
+    return record

@@ -95,7 +95,7 @@ class Servers:
         """Have jobs stopped that were measured."""
         with closing(JobStore(self.log)) as job_store:
             for name in names:
-                job_store.want(name, "stopped", "measured")
+                job_store.patch(name, "measured", wanted="stopped")
 
 
 class Process(Protocol):

@@ -200,10 +200,10 @@ class Stores:
         if records is not self._records and records != self._records:
             self._records, self.keys = records, Keys(records.values())
         self._read = True
-        jobs.repair()
+        jobs.table.repair()
         keys.repair()
-        self.unreadable = jobs.unreadable
-        self.missing = {topics.JOBS: len(jobs.missing), topics.KEYS: len(keys.missing)}
+        self.unreadable = jobs.table.unreadable
+        self.missing = {topics.JOBS: len(jobs.table.missing), topics.KEYS: len(keys.missing)}
         self._away = ""
         self._end_asked.wait(NEWS_S)
 

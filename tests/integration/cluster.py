@@ -19,7 +19,7 @@ from common.errors import UnavailableError
 from common.jobs.build import codec_of
 from common.jobs.purge import purge
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.store import AfterLoss, JobStore
 from common.runtime.connect import connect, open_blobs, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
@@ -197,7 +197,7 @@ class Cluster:
     def _all_stopped(self) -> bool:
         for job, record in self._job_store.read().items():
             if record.wanted != "stopped":
-                self._job_store.want(job, "stopped", "the test is over")
+                self._job_store.patch(job, "the test is over", wanted="stopped")
         return True
 
     def said(self, name: str) -> str:
@@ -244,7 +244,7 @@ class Cluster:
 
     def want(self, wanted: Wanted) -> None:
         """Stop or resume the job."""
-        self._job_store.want(self.job, wanted, "the test says so")
+        self._job_store.patch(self.job, "the test says so", wanted=wanted)
 
     def purge(self) -> Remains:
         """Make the job's name free."""
@@ -259,11 +259,13 @@ class Cluster:
 
     def resume_after_loss(self, read_from: ReadFrom = "") -> None:
         """Let the job go on after it was held for a loss."""
-        self._job_store.resume_after_loss(self.job, "the test says so", read_from=read_from)
+        self._job_store.patch(
+            self.job, "the test says so", after_loss=AfterLoss(read_from=read_from)
+        )
 
     def change(self, **changed: Value) -> None:
         """Change settings of the job while it runs."""
-        self._job_store.change(self.job, changed, "the test says so")
+        self._job_store.patch(self.job, "the test says so", changed=changed)
 
     def bootstrap(self) -> str:
         """Kafka's address, for a plain client."""

@@ -92,7 +92,7 @@ class Training:
     def close(self) -> None:
         """End all processes, and the job."""
         with closing(JobStore(self.log)) as job_store:
-            job_store.want(self.spec.name, "stopped", "the test is over")
+            job_store.patch(self.spec.name, "the test is over", wanted="stopped")
         stop_all([each for each in self._services if each.exit_code is None])
         self._writer.close()
         self.board.close()

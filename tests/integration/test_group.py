@@ -225,7 +225,7 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
 
 def switch(cluster: Cluster, **aggregation: str) -> None:
     with closing(open_log(cluster.settings)) as log, closing(JobStore(log)) as job_store:
-        job_store.change(cluster.job, {"aggregation": {**aggregation}}, "test")
+        job_store.patch(cluster.job, "test", changed={"aggregation": {**aggregation}})
 
 
 def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:

@@ -148,7 +148,7 @@ class Training:
     def close(self) -> None:
         """End everything."""
         with closing(JobStore(self.log)) as jobs:
-            jobs.want(self.spec.name, "stopped", "the test is over")
+            jobs.patch(self.spec.name, "the test is over", wanted="stopped")
         for child in self._children.values():
             child.kill()
         self.log.close()

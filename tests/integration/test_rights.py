@@ -219,7 +219,7 @@ class Guarded:
         with closing(JobStore(self.log)) as job_store:
             jobs = job_store.read()
             for name in jobs:
-                job_store.want(name, "stopped", "the test is over")
+                job_store.patch(name, "the test is over", wanted="stopped")
         finished = "provisioning_finished"
         await_condition(lambda: not jobs or finished in self.said("provisioner"), "no machine")
         stop_all([each for each in self.services.values() if each.exit_code is None])

@@ -151,6 +151,6 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
         assert sorted(answers()) == sorted(wanted)
     finally:
         with closing(JobStore(log)) as job_store:
-            job_store.want(name, "stopped", "the test is over")
+            job_store.patch(name, "the test is over", wanted="stopped")
         stop_all([each for each in servers if each.exit_code is None])
         writer.close()

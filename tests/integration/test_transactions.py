@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from common.config.settings import Settings
 from common.core.spans import Partition
 from common.jobs.build import codec_of
-from common.jobs.store import JobStore, encode_job
+from common.jobs.store import JobStore, encode_entry
 from common.kafka.names import JOBS, control_topic, group_name, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
@@ -159,12 +159,15 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer = transactional(cluster)
     record = cluster.record()
     producer.begin_transaction()
-    producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
+    producer.produce(JOBS, encode_entry(record), key=record.spec.name.encode(), partition=0)
     producer.commit_transaction(PATIENCE_S)
     with closing(JobStore(cluster.log)) as job_store:
         assert job_store.get(cluster.job) == record
-        assert job_store.want(cluster.job, "paused", "while a mirror writes").wanted == "paused"
-        assert job_store.want(cluster.job, "running", "go on").wanted == "running"
+        assert (
+            job_store.patch(cluster.job, "while a mirror writes", wanted="paused").wanted
+            == "paused"
+        )
+        assert job_store.patch(cluster.job, "go on", wanted="running").wanted == "running"
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
     cluster.produce(100)
@@ -182,7 +185,7 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     assert not cluster.audit().flaws
 
     producer.begin_transaction()
-    producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
+    producer.produce(JOBS, encode_entry(record), key=record.spec.name.encode(), partition=0)
     assert producer.flush(PATIENCE_S) == 0
     with closing(JobStore(cluster.log)) as job_store:
         assert job_store.get(cluster.job).wanted == "running"

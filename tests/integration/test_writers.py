@@ -95,7 +95,7 @@ def world(
                 stack.callback(KeyStore(log).revoke, name)
         log.create_topics([NewTopic(f"{NAME}-a")])
         job_store.submit(parse_job(SPEC, (TASK,)))
-        stack.callback(job_store.want, NAME, "stopped", "the test is over")
+        stack.callback(job_store.patch, NAME, "the test is over", wanted="stopped")
         operators, admins = list[httpx2.Client](), list[EmbeddedService]()
         for name, key in made.items():
             port = free_port()
@@ -222,7 +222,7 @@ def check_crash(world: World) -> None:
 
 def check_compacted(world: World) -> None:
     """See that a new reader reads the same once the broker has compacted the topic."""
-    world.job_store.want(NAME, "paused", "before compaction")
+    job = world.job_store.get(NAME).id
     eager = {"log.cleaner.backoff.ms": "100"}
     ours = {"min.compaction.lag.ms": "3600000", "segment.ms": "604800000"}
     configure(world.bootstrap, "1", eager, ResourceType.BROKER)
@@ -231,7 +231,8 @@ def check_compacted(world: World) -> None:
 
     def compacted() -> bool:
         """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
-        expected = world.job_store.want(NAME, "paused", f"at {time.monotonic()}")
+        world.job_store.note(job, "noted", f"at {time.monotonic()}")
+        expected = world.job_store.get(NAME)
         with closing(JobStore(world.log)) as job_store:
             assert job_store.get(NAME) == expected
         return sum(record.key == NAME.encode() for record in everything(world.log, PLACE)) < 10

@@ -199,7 +199,7 @@ class Demo:
         whole = self._until(self._at_rest, _DRAIN_S)
         # If not whole, the audit will tell what is missing.
         self._enter("judging", "every record is settled" if whole else "something is missing")
-        self._job_store.want(self.plan.name, "stopped", "the demo is over")
+        self._job_store.patch(self.plan.name, "the demo is over", wanted="stopped")
 
     def _run_to_deadline(self, data: Records) -> None:
         """Stream until the job is over, and see its machines given back."""

@@ -136,7 +136,7 @@ def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Serv
         served.topics.audit(update(0, 2))
         name, data = stream.next()
         assert (name, data["version"], data["count"]) == ("update", 2, 1)
-        JobStore(served.world.log).want(JOB, "paused", "prices are high")
+        JobStore(served.world.log).patch(JOB, "prices are high", wanted="paused")
         name, data = stream.next()
         assert (name, data["wanted"], data["reason"]) == ("job", "paused", "prices are high")
 
@@ -200,7 +200,7 @@ def test_a_deleted_job_ends_its_streams(served: Served) -> None:
     with served.stream() as stream:
         stream.next()
         job_store = JobStore(served.world.log)
-        job_store.want(JOB, "stopped", "enough")
+        job_store.patch(JOB, "enough", wanted="stopped")
         assert stream.next()[1]["wanted"] == "stopped"
         job_store.delete(JOB)
         with pytest.raises(EOFError):

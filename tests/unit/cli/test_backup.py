@@ -52,7 +52,7 @@ def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_
     submitted(world)
     file = str(tmp_path / "backup.json")
     world.run("backup", file)
-    JobStore(world.log).want(JOB, "paused", "later")
+    JobStore(world.log).patch(JOB, "later", wanted="paused")
     refused = world.run("restore", file, code=exits.REFUSED)
     assert f"doll.jobs has other records of {JOB}" in refused.stderr
     assert JobStore(world.log).get(JOB).wanted == "paused"

@@ -102,7 +102,7 @@ class World:
 
     def stop(self, name: str = "digits") -> None:
         """Stop a job."""
-        self.job_store.want(name, "stopped", "enough")
+        self.job_store.patch(name, "enough", wanted="stopped")
 
     def everything(self) -> tuple[set[str], set[str], set[str]]:
         """All topics, boards and files."""

@@ -306,7 +306,7 @@ def test_updates_of_a_service_end_with_the_job(served: Served) -> None:
         served.topics.audit(update(0, 2), lead(0, ModelId(0, 1), epoch=3), update(3, 2))
         until = next(each for each in updates if each.epoch == 3)
         assert (until.version, until.loss) == (2, 0.5)
-        JobStore(served.world.log).want("digits", "stopped", "enough")
+        JobStore(served.world.log).patch("digits", "enough", wanted="stopped")
         assert list(updates) == []
         with pytest.raises(doll.NotFoundError):
             next(client.job("nobody").updates())

@@ -203,7 +203,7 @@ def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:
     for _ in range(2):
         replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
         replica.look()
-        bench.job_store.want("bad", "running", "mended, as I thought")
+        bench.job_store.patch("bad", "mended, as I thought", wanted="running")
     replica.look_until(lambda: bench.job_store.get("bad").held, "it is held again")
 
 
@@ -317,7 +317,7 @@ def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
     until(lambda: replica.leads("innocent"), "the other one is led")
 
     bench.log.configure(topic, right)
-    bench.job_store.want("bad", "running", "set right")
+    bench.job_store.patch("bad", "set right", wanted="running")
     replica.look_until(lambda: replica.leads("bad"), "it is led")
 
 
@@ -351,7 +351,7 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
     replica.look()
 
     bench.log.faulty = ""
-    bench.job_store.want("bad", "running", "a newer version")
+    bench.job_store.patch("bad", "a newer version", wanted="running")
     replica.look_until(lambda: replica.leads("bad"), "it leads")
 
 
@@ -369,7 +369,7 @@ class HastyOwner(JobStore):
         look, self.look = self.look, None
         if look is not None:
             self._source.faulty = ""
-            self.want(job, "running", "mended")
+            self.patch(job, "mended", wanted="running")
             look()
         return held
 

@@ -372,7 +372,7 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     world.board.hold_lease("c1", 600.0)
     for version in (1, 2, 3):
         world.update(version)
-    evaluator.follow(world.job_store.want(NAME, "stopped", "3 updates applied"))
+    evaluator.follow(world.job_store.patch(NAME, "3 updates applied", wanted="stopped"))
     assert not evaluator.running.ended.wait(0.5)  # somebody leads, and may have one to offer yet
     world.offer(3)
     world.board.release_lease("c1")
@@ -384,7 +384,7 @@ def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: W
     world.hold_out()
     world.update(1)
     world.offer(1)
-    world.job_store.want(NAME, "stopped", "enough")
+    world.job_store.patch(NAME, "enough", wanted="stopped")
     for _ in range(2):
         world.start().await_end()
         assert [each.model.version for each in world.evals()] == [1]

@@ -46,7 +46,7 @@ class Lives(Bench):
         self.zombie.look()
         until(lambda: self.zombie.leads(NAME), "the first job is led")
         until(lambda: bool(self.board(FIRST).snapshots()), "it has a snapshot")
-        self.job_store.want(NAME, "stopped", "enough")
+        self.job_store.patch(NAME, "enough", wanted="stopped")
         self.job_store.free(NAME)
         self.submit(NAME)
 

@@ -149,7 +149,7 @@ def test_a_worker_that_starts_joins_the_job_that_needs_it(bench: Bench) -> None:
 @pytest.mark.parametrize("wanted", ["stopped", "paused"])
 def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, wanted: str) -> None:
     bench.submit("digits")
-    bench.job_store.want("digits", "stopped" if wanted == "stopped" else "paused", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped" if wanted == "stopped" else "paused")
     worker = bench.worker()
     worker.turn()
 
@@ -186,7 +186,7 @@ def test_a_worker_for_one_job_alone_stays_and_says_so(bench: Bench) -> None:
 
     assert named(worker.selected()) == "a"
     assert bench.placement().pinned
-    bench.job_store.want("a", "paused", "a rest")
+    bench.job_store.patch("a", "a rest", wanted="paused")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "a"
 
@@ -213,7 +213,7 @@ def test_a_worker_that_others_need_for_what_it_holds_stays_while_the_job_runs(
     bench.turns(worker, 5, a=0, b=9000)
     assert (named(worker.selected()), bench.placement().pinned) == ("a", True)
 
-    bench.job_store.want("a", "paused", "a rest")
+    bench.job_store.patch("a", "a rest", wanted="paused")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "b"
 
@@ -276,7 +276,7 @@ def test_worker_learns_that_its_job_was_changed(bench: Bench) -> None:
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.job_store.change("digits", {"batch_size": 7, "group_size": 3}, "")
+    bench.job_store.patch("digits", "", changed={"batch_size": 7, "group_size": 3})
     worker.turn()
     spec = worker.still(job)
 
@@ -291,7 +291,7 @@ def test_a_worker_leaves_a_job_that_is_over(bench: Bench, why: str) -> None:
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.job_store.want("digits", "stopped", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped")
     if why != "stopped":
         bench.job_store.delete("digits")
     if why == "another":
@@ -421,7 +421,7 @@ def test_a_worker_leaves_a_job_that_was_purged_for_the_next_one_of_its_name(benc
     first = by_hand.selected()
     assert first is not None
     assert machine.selected() is None, "its own job is not there yet"
-    bench.job_store.want("digits", "stopped", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped")
     bench.job_store.free("digits")
     bench.submit("digits")
     bench.turns(by_hand)
