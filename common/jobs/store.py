@@ -60,6 +60,7 @@ CHANGES_BYTES = 130_000
 EARLIER_KEPT = 10
 # Actions of changes that no later change displaces.
 _LASTING = frozenset({"submitted", "deleted", "purged"})
+_RESUMED = frozenset({"resumed", "resumed after loss"})
 
 
 class StartCheckpoint(msgspec.Struct, frozen=True):
@@ -306,13 +307,13 @@ class JobStore:
 
         return self._update(topics.job_name(job), finished, job)
 
-    def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
+    def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
         """Pause a running job for a reason that a person must look at.
 
-        A job that is not running stays as it is.
+        A job stays as it is if it is not running, or if somebody has resumed it since.
 
         Args:
-            job: Id of the job.
+            job: The job as it was when the fault was found.
             reason: Fault and remedy in one line, cut off after `REASON_CHARACTERS`.
             detail: Details for a programmer, such as a traceback, cut off after
                 `DETAIL_CHARACTERS`.
@@ -323,7 +324,8 @@ class JobStore:
         """
 
         def held(record: JobRecord) -> JobRecord:
-            if record.wanted != "running":
+            resumed = (each for each in record.changes if each.action in _RESUMED)
+            if record.wanted != "running" or any(each not in job.changes for each in resumed):
                 return record
             record = self._noted(record, "held", reason, by=COORDINATOR)
             return replace(
@@ -335,7 +337,7 @@ class JobStore:
                 finished=False,
             )
 
-        return self._update(topics.job_name(job), held, job)
+        return self._update(job.spec.name, held, job.id)
 
     def patch(
         self,

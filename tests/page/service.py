@@ -100,7 +100,8 @@ class PageService:
 
     def hold(self, job: str, reason: str) -> None:
         """Hold a job, as its coordinator does."""
-        JobStore(self._log).hold(job, reason)
+        job_store = JobStore(self._log)
+        job_store.hold(job_store.get(job), reason)
 
     def await_turn(self, job: str, why: str) -> None:
         """Have a job's coordinator say at which jobs its workers are."""

@@ -305,7 +305,7 @@ def test_jobs_are_sorted_filtered_counted_and_paged(world: World) -> None:
         assert post(world, name=name).status_code == 201
     world.ask("PATCH", "/v1/jobs/d", json={"wanted": "paused"})
     store = JobStore(world.log)
-    store.hold("e", "its weights are not finite")
+    store.hold(store.get("e"), "its weights are not finite")
 
     def listed(**asked: object) -> list[str]:
         return [job["id"] for job in world.get("/v1/jobs", params=asked)["jobs"]]
@@ -459,13 +459,15 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     resume = {"wanted": "running", "after_loss": True}
     assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 409
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"after_loss": True}).status_code == 422
-    JobStore(digits.log).hold("digits", "the updates topic lost records")
+    job_store = JobStore(digits.log)
+    job_store.hold(job_store.get("digits"), "the updates topic lost records")
     body = digits.ask("PATCH", "/v1/jobs/digits", json={**resume, "from_start": True}).json()
     assert (body["wanted"], body["reason"]) == ("running", "resumed after loss by olga")
     record = JobStore(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
-    JobStore(digits.log).hold("digits", "the topic clinic-a was deleted and created anew")
+    job_store = JobStore(digits.log)
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
     for alone in ({"read_from": "earliest"}, {"from_start": True}):
         patch = {"wanted": "running", **alone}
         assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422

@@ -140,7 +140,7 @@ def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     endless = "\x01" * 10**6  # JSON writes six bytes for each
     for number in range(CHANGES_KEPT + 1):
         job_store.patch("digits", endless, changed={"batch_size": 300 + number})
-    assert job_store.hold("digits", endless, endless).held
+    assert job_store.hold(job_store.get("digits"), endless, endless).held
     changes = job_store.get("digits").changes
     assert len(msgspec.json.encode(changes)) <= CHANGES_BYTES
     assert [changes[0].action, changes[-1].action] == ["submitted", "held"]
@@ -152,7 +152,7 @@ def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
     with pytest.raises(ConflictError, match='the job "digits" is not held'):
         job_store.patch("digits", "go on", after_loss=AfterLoss())
     for times in (1, 2):
-        job_store.hold("digits", "records were lost")
+        job_store.hold(job_store.get("digits"), "records were lost")
         record = job_store.patch("digits", "go on", after_loss=AfterLoss(from_start=times == 2))
         assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
     assert JobStore(log).get("digits") == record
@@ -427,7 +427,25 @@ def test_a_job_that_a_person_paused_or_stopped_is_not_held(log: MemoryLog, wante
     job_store = JobStore(log)
     job_store.submit(parse_job(TEXT))
     known = job_store.patch("digits", "by a person", wanted=wanted)
-    assert job_store.hold("digits", "its task raises") == known
+    assert job_store.hold(job_store.get("digits"), "its task raises") == known
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_hold_that_was_decided_before_a_person_resumed_the_job_changes_nothing(
+    log: MemoryLog, *, held: bool
+) -> None:
+    # one leader   decides to hold ........................ writes, late
+    # the others       hold, or a person pauses
+    # a person                                    resumes
+    job_store = JobStore(log)
+    seen = job_store.submit(parse_job(TEXT))
+    if held:
+        job_store.hold(seen, "its task raises")
+    else:
+        job_store.patch("digits", "a look at it", wanted="paused")
+    resumed = job_store.patch("digits", "mended", wanted="running")
+    assert JobStore(log).hold(seen, "its task raises") == job_store.get("digits") == resumed
+    assert job_store.hold(resumed, "its task raises again").held
 
 
 def test_a_change_of_which_kafka_does_not_say_where_it_is_is_found() -> None:
@@ -479,7 +497,7 @@ def test_one_book_serves_many_threads(log: MemoryLog) -> None:
     def work(name: str) -> None:
         for size in range(2, 8):
             job_store.patch(name, "the test says so", changed={"group_size": size})
-            job_store.hold(name, f"at {size}")
+            job_store.hold(job_store.get(name), f"at {size}")
             assert job_store.get(name).spec.group_size == size
             job_store.patch(name, "goes on", wanted="running")
 
@@ -719,13 +737,13 @@ def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log:
     second = job_store.submit(parse_job(TEXT))
     acts: tuple[Callable[[], object], ...] = (
         lambda: job_store.finish(first.id, "a leader that was frozen", 0),
-        lambda: job_store.hold(first.id, "a leader that was frozen"),
+        lambda: job_store.hold(first, "a leader that was frozen"),
     )
     for act in acts:
         with pytest.raises(NotFoundError, match='"digits" was purged'):
             act()
     assert job_store.get("digits") == second
-    assert job_store.hold(second.id, "why").held
+    assert job_store.hold(second, "why").held
 
 
 def test_two_who_free_a_name_at_once_free_it_once() -> None:
@@ -861,7 +879,7 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
     job_store.acting(MIA).patch("digits", "prices are high", wanted="paused")
     job_store.acting(OLGA).patch("digits", "by oidc:eve", changed={"group_size": 4})
     job_store.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
-    job_store.hold("digits", "the task raises", "Traceback")
+    job_store.hold(job_store.get("digits"), "the task raises", "Traceback")
     job_store.acting(OLGA).patch("digits", "go on", after_loss=AfterLoss())
     job_store.acting(MIA).note("digits", "requeued", "1 batches: 7")
     job_store.finish("digits", "400 updates applied", 2)
@@ -904,7 +922,7 @@ def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
     with pytest.raises(ConflictError):
         job_store.acting(MIA).delete("digits")
     job_store.acting(OLGA).patch("digits", "", wanted="paused")
-    job_store.hold("digits", "it is paused already")
+    job_store.hold(job_store.get("digits"), "it is paused already")
     assert len(job_store.get("digits").changes) == len(submitted.changes) + 1
 
 

@@ -130,10 +130,13 @@ class Bench:
 
     def replica(self, name: str = "c1", tasks: tuple[str, ...] = tuple(BAD)) -> MemoryReplica:
         """Another replica."""
-        allowed = tuple(f"{TASKS}:{task}" for task in tasks)
-        settings = Settings(tasks=allowed)
+        settings = self.settings(tasks)
         self.replicas.append(MemoryReplica(self.log, self.redis, name, settings))
         return self.replicas[-1]
+
+    def settings(self, tasks: tuple[str, ...] = tuple(BAD)) -> Settings:
+        """Settings that allow these tasks."""
+        return Settings(tasks=tuple(f"{TASKS}:{task}" for task in tasks))
 
     def board(self, job: str) -> MemoryBoard:
         """A job's board."""
@@ -363,13 +366,13 @@ class HastyOwner(JobStore):
         self._source = log
         self.look: Callable[[], None] | None = None
 
-    def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
+    def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
         """As before; then somebody looks, and there are two records."""
         held = super().hold(job, reason, detail)
         look, self.look = self.look, None
         if look is not None:
             self._source.faulty = ""
-            self.patch(job, "mended", wanted="running")
+            self.patch(job.spec.name, "mended", wanted="running")
             look()
         return held
 
@@ -386,6 +389,40 @@ def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(bench: Bench) -> No
     until(lambda: owner.look is None, "it was held and resumed")
 
     replica.look_until(lambda: replica.leads("bad"), "it leads")
+
+
+class EarlierOwner(HastyOwner):
+    """Another replica holds the job and somebody resumes it before this one holds it."""
+
+    def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
+        """Hold the job late, once."""
+        look, self.look = self.look, None
+        if look is not None:
+            self._source.faulty = ""
+            super().hold(job, "another found it first")
+            self.patch(job.spec.name, "mended", wanted="running")
+            look()
+        return super().hold(job, reason, detail)
+
+
+@pytest.mark.parametrize("task", ["", "Raises"])
+def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: str) -> None:
+    bench.submit("bad", task)
+    bench.log.faulty = "" if task else updates_topic("bad")
+    owner = EarlierOwner(bench.log)
+    replica = MemoryReplica(bench.log, bench.redis, settings=bench.settings(), job_store=owner)
+    bench.replicas.append(replica)
+    owner.look = replica.look
+
+    replica.look()
+    until(lambda: owner.look is None, "it was held and resumed")
+
+    if task:  # it is tried again, and raises again
+        replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "it is held")
+    else:
+        replica.look_until(lambda: replica.leads("bad"), "it leads")
+    actions = [each.action for each in bench.job_store.get("bad").changes]
+    assert actions == ["submitted", "held", "resumed", *["held"] * bool(task)]
 
 
 def test_a_redis_that_refuses_us_holds_nothing(
