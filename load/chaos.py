@@ -40,7 +40,7 @@ from common.core.messages import ModelId, SynchronisationMode
 from common.embedded.process import Child
 from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
-from common.jobs.store import AfterLoss, JobStore
+from common.jobs.operations import AfterLoss, JobOperations
 from common.runtime.connect import open_log
 from common.testing.counting import ENTRYPOINT
 from load.faults.actions import Targets, actions_on
@@ -376,7 +376,7 @@ class _Owner:
         self._switch_at = time.monotonic() + SWITCH_S if switching else inf
         self.resumed = 0
         self.why_held = ""
-        self._job_store = JobStore(log)
+        self._job_store = JobOperations(log)
         self._job = job
         self._look_at = 0.0
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from common.embedded.services import environment_of, stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.port import Log, NewTopic
 from common.runtime.connect import open_boards
 from common.testing.counting import ENTRYPOINT
@@ -240,7 +240,7 @@ def measure_submit(on: Servers, jobs: int) -> Found:
     """
     here_s = list[float]()
     on.log.create_topics([NewTopic(STREAM, PARTITIONS)])
-    with closing(JobStore(on.log)) as job_store:
+    with closing(JobOperations(on.log)) as job_store:
         for number in range(jobs - _COMMANDS):
             began = monotonic()
             job_store.submit(parse_job(SPEC.format(name=f"submit-{number}")))

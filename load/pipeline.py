@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.embedded.services import stop_all
 from common.jobs.build import codec_of
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from common.runtime.connect import open_board
 from load.harness import report
 from load.harness.processor import Block, Processor
@@ -61,7 +61,7 @@ class Pipeline:
 
     def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
         self._board = open_board(on.settings, job.name)
-        self._job_store = JobStore(on.log)
+        self._job_store = JobOperations(on.log)
         self._job = job.name
         self._records = records
         self._job_store.submit(job)

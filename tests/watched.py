@@ -22,8 +22,8 @@ from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, Kind, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.build import codec_of
+from common.jobs.operations import JobOperations
 from common.jobs.spec import JobSpec, job_from_json
-from common.jobs.store import JobStore
 from common.kafka.port import Log, NewTopic
 from common.runtime.connect import open_log
 from doll.yaml_file import as_json, load_text
@@ -99,7 +99,7 @@ def watched_demo(
         log = open_log(settings)
         spec = job_from_json(as_json(load_text(_JOB)))
         parts.enter_context(_fed(log, spec, records_per_s))
-        JobStore(log).submit(spec)
+        JobOperations(log).submit(spec)
         wanted: dict[Kind, int] = {
             "coordinator": coordinators,
             "worker": 2,

@@ -40,7 +40,7 @@ from common.data.fields import (
     keys_of,
 )
 from common.data.fields import Field as RecordField
-from common.errors import GivenError, UnknownTopicError, UserError
+from common.errors import GivenError, UserError
 from common.jobs.names import check_name
 from common.kafka import names as topics
 from common.learning.task_options import options_of
@@ -49,7 +49,6 @@ from doll.yaml_file import as_json, load_text, shown
 if TYPE_CHECKING:
     from common.core.messages import SynchronisationMode
     from common.core.settings import AggregationSettings, SliceSettings
-    from common.kafka.port import Log
 
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -1049,19 +1048,3 @@ def job_from_json(text: str | bytes) -> JobSpec:
     except ValidationError as error:
         message = complaint(error, allowed=partial(field_names, JobSpec))
         raise UserError(f"job file: {message}") from error
-
-
-def check_streams(spec: JobSpec, log: Log) -> None:
-    """Refuse a job whose datastreams do not exist.
-
-    Raises:
-        UserError: Naming the stream and how to make it.
-    """
-    for stream in spec.streams:
-        try:
-            log.partitions(stream)
-        except UnknownTopicError as error:
-            raise UserError(
-                f'job file: streams: there is no topic "{stream}" in this Kafka; create it, for'
-                f" example with `doll produce SOURCE --topic {stream} --create-partitions 4`"
-            ) from error

@@ -17,9 +17,9 @@ from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
 from common.jobs.build import codec_of
+from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import purge
 from common.jobs.spec import parse_job
-from common.jobs.store import AfterLoss, JobStore
 from common.runtime.connect import connect, open_blobs, open_log
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
@@ -133,7 +133,7 @@ class Cluster:
         self._counting = CountingJob(spec, settings, self.log, partitions=2)
         self.board = self._counting.board
         self._writer = self.log.writer()
-        self._job_store = JobStore(self.log)
+        self._job_store = JobOperations(self.log)
         self._produced = 0
 
     def start(self, service: str, name: str, job: str = "", **settings: object) -> None:

@@ -12,8 +12,8 @@ from common.core.audit import audit
 from common.core.messages import Drifted, Evaluated, ModelId
 from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import codec_of, task_of
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
@@ -71,7 +71,7 @@ class Training:
         self.log = open_log(settings)
         for stream in (*self.streams, f"{name}-held-out"):
             self.log.create_topics([NewTopic(stream)])
-        with closing(JobStore(self.log)) as job_store:
+        with closing(JobOperations(self.log)) as job_store:
             self.first = job_store.submit(self.spec).first
         self.board = open_board(settings, name)
         self._writer = self.log.writer()
@@ -91,7 +91,7 @@ class Training:
 
     def close(self) -> None:
         """End all processes, and the job."""
-        with closing(JobStore(self.log)) as job_store:
+        with closing(JobOperations(self.log)) as job_store:
             job_store.patch(self.spec.name, "the test is over", wanted="stopped")
         stop_all([each for each in self._services if each.exit_code is None])
         self._writer.close()

@@ -17,8 +17,8 @@ from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
 from common.embedded.process import Child
 from common.jobs.build import codec_of, task_of, trainer_of
 from common.jobs.models import on_board
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
@@ -184,7 +184,7 @@ aggregation: {mode: group}
         await_condition(lambda: len(job.audit().updates) == 12, "twelve updates")
         found = job.weights(job.audit())
         # The coordinator writes the end after the last update.
-        with closing(JobStore(log)) as job_store:
+        with closing(JobOperations(log)) as job_store:
             await_condition(lambda: job_store.read()["tables"].wanted == "stopped", "it has ended")
 
     task = task_of(spec, ())
@@ -224,7 +224,7 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
 
 
 def switch(cluster: Cluster, **aggregation: str) -> None:
-    with closing(open_log(cluster.settings)) as log, closing(JobStore(log)) as job_store:
+    with closing(open_log(cluster.settings)) as log, closing(JobOperations(log)) as job_store:
         job_store.patch(cluster.job, "test", changed={"aggregation": {**aggregation}})
 
 

@@ -32,8 +32,8 @@ from common.embedded.apache_kafka import resolve
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
 from common.jobs.build import codec_of
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.dead_letters import read_dead_letters
 from common.kafka.names import schemas_topic, updates_topic
 from common.kafka.port import NewTopic
@@ -131,7 +131,7 @@ class Training:
         self.log = open_log(settings)
         [self._topic] = spec.streams
         self.log.create_topics([NewTopic(self._topic)])
-        with closing(JobStore(self.log)) as jobs:
+        with closing(JobOperations(self.log)) as jobs:
             jobs.submit(spec)
 
     def start(self, service: str, name: str) -> None:
@@ -147,7 +147,7 @@ class Training:
 
     def close(self) -> None:
         """End everything."""
-        with closing(JobStore(self.log)) as jobs:
+        with closing(JobOperations(self.log)) as jobs:
             jobs.patch(self.spec.name, "the test is over", wanted="stopped")
         for child in self._children.values():
             child.kill()
@@ -159,7 +159,7 @@ class Training:
 
     def state(self) -> str:
         """How the job is, as `doll job list` says it."""
-        with closing(JobStore(self.log)) as jobs:
+        with closing(JobOperations(self.log)) as jobs:
             record = jobs.read()[self.spec.name]
         board = partial(open_board, self._settings)
         word, why = progress_of(record, self.log, board, time.time()).state(time.time())

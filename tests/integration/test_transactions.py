@@ -18,7 +18,8 @@ from confluent_kafka.admin import AdminClient
 from common.config.settings import Settings
 from common.core.spans import Partition
 from common.jobs.build import codec_of
-from common.jobs.store import JobStore, encode_entry
+from common.jobs.operations import JobOperations
+from common.jobs.store import encode_entry
 from common.kafka.names import JOBS, control_topic, group_name, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
@@ -161,7 +162,7 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer.begin_transaction()
     producer.produce(JOBS, encode_entry(record), key=record.spec.name.encode(), partition=0)
     producer.commit_transaction(PATIENCE_S)
-    with closing(JobStore(cluster.log)) as job_store:
+    with closing(JobOperations(cluster.log)) as job_store:
         assert job_store.get(cluster.job) == record
         assert (
             job_store.patch(cluster.job, "while a mirror writes", wanted="paused").wanted
@@ -187,9 +188,9 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer.begin_transaction()
     producer.produce(JOBS, encode_entry(record), key=record.spec.name.encode(), partition=0)
     assert producer.flush(PATIENCE_S) == 0
-    with closing(JobStore(cluster.log)) as job_store:
+    with closing(JobOperations(cluster.log)) as job_store:
         assert job_store.get(cluster.job).wanted == "running"
     producer.abort_transaction(PATIENCE_S)
-    with closing(JobStore(cluster.log)) as job_store:
+    with closing(JobOperations(cluster.log)) as job_store:
         assert job_store.get(cluster.job).wanted == "running"
     assert cluster.ended() == []

@@ -23,8 +23,8 @@ from common.core.spans import Partition
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, NotFoundError
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.names import JOBS
 from common.kafka.port import NewTopic
 from common.runtime.connect import open_log
@@ -67,7 +67,7 @@ class World(NamedTuple):
 
     bootstrap: str
     log: Log
-    job_store: JobStore
+    job_store: JobOperations
     operators: list[httpx2.Client]  # of an admin service each
     admins: list[EmbeddedService]
     coordinator: EmbeddedService
@@ -87,7 +87,7 @@ def world(
     )
     with ExitStack() as stack:
         log = stack.enter_context(closing(open_log(settings)))
-        job_store = stack.enter_context(closing(JobStore(log)))
+        job_store = stack.enter_context(closing(JobOperations(log)))
         made = dict[str, str]()
         with closing(KeyStore(log)) as keys:
             for name in OPERATORS:
@@ -233,7 +233,7 @@ def check_compacted(world: World) -> None:
         """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
         world.job_store.note(job, "noted", f"at {time.monotonic()}")
         expected = world.job_store.get(NAME)
-        with closing(JobStore(world.log)) as job_store:
+        with closing(JobOperations(world.log)) as job_store:
             assert job_store.get(NAME) == expected
         return sum(record.key == NAME.encode() for record in everything(world.log, PLACE)) < 10
 

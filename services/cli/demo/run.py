@@ -13,8 +13,8 @@ import numpy as np
 from common.core.spans import Partition
 from common.embedded.services import stop_all
 from common.errors import DollError, UnavailableError
+from common.jobs.operations import JobOperations
 from common.jobs.progress import JobProgress
-from common.jobs.store import JobStore
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, read_history
 from common.kafka.names import plans_topic
 from common.kafka.port import Log, NewTopic
@@ -130,7 +130,7 @@ class Demo:
         self._sent = 0
         self._preemption = Preemption(plan.records // 2, plan.away_s)
         self._began_s = 0.0  # to stream, since 1970
-        self._job_store = JobStore(self.log)
+        self._job_store = JobOperations(self.log)
         spec = plan.job()
         for stream in spec.streams:
             self.log.create_topics([NewTopic(stream, plan.partitions)])

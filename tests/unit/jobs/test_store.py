@@ -22,20 +22,17 @@ from common.errors import (
     WireError,
 )
 from common.jobs.changes import Change, NamedActor, local_user
+from common.jobs.operations import EARLIER_KEPT, AfterLoss, JobOperations, first_positions
 from common.jobs.spec import parse_job
 from common.jobs.store import (
     CHANGES_BYTES,
     CHANGES_KEPT,
-    EARLIER_KEPT,
-    AfterLoss,
     FreeName,
     JobRecord,
-    JobStore,
     StartCheckpoint,
     by_stream,
     decode_entry,
     encode_entry,
-    first_positions,
 )
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog, MemoryTail, MemoryWriter
@@ -92,15 +89,15 @@ def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
     known = {A: LogPosition(0, a), B: LogPosition(0, b)}
     record = JobRecord(spec, "running", by_stream(known), "submitted", 1000.0)
-    submitted = JobStore(log, clock=lambda: 1000.0).submit(spec)
+    submitted = JobOperations(log, clock=lambda: 1000.0).submit(spec)
     assert len(submitted.seal) == 32
     record = replace(record, seal=submitted.seal, changes=(by_me(1000.0, "submitted"),))
     assert submitted == record
-    assert JobStore(log).read() == {"digits": record}
+    assert JobOperations(log).read() == {"digits": record}
 
 
 def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     for topic in ("doll.digits.control", "doll.digits.updates", "clinic-a.dlq", "clinic-b.dlq"):
         assert log.partitions(topic) == (Partition(topic, 0),)
 
@@ -108,15 +105,15 @@ def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
 def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog) -> None:
     spec = parse_job(TEXT.replace("clinic-b", "clinic-x"))
     with pytest.raises(UserError, match=r'streams: there is no topic "clinic-x".*--create-part'):
-        JobStore(log).submit(spec)
-    assert JobStore(log).read() == {}
+        JobOperations(log).submit(spec)
+    assert JobOperations(log).read() == {}
 
 
 def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: MemoryLog) -> None:
     large = TEXT.replace("group_size: 20", "group_size: 1000000")
     with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
-        JobStore(log).submit(parse_job(large))
-    job_store = JobStore(log)
+        JobOperations(log).submit(parse_job(large))
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(UserError, match=r"group_size: must be at most"):
         job_store.patch("digits", "more at once", changed={"group_size": 10**6})
@@ -126,8 +123,8 @@ def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothin
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
     with pytest.raises(UserError, match="where its 2801 partitions begin take"):
-        JobStore(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
-    assert JobStore(log).read() == {}
+        JobOperations(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    assert JobOperations(log).read() == {}
     with pytest.raises(UnknownTopicError):
         log.partitions(topics.control_topic("digits"))
 
@@ -135,7 +132,7 @@ def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothin
 def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
     endless = "\x01" * 10**6  # JSON writes six bytes for each
     for number in range(CHANGES_KEPT + 1):
@@ -147,7 +144,7 @@ def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
 
 
 def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is not held'):
         job_store.patch("digits", "go on", after_loss=AfterLoss())
@@ -155,25 +152,25 @@ def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
         job_store.hold(job_store.get("digits"), "records were lost")
         record = job_store.patch("digits", "go on", after_loss=AfterLoss(from_start=times == 2))
         assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
-    assert JobStore(log).get("digits") == record
+    assert JobOperations(log).get("digits") == record
     assert record.from_start
 
 
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
-        JobStore(log).submit(parse_job(TEXT))
+        JobOperations(log).submit(parse_job(TEXT))
     job_store.patch("digits", "done", wanted="stopped")
     with pytest.raises(ConflictError, match="a job that is stopped"):
-        JobStore(log).submit(parse_job(TEXT))
+        JobOperations(log).submit(parse_job(TEXT))
 
 
 def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> None:
     log.create_topics([NewTopic("doll.digits.updates")])
     write(log, "doll.digits.updates", b"{}")
     with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
-        JobStore(log).submit(parse_job(TEXT))
+        JobOperations(log).submit(parse_job(TEXT))
 
 
 @pytest.mark.parametrize("topic", ["doll.digits.control", "doll.digits.updates", topics.JOBS])
@@ -183,7 +180,7 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
     """Somebody made it before us, with the cluster's defaults, or changed it."""
     log.create_topics([NewTopic(topic)])
     log.configure(topic, {"cleanup.policy": "compact,delete"})
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     with pytest.raises(ConflictError) as raised:
         job_store.submit(parse_job(TEXT))
     assert f"{topic} has retention.ms=604800000, not -1" in str(raised.value)
@@ -196,17 +193,17 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
 
 
 def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "prices are high", wanted="paused")
-    record = JobStore(log).get("digits")
+    record = JobOperations(log).get("digits")
     assert (record.wanted, record.reason) == ("paused", "prices are high")
     job_store.patch("digits", "prices are low", wanted="running")
-    assert JobStore(log).get("digits").wanted == "running"
+    assert JobOperations(log).get("digits").wanted == "running"
 
 
 def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     submitted = job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "enough", wanted="stopped")
     resumed = job_store.patch("digits", "submitted", wanted="running")
@@ -214,22 +211,22 @@ def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
 
 
 def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     assert job_store.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
     job_store.patch("digits", "enough", wanted="paused")
-    assert JobStore(log).get("digits").origin == ORIGIN
+    assert JobOperations(log).get("digits").origin == ORIGIN
 
 
 def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
     with pytest.raises(NotFoundError, match="jobs: none yet, submit one"):
-        JobStore(log).get("digit")
-    JobStore(log).submit(parse_job(TEXT))
+        JobOperations(log).get("digit")
+    JobOperations(log).submit(parse_job(TEXT))
     with pytest.raises(NotFoundError, match='there is no job "digit"; jobs: digits'):
-        JobStore(log).patch("digit", "", wanted="paused")
+        JobOperations(log).patch("digit", "", wanted="paused")
 
 
 def test_news_come_with_a_refresh(log: MemoryLog) -> None:
-    watcher, writer = JobStore(log), JobStore(log)
+    watcher, writer = JobOperations(log), JobOperations(log)
     assert watcher.refresh(0.0) == {}
     writer.submit(parse_job(TEXT))
     assert watcher.refresh(0.0)["digits"].wanted == "running"
@@ -239,17 +236,17 @@ def test_news_come_with_a_refresh(log: MemoryLog) -> None:
 
 
 def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     half = b'{"spec": {"name": "x"}, "wanted": "running", "first": []}'
     for number, value in enumerate((b"", b"{", b"\xff", b"null", half), 2):
         write(log, topics.JOBS, value, b"digits", number)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     assert list(job_store.read()) == ["digits"]
     assert job_store.table.rejected == 5
 
 
 def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     write(log, topics.JOBS, b"{", b"digits", 2)
     write(log, topics.JOBS, b"[]", b"x", 1)
@@ -266,16 +263,16 @@ def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: M
 
 
 def test_a_record_of_another_program_changes_no_job(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
     write(log, topics.JOBS, encode_entry(replace(known, wanted="stopped")), key=b"digits")
     write(log, topics.JOBS, None, key=b"digits")
-    assert job_store.read() == JobStore(log).read() == {"digits": known}
+    assert job_store.read() == JobOperations(log).read() == {"digits": known}
     assert job_store.table.rejected == 2
 
 
 def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
-    late, job_store = JobStore(log), JobStore(log)
+    late, job_store = JobOperations(log), JobOperations(log)
     assert late.read() == {}
     job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "", wanted="paused")
@@ -287,7 +284,7 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
     log: MemoryLog, others: int
 ) -> None:
-    late, job_store = JobStore(log), JobStore(log)
+    late, job_store = JobOperations(log), JobOperations(log)
     job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "", wanted="paused")
     assert late.read()["digits"].wanted == "paused"
@@ -296,7 +293,7 @@ def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
         write(log, JOBS.topic, b"garbage", b"%d" % number)
     assert late.read()["digits"].wanted == "paused"
     assert late.table.missing == {"digits"}
-    assert JobStore(log).read() == {}
+    assert JobOperations(log).read() == {}
 
 
 def test_refresh_never_returns_a_part_of_the_topic(
@@ -311,7 +308,7 @@ def test_refresh_never_returns_a_part_of_the_topic(
         return read(self, max_records, timeout_s)
 
     monkeypatch.setattr(MemoryTail, "read", read_or_fail)
-    watcher, job_store = JobStore(log), JobStore(log)
+    watcher, job_store = JobOperations(log), JobOperations(log)
     job_store.submit(parse_job(TEXT))
     for _ in range(2000):
         write(log, topics.JOBS, None, key=b"letters")
@@ -345,27 +342,27 @@ def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_gets_
     log = RacingLog()
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
-    log.meanwhile = lambda: JobStore(log).submit(other)
+    log.meanwhile = lambda: JobOperations(log).submit(other)
     with pytest.raises(ConflictError, match="belongs to a job that is running"):
-        JobStore(log).submit(parse_job(TEXT))
-    assert JobStore(log).get("digits").spec.batch_size == 8
+        JobOperations(log).submit(parse_job(TEXT))
+    assert JobOperations(log).get("digits").spec.batch_size == 8
 
 
 def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    log.meanwhile = lambda: JobStore(log).patch("digits", "theirs", changed={"group_size": 5})
+    log.meanwhile = lambda: JobOperations(log).patch("digits", "theirs", changed={"group_size": 5})
     made = job_store.patch("digits", "mine", wanted="paused")
-    assert made == JobStore(log).get("digits") == job_store.get("digits")
+    assert made == JobOperations(log).get("digits") == job_store.get("digits")
     assert (made.wanted, made.reason, made.spec.group_size, made.revision) == (
         "paused",
         "mine",
         5,
         1,
     )
-    log.meanwhile = lambda: JobStore(log).patch("digits", "theirs", changed={"group_size": 6})
+    log.meanwhile = lambda: JobOperations(log).patch("digits", "theirs", changed={"group_size": 6})
     made = job_store.patch("digits", "mine", changed={"batch_size": 8})
     assert (made.spec.group_size, made.spec.batch_size, made.revision) == (6, 8, 3)
 
@@ -373,21 +370,21 @@ def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> No
 def test_of_two_who_patch_the_same_revision_at_once_the_second_is_refused() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    log.meanwhile = lambda: JobStore(log).patch(
+    log.meanwhile = lambda: JobOperations(log).patch(
         "digits", "theirs", changed={"group_size": 5}, revision=0
     )
     with pytest.raises(
         ConflictError, match='job "digits" is at revision 1, not 0: look at it again'
     ):
         job_store.patch("digits", "mine", changed={"batch_size": 8}, wanted="paused", revision=0)
-    found = JobStore(log).get("digits")
+    found = JobOperations(log).get("digits")
     assert (found.spec.group_size, found.spec.batch_size, found.wanted) == (5, 256, "running")
 
 
 def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match="is not held"):
         job_store.patch("digits", "why", changed={"group_size": 5}, after_loss=AfterLoss())
@@ -401,7 +398,7 @@ def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
 
 
 def test_a_finished_job_that_is_to_stop_stays_as_it_is(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     finished = job_store.finish("digits", "400 updates applied", 0)
     assert (finished.wanted, finished.finished) == ("stopped", True)
@@ -412,7 +409,7 @@ def test_a_finished_job_that_is_to_stop_stays_as_it_is(log: MemoryLog) -> None:
 
 
 def test_a_job_that_was_changed_or_stopped_meanwhile_does_not_finish(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     changed = job_store.patch("digits", "", changed={"group_size": 5})
     with pytest.raises(ConflictError, match="is at revision 1, not 0"):
@@ -424,7 +421,7 @@ def test_a_job_that_was_changed_or_stopped_meanwhile_does_not_finish(log: Memory
 
 @pytest.mark.parametrize("wanted", ["paused", "stopped"])
 def test_a_job_that_a_person_paused_or_stopped_is_not_held(log: MemoryLog, wanted: Wanted) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     known = job_store.patch("digits", "by a person", wanted=wanted)
     assert job_store.hold(job_store.get("digits"), "its task raises") == known
@@ -437,47 +434,47 @@ def test_hold_that_was_decided_before_a_person_resumed_the_job_changes_nothing(
     # one leader   decides to hold ........................ writes, late
     # the others       hold, or a person pauses
     # a person                                    resumes
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     seen = job_store.submit(parse_job(TEXT))
     if held:
         job_store.hold(seen, "its task raises")
     else:
         job_store.patch("digits", "a look at it", wanted="paused")
     resumed = job_store.patch("digits", "mended", wanted="running")
-    assert JobStore(log).hold(seen, "its task raises") == job_store.get("digits") == resumed
+    assert JobOperations(log).hold(seen, "its task raises") == job_store.get("digits") == resumed
     assert job_store.hold(resumed, "its task raises again").held
 
 
 def test_a_change_of_which_kafka_does_not_say_where_it_is_is_found() -> None:
     log = RacingLog()
     with_streams(log)
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     log.reports_no_offsets = True
-    log.meanwhile = lambda: JobStore(log).patch("digits", "theirs", wanted="paused")
-    assert JobStore(log).patch("digits", "mine", wanted="stopped").reason == "mine"
-    assert JobStore(log).get("digits").reason == "mine"
+    log.meanwhile = lambda: JobOperations(log).patch("digits", "theirs", wanted="paused")
+    assert JobOperations(log).patch("digits", "mine", wanted="stopped").reason == "mine"
+    assert JobOperations(log).get("digits").reason == "mine"
 
 
 def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
     log = RacingLog()
     with_streams(log)
-    JobStore(log).submit(parse_job(TEXT))
-    JobStore(log).patch("digits", "enough", wanted="stopped")
-    log.meanwhile = lambda: JobStore(log).delete("digits")
+    JobOperations(log).submit(parse_job(TEXT))
+    JobOperations(log).patch("digits", "enough", wanted="stopped")
+    log.meanwhile = lambda: JobOperations(log).delete("digits")
     with pytest.raises(NotFoundError, match='no job "digits"'):
-        JobStore(log).patch("digits", "go on", wanted="running")
-    assert JobStore(log).read() == {}
+        JobOperations(log).patch("digits", "go on", wanted="running")
+    assert JobOperations(log).read() == {}
 
 
 def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     readers = [threading.Thread(target=job_store.read) for _ in range(3)]
 
     def meanwhile() -> None:
-        JobStore(log).patch("digits", "theirs", changed={"group_size": 5})
+        JobOperations(log).patch("digits", "theirs", changed={"group_size": 5})
         for reader in readers:
             reader.start()
 
@@ -490,7 +487,7 @@ def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_mea
 
 
 def test_one_book_serves_many_threads(log: MemoryLog) -> None:
-    job_store, names = JobStore(log), [f"digits-{number}" for number in range(6)]
+    job_store, names = JobOperations(log), [f"digits-{number}" for number in range(6)]
     for name in names:
         job_store.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
 
@@ -509,16 +506,16 @@ def test_one_book_serves_many_threads(log: MemoryLog) -> None:
         assert time.monotonic() < until
     for thread in threads:
         thread.join()
-    assert job_store.read() == JobStore(log).read()
+    assert job_store.read() == JobOperations(log).read()
 
 
 def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.read()
     seen = list[str]()
     waiting = threading.Thread(target=lambda: seen.extend(job_store.refresh(60.0)))
     waiting.start()
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     job_store.read()
     waiting.join(120.0)
     assert seen == ["digits"]
@@ -527,10 +524,10 @@ def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: M
 def test_whoever_writes_after_me_is_no_conflict() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "fewer workers", changed={"group_size": 4})
-    JobStore(log).patch("digits", "one more", changed={"group_size": 5})
+    JobOperations(log).patch("digits", "one more", changed={"group_size": 5})
     assert job_store.get("digits").spec.group_size == 5
 
 
@@ -549,7 +546,7 @@ def test_a_learning_rate_goes_with_its_group_size(
 ) -> None:
     tree = yaml.safe_load(TEXT)
     tree |= {"optimizer": {"name": optimizer, "learning_rate": 0.1}, "reduction": reduction}
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     submitted = job_store.submit(parse_job(yaml.safe_dump(tree))).spec
     changed: dict[str, Value] = {"group_size": 4 * submitted.group_size, **given}
     record = job_store.patch("digits", "more workers", changed=changed)
@@ -559,7 +556,7 @@ def test_a_learning_rate_goes_with_its_group_size(
 
 def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
-    job_store = JobStore(log, clock=clock)
+    job_store = JobOperations(log, clock=clock)
     job_store.submit(parse_job(TEXT))
     clock.advance(5.0)
     changed: dict[str, Value] = {
@@ -569,7 +566,7 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
         "learning_rate": 0.5,
     }
     record = job_store.patch("digits", "the price has doubled", changed=changed)
-    assert record == JobStore(log).get("digits")
+    assert record == JobOperations(log).get("digits")
     assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
     assert record.changes == (
         by_me(1000.0, "submitted"),
@@ -585,12 +582,12 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
 
 def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     stale, exact = {"mode": "stale", "staleness": 2}, {"significance": 1.5}
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     record = job_store.patch(
         "digits", "one is slow", changed={"synchronisation": stale, "compression": exact}
     )
-    assert record == JobStore(log).get("digits")
+    assert record == JobOperations(log).get("digits")
     assert record.changes[-1].changed == {"synchronisation": stale, "compression": exact}
     assert (record.spec.mode, record.spec.synchronised.fixed_staleness) == ("stale", 2)
     assert record.spec.waiting_bound == 80
@@ -611,16 +608,16 @@ def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
 
 
 def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
     newer = encode_entry(known).replace(b'"group_size"', b'"rings":{"of":4},"group_size"')
     write(log, topics.JOBS, newer, b"digits", 2)
-    assert job_store.read() == JobStore(log).read() == {"digits": known}
+    assert job_store.read() == JobOperations(log).read() == {"digits": known}
     assert 'unknown field "rings"' in job_store.table.unreadable["digits"].reason
 
 
 def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     record = job_store.submit(parse_job(TEXT))
     end = log.bounds(JOBS).end
     assert job_store.patch("digits", "again", changed={"group_size": 20}) == record
@@ -654,7 +651,7 @@ def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
 def test_a_change_that_makes_no_sense_is_refused_by_its_name(
     log: MemoryLog, changed: dict[str, Value], message: str
 ) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     record = job_store.submit(parse_job(TEXT))
     with pytest.raises(UserError) as caught:
         job_store.patch("digits", "", changed=changed)
@@ -663,32 +660,32 @@ def test_a_change_that_makes_no_sense_is_refused_by_its_name(
 
 
 def test_a_larger_group_must_fit_what_the_job_file_lets_wait(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
     with pytest.raises(UserError, match=r"waiting_batches: must be at least group_size \(31\)"):
         job_store.patch("digits", "", changed={"group_size": 31})
 
 
 def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     for size in range(1, CHANGES_KEPT + 3):
         job_store.patch("digits", "", changed={"batch_size": size})
-    record = JobStore(log).get("digits")
+    record = JobOperations(log).get("digits")
     revisions = [change.revision for change in record.changes]
     assert revisions == [0, *range(4, CHANGES_KEPT + 3)]
     assert record.changes[0].action == "submitted"
 
 
 def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
         job_store.delete("digits")
     job_store.patch("digits", "enough", wanted="stopped")
     assert job_store.patch("digits", "for when it goes on", changed={"group_size": 3}).revision == 1
     job_store.delete("digits")
-    assert JobStore(log).read() == {}
+    assert JobOperations(log).read() == {}
     for act in (
         lambda: job_store.delete("digits"),
         lambda: job_store.patch("digits", "", changed={}),
@@ -699,7 +696,7 @@ def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog)
 
 
 def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     first = job_store.submit(parse_job(TEXT))
     assert (first.id, job_store.id_of("digits")) == ("digits", "digits")
     with pytest.raises(ConflictError, match="is running: stop it first"):
@@ -707,8 +704,8 @@ def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: 
     job_store.patch("digits", "enough", wanted="stopped")
     write(log, topics.updates_topic("digits"), b"{}")
     job_store.free("digits")
-    assert (job_store.read(), JobStore(log).id_of("digits")) == ({}, "digits.I2")
-    second = JobStore(log).submit(parse_job(TEXT))
+    assert (job_store.read(), JobOperations(log).id_of("digits")) == ({}, "digits.I2")
+    second = JobOperations(log).submit(parse_job(TEXT))
     assert (second.spec.name, second.id) == ("digits", "digits.I2")
     assert not second.is_same_job(first)
     log.partitions("doll.digits.I2.control")
@@ -718,19 +715,19 @@ def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: 
 def test_a_name_stays_taken_by_the_history_of_a_deleted_job_until_it_is_free(
     log: MemoryLog,
 ) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     for job in ("digits", "digits.I2"):
         assert job_store.submit(parse_job(TEXT)).id == job
         write(log, topics.updates_topic(job), b"{}")
         job_store.patch("digits", "enough", wanted="stopped")
         job_store.delete("digits")
         with pytest.raises(ConflictError, match=f"doll.{job}.updates holds records of an earlier"):
-            JobStore(log).submit(parse_job(TEXT))
+            JobOperations(log).submit(parse_job(TEXT))
         job_store.free("digits")
 
 
 def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     first = job_store.submit(parse_job(TEXT))
     job_store.patch("digits", "enough", wanted="stopped")
     job_store.free("digits")
@@ -749,15 +746,15 @@ def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log:
 def test_two_who_free_a_name_at_once_free_it_once() -> None:
     log = RacingLog()
     with_streams(log)
-    JobStore(log).submit(parse_job(TEXT))
-    JobStore(log).patch("digits", "enough", wanted="stopped")
-    log.meanwhile = lambda: JobStore(log).free("digits")
-    JobStore(log).free("digits")  # what says the same is as good
-    assert JobStore(log).submit(parse_job(TEXT)).id == "digits.I2"
+    JobOperations(log).submit(parse_job(TEXT))
+    JobOperations(log).patch("digits", "enough", wanted="stopped")
+    log.meanwhile = lambda: JobOperations(log).free("digits")
+    JobOperations(log).free("digits")  # what says the same is as good
+    assert JobOperations(log).submit(parse_job(TEXT)).id == "digits.I2"
 
 
 def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT), request="4f21")
     job_store.patch("digits", "", changed={"group_size": 3})
     assert job_store.patch("digits", "", wanted="paused").request == "4f21"
@@ -785,8 +782,8 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
 def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog) -> None:
     for _ in range(3):
         write(log, "clinic-a", b"record")
-    JobStore(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
-    record = JobStore(log).get("digits")
+    JobOperations(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
+    record = JobOperations(log).get("digits")
     assert {place: at.offset for place, at in record.known.items()} == record.first
 
     assert log.agrees(record.known) == {}
@@ -850,7 +847,7 @@ def test_a_job_record_of_a_later_format_is_refused_by_its_format() -> None:
 
 def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
     """Nobody ends for it, and no job does; who reads first makes it anew."""
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     known = job_store.read()
     log.delete_topics([topics.JOBS])
@@ -873,7 +870,7 @@ def actions(record: JobRecord) -> list[tuple[str, str, str]]:
 
 def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
-    job_store = JobStore(log, clock=clock)
+    job_store = JobOperations(log, clock=clock)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     clock.advance(5.0)
     job_store.acting(MIA).patch("digits", "prices are high", wanted="paused")
@@ -883,7 +880,7 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
     job_store.acting(OLGA).patch("digits", "go on", after_loss=AfterLoss())
     job_store.acting(MIA).note("digits", "requeued", "1 batches: 7")
     job_store.finish("digits", "400 updates applied", 2)
-    record = JobStore(log).get("digits")
+    record = JobOperations(log).get("digits")
     assert actions(record) == [
         ("submitted", "olga", "operator"),
         ("paused", "oidc:mia", "operator"),
@@ -906,7 +903,7 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
 
 
 def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     assert job_store.acting(MIA).patch("digits", "", wanted="paused").reason == "paused by oidc:mia"
     assert job_store.acting(OLGA).patch("digits", "", wanted="running").reason == "resumed by olga"
@@ -914,7 +911,7 @@ def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: Memor
 
 
 def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     submitted = job_store.acting(OLGA).submit(parse_job(TEXT))
     job_store.acting(MIA).patch("digits", "again", changed={"group_size": 20}, wanted="running")
     with pytest.raises(ConflictError):
@@ -927,21 +924,21 @@ def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
 
 
 def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     job_store.acting(OLGA).patch("digits", "enough", wanted="stopped")
     job_store.acting(MIA).delete("digits")
-    assert JobStore(log).read() == {}
+    assert JobOperations(log).read() == {}
     with pytest.raises(NotFoundError, match=r'no job "digits" \(it was deleted by oidc:mia, 20'):
-        JobStore(log).get("digits")
+        JobOperations(log).get("digits")
     again = job_store.acting(OLGA).submit(parse_job(TEXT))
     assert again.incarnation == 1
     job_store.acting(OLGA).patch("digits", "enough", wanted="stopped")
     job_store.acting(OLGA).delete("digits")
     job_store.acting(MIA).free("digits")
-    again = JobStore(log).acting(MIA).submit(parse_job(TEXT))
+    again = JobOperations(log).acting(MIA).submit(parse_job(TEXT))
     assert again.incarnation == 2
-    assert actions(JobStore(log).get("digits")) == [
+    assert actions(JobOperations(log).get("digits")) == [
         ("submitted", "olga", "operator"),
         ("deleted", "oidc:mia", "operator"),
         ("submitted", "olga", "operator"),
@@ -952,7 +949,7 @@ def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: Memory
 
 
 def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     for _ in range(EARLIER_KEPT):
         job_store.acting(OLGA).submit(parse_job(TEXT))
         job_store.acting(OLGA).patch("digits", "enough", wanted="stopped")
@@ -968,24 +965,24 @@ def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLo
 
 
 def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> None:
-    JobStore(log).acting(OLGA).submit(parse_job(TEXT))
+    JobOperations(log).acting(OLGA).submit(parse_job(TEXT))
     actors = [NamedActor(f"key-{number}", "operator") for number in range(4)]
 
     def change(number: int) -> None:
         changed: dict[str, Value] = {"group_size": number + 2}
-        JobStore(log).acting(actors[number]).patch("digits", "", changed=changed)
+        JobOperations(log).acting(actors[number]).patch("digits", "", changed=changed)
 
     threads = [threading.Thread(target=change, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    _, *changes = JobStore(log).get("digits").changes
+    _, *changes = JobOperations(log).get("digits").changes
     assert {each.by for each in changes} == {each.name for each in actors}
 
 
 def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     change = (
         job_store.acting(NamedActor("n" * 10**6, "operator")).submit(parse_job(TEXT)).changes[-1]
     )
@@ -998,7 +995,7 @@ def test_each_change_is_one_line_of_the_log(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     job_store.acting(MIA).patch("digits", "late", changed={"batch_size": 8}, wanted="stopped")
     job_store.acting(OLGA).delete("digits")
@@ -1020,7 +1017,7 @@ def test_change_that_kafka_does_not_confirm_is_logged_as_unknown(
     log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     caplog.clear()
     monkeypatch.setattr(MemoryWriter, "flush", lambda *_: False)

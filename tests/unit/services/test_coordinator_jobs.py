@@ -12,8 +12,9 @@ from common.config.settings import Settings
 from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.jobs import build as job_task
 from common.jobs.build import trainer_of
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore, StartCheckpoint
+from common.jobs.store import StartCheckpoint
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.kafka.port import NewRecord, NewTopic
@@ -115,7 +116,7 @@ class Bench:
         monkeypatch.setattr(ending, "WRITE_RETRY_S", 0.01)
         self.log, self.redis = RefusingLog(), MemoryRedis()
         self.log.create_topics([NewTopic(STREAM)])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.submit("innocent")
         self.replicas = list[MemoryReplica]()
 
@@ -358,7 +359,7 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
     replica.look_until(lambda: replica.leads("bad"), "it leads")
 
 
-class HastyOwner(JobStore):
+class HastyOwner(JobOperations):
     """Somebody resumes a job as soon as it is held, and the replica sees both records at once."""
 
     def __init__(self, log: RefusingLog) -> None:

@@ -17,8 +17,8 @@ from common.core.schedule import RateSchedule
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import UnknownTopicError
 from common.jobs.build import trainer_of
+from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.spec import ScheduleSpec, parse_job
-from common.jobs.store import AfterLoss, JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
@@ -94,7 +94,7 @@ class Bench:
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topics([NewTopic("clinic-a")])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.record = self.job_store.submit(parse_job(JOB + options))
         self.leader = MemoryReplica(self.log, self.redis, "c1", blobs=blobs)
         self.leader.look()

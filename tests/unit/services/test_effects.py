@@ -30,8 +30,8 @@ from common.core.snapshots import genesis
 from common.core.spans import Span
 from common.core.vectors import write_to
 from common.errors import UserError
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
@@ -69,7 +69,7 @@ class Bench:
         self.spec = parse_job(job + options)
         for stream in self.spec.streams:
             self.log.create_topics([NewTopic(stream)])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         record = self.job_store.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)

@@ -26,8 +26,8 @@ from common.core.messages import (
 from common.core.scores import WINDOWED
 from common.core.spans import Partition, Span, address_of
 from common.jobs.build import codec_of, task_of
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
@@ -82,7 +82,7 @@ class World:
         for stream in ("left", "right"):
             self.log.create_topics([NewTopic(stream)])
         self.spec = parse_job(job)
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.record = self.job_store.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)

@@ -12,8 +12,8 @@ import pytest
 from common.config.settings import Settings
 from common.core.job_placement import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
+from common.jobs.operations import JobOperations
 from common.jobs.spec import TaskSpec, parse_job
-from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
@@ -39,7 +39,7 @@ class Bench:
         self.clock = ManualClock(1000.0)
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("clinic-a")])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
         self.metrics = ProcessMetrics("worker")
@@ -57,7 +57,7 @@ class Bench:
         """One that has just started."""
         return JobSelector(
             SelectingWorker(name, only, ("image-classifier",)),
-            JobStore(self.log),
+            JobOperations(self.log),
             roster or MemoryBoards(self.redis).roster(),
             self.metrics,
             event_logger("worker"),
