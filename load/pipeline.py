@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from common.data.codecs import codec_of
 from common.embedded.services import stop_all
-from common.jobs.build import codec_of
 from common.jobs.operations import JobOperations
 from common.runtime.connect import open_board
 from load.harness import report
@@ -149,7 +149,7 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
     with ExitStack() as stack:
         on = stack.enter_context(servers(given.kafka))
         log, job = on.log, case.job(f"load-{case.name}", _TOPIC)
-        codec, reference = codec_of(job), None
+        codec, reference = codec_of(job.records), None
         per_s = _LOGISTIC_PER_S
         if case.name == "cnn":
             reference = stack.enter_context(closing(PlainLoops(case.name, given.data, _WORKERS)))

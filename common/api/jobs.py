@@ -92,7 +92,7 @@ def job_summary(
         "reason": record.reason,
         "submitted_s": record.submitted_s,
         "streams": spec.streams,
-        "task": spec.task.name or spec.task.entrypoint or "",
+        "task": spec.task_name,
         "batch_size": spec.batch_size,
         "group_size": spec.group_size,
         "provisioned": spec.provisioning is not None,

@@ -226,6 +226,11 @@ class RecordsSpec(SpecPart):
     hashed: HashedSpec | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of `json`: every other key of the object is a feature; it is hashed, not ignored."""
 
+    @property
+    def buckets(self) -> int:
+        """Number of buckets into which keys are hashed; 0 if none are."""
+        return self.hashed.buckets if self.hashed else 0
+
     def described(self) -> tuple[RecordField, ...]:
         """The fields as a codec wants them."""
         return tuple(field.described(name) for name, field in self.fields.items())
@@ -743,6 +748,11 @@ class JobSpec(SpecPart):
     def checkpoint_every_updates(self) -> int:
         """One of so many versions is a checkpoint; owners of slices back up what they hold so."""
         return self.checkpoint.every_updates or (200 if self.slices is None else 20)
+
+    @property
+    def task_name(self) -> str:
+        """Name of a built-in task, or an entrypoint."""
+        return self.task.name or self.task.entrypoint or ""
 
     @property
     def task_options(self) -> dict[str, Any]:

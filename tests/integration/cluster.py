@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.data.codecs import codec_of
 from common.embedded.control import EmbeddedControl
 from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
-from common.jobs.build import codec_of
 from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import purge
 from common.jobs.spec import parse_job
@@ -213,7 +213,7 @@ class Cluster:
         """Write the next ids, spread over all partitions; some records beside them are garbage."""
         ids = np.arange(self._produced, self._produced + count)
         for number, value in zip(
-            ids.tolist(), codec_of(self.spec).encode({"id": ids}), strict=True
+            ids.tolist(), codec_of(self.spec.records).encode({"id": ids}), strict=True
         ):
             place = number % 4
             stream, partition = self.streams[place // 2], place % 2
@@ -227,7 +227,7 @@ class Cluster:
         """Write these ids to one stream, of two partitions, or to one of them."""
         log = open_log(self.settings)  # a producer that knows nothing of what was before
         writer = log.writer()
-        values = codec_of(self.spec).encode({"id": np.array(ids)})
+        values = codec_of(self.spec.records).encode({"id": np.array(ids)})
         for number, value in enumerate(values):
             writer.append(stream, value, partition=number % 2 if partition is None else partition)
         assert writer.flush(30.0)

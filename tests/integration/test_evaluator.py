@@ -10,8 +10,8 @@ import pytest
 
 from common.core.audit import audit
 from common.core.messages import Drifted, Evaluated, ModelId
+from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
-from common.jobs.build import codec_of, task_of
 from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
 from common.kafka.names import control_topic, updates_topic
@@ -20,7 +20,7 @@ from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, task_of
 from common.runtime.connect import open_board, open_log
 from common.wire.messages import decode_audit, decode_claim
 from tests.integration.cluster import await_condition
@@ -128,7 +128,7 @@ class Training:
         return {"features": features, "label": 1 - label if turned else label}
 
     def _write(self, topic: str, columns: Columns) -> None:
-        for value in codec_of(self.spec).encode(columns):
+        for value in codec_of(self.spec.records).encode(columns):
             self._writer.append(topic, value)
         assert self._writer.flush(30.0)
 

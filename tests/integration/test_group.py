@@ -14,8 +14,9 @@ from msgspec import UNSET
 
 from common.config.aggregation import SLICES as SLICES_OF_ALL
 from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
+from common.data.codecs import codec_of
 from common.embedded.process import Child
-from common.jobs.build import codec_of, task_of, trainer_of
+from common.jobs.build import trainer_of
 from common.jobs.models import on_board
 from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
@@ -23,7 +24,7 @@ from common.kafka.names import updates_topic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, task_of
 from common.runtime.connect import open_log
 from common.wire import messages as wire
 from load.harness.counting import CountingJob
@@ -171,7 +172,7 @@ aggregation: {mode: group}
     }
     job = CountingJob(spec, settings, log, partitions=2)
     with closing(log.writer()) as writer:
-        for number, value in enumerate(codec_of(spec).encode(records)):
+        for number, value in enumerate(codec_of(spec.records).encode(records)):
             writer.append("tables-a", value, partition=number % 2)
         assert writer.flush(30.0)
     environment = {**os.environ, **settings.model_copy(update={"threads": 1}).environ()}

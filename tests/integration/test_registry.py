@@ -26,12 +26,12 @@ from google.protobuf.type_pb2 import Type
 
 from common.config.settings import read_settings
 from common.core.messages import UpdateApplied
+from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
 from common.data.tables import row_records
 from common.embedded.apache_kafka import resolve
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
-from common.jobs.build import codec_of
 from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
 from common.kafka.dead_letters import read_dead_letters
@@ -301,7 +301,7 @@ def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
     assert "google/protobuf/any.proto" in {each.name for each in written.references}
     stamped = ProtobufSerializer(Timestamp, client, options)(Timestamp(seconds=7), VALUE)
     fields = "{a: {dtype: float32, from: seconds}, label: {dtype: int64, from: nanos}}"
-    codec = codec_of(job("message", "protobuf", fields))
+    codec = codec_of(job("message", "protobuf", fields).records)
     assert isinstance(codec, RegisteredCodec)
     [number] = codec.unknown([stamped])
     found = port.schema(number)
@@ -312,7 +312,9 @@ def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
 
     described = {"title": "row", "type": "object", "properties": {"a": {"type": "number"}}}
     serialize = JSONSerializer(json.dumps(described), client)
-    decoded = codec_of(job("plain", "json")).decode([serialize({"a": 2.5, "label": 1}, VALUE)])
+    decoded = codec_of(job("plain", "json").records).decode(
+        [serialize({"a": 2.5, "label": 1}, VALUE)]
+    )
     assert (decoded.skipped, decoded.records["a"].tolist()) == ([], [2.5])
 
     registry.kill()

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from common.config.settings import Settings
 from common.core.spans import Partition
-from common.jobs.build import codec_of
+from common.data.codecs import codec_of
 from common.jobs.operations import JobOperations
 from common.jobs.store import encode_entry
 from common.kafka.names import JOBS, control_topic, group_name, updates_topic
@@ -66,7 +66,7 @@ def transactional(cluster: Cluster) -> Producer:
 def begin(cluster: Cluster, producer: Producer, ids: range) -> None:
     """A transaction with these records, spread over all partitions; they are in the log."""
     producer.begin_transaction()
-    values = codec_of(cluster.spec).encode({"id": np.array(ids)})
+    values = codec_of(cluster.spec.records).encode({"id": np.array(ids)})
     for number, value in enumerate(values):
         stream, partition = cluster.streams[number % 4 // 2], number % 2
         producer.produce(stream, value, partition=partition)

@@ -25,7 +25,7 @@ from common.core.messages import (
 )
 from common.core.scores import WINDOWED
 from common.core.spans import Partition, Span, address_of
-from common.jobs.build import codec_of, task_of
+from common.data.codecs import codec_of
 from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
@@ -35,7 +35,7 @@ from common.kafka.read import read_decoded
 from common.learning.checkpoint import Kind, unnamed
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, task_of
 from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
@@ -105,7 +105,7 @@ class World:
 
     def put(self, topic: str, columns: Columns) -> Span:
         """Write records."""
-        return self.put_values(topic, *codec_of(self.spec).encode(columns))
+        return self.put_values(topic, *codec_of(self.spec.records).encode(columns))
 
     def put_values(self, topic: str, *values: bytes) -> Span:
         """Write records as they are."""
