@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
     from common.jobs.spec import JobSpec
     from common.learning.checkpoint import Layout
-    from common.learning.gradients import Reduction
+    from common.learning.optimizers import Reduction
 
 
 def optimizer_of(spec: JobSpec) -> OptimizerSettings:

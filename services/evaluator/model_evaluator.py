@@ -14,8 +14,7 @@ from common.errors import ExpiredError, UnknownTopicError
 from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import per_record
-from common.learning.gradients import resolve_device
-from common.learning.parameters import FlatModel
+from common.learning.parameters import FlatModel, resolve_device
 from common.learning.tasks import build_model, task_of
 from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import errors_of

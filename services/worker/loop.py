@@ -18,8 +18,9 @@ from common.jobs.build import parts_of
 from common.kafka.names import group_name
 from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import digest_of
-from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
+from common.learning.parameters import resolve_device
 from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer
