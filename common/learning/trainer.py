@@ -32,7 +32,7 @@ from common.learning.optimizers import (
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
+    from common.learning.optimizers import Reduction
 
 
 EVERYWHERE = slice(None)

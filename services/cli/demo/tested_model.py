@@ -73,13 +73,13 @@ def main() -> int:
     from common.api.model import about_model
     from common.config.settings import read_settings
     from common.data.digits import load_digits
-    from common.jobs.build import task_of
     from common.jobs.models import KeptModel
     from common.jobs.store import JobStore
     from common.kafka.opening import open_log
     from common.learning.checkpoint import save_weights, weights_in
     from common.learning.evaluate import evaluate
     from common.learning.parameters import FlatModel
+    from common.learning.tasks import task_of
     from common.storage.port import open_blobs
     from common.storage.snapshot_file import from_checkpoint
     from common.storage.store import CheckpointStore
