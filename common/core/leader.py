@@ -55,7 +55,7 @@ from common.core.poison import PoisonLimits, Suspects
 from common.core.replay import ReplayFilter
 from common.core.rounds import GradientTimes, Round, Rounds, judge
 from common.core.scores import ScoreWindow
-from common.core.snapshot_schedule import SnapshotSchedule
+from common.core.snapshot_publishing import SnapshotSchedule
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition
 

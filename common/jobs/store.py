@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from common.core.batching import most_group_size
-from common.core.bounds import Count, NonEmpty, Ordinal
+from common.core.field_types import Count, NonEmpty, Ordinal
 from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
 from common.core.messages import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import LogPosition, Partition

@@ -378,7 +378,7 @@ MUTANTS = (
         300,
         (
             Edit(
-                CORE + "snapshot_schedule.py",
+                CORE + "snapshot_publishing.py",
                 "if pending is None or self._history.number < pending.after:",
                 "if pending is None:",
             ),
@@ -817,7 +817,7 @@ MUTANTS = (
     Mutant(
         "a snapshot names what may be taken back",
         1000,
-        (Edit(CORE + "snapshot_schedule.py", "poison=self._history.poison,", "poison=(),"),),
+        (Edit(CORE + "snapshot_publishing.py", "poison=self._history.poison,", "poison=(),"),),
     ),
     Mutant(
         "an operator's record is none that a leader waits for",
