@@ -48,24 +48,28 @@ if TYPE_CHECKING:
 Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate
 
 
-class Enter(msgspec.Struct, frozen=True, gc=False):
+class ReplicaCommand(msgspec.Struct, frozen=True, gc=False):
+    """One thing that a member wants done."""
+
+
+class Enter(ReplicaCommand, frozen=True):
     """Add one's gradients to those of all members; report what came of it."""
 
     membership: Membership
     reduce: Reduce
 
 
-class Leave(msgspec.Struct, frozen=True, gc=False):
+class Leave(ReplicaCommand, frozen=True):
     """Break off the attempt under way, whatever it waits for."""
 
 
-class ApplyResult(msgspec.Struct, frozen=True, gc=False):
+class ApplyResult(ReplicaCommand, frozen=True):
     """The result in hand is that of a version: take the step."""
 
     made: ModelId
 
 
-class CopyState(msgspec.Struct, frozen=True, gc=False):
+class CopyState(ReplicaCommand, frozen=True):
     """Take over all that the source holds, if that is still this version; report."""
 
     source: Member | None  # None: from storage, or by the specification
@@ -74,7 +78,7 @@ class CopyState(msgspec.Struct, frozen=True, gc=False):
     slices: Slices = UNSET  # of whose optimizer state
 
 
-class OfferState(msgspec.Struct, frozen=True, gc=False):
+class OfferState(ReplicaCommand, frozen=True):
     """Let another take over all that is held."""
 
     to: Member
@@ -82,14 +86,14 @@ class OfferState(msgspec.Struct, frozen=True, gc=False):
     slices: Slices = UNSET
 
 
-class StoreState(msgspec.Struct, frozen=True, gc=False):
+class StoreState(ReplicaCommand, frozen=True):
     """Put this version into storage, or slices of it; report."""
 
     made: ModelId
     slices: Slices = UNSET
 
 
-class ShareWeights(msgspec.Struct, frozen=True, gc=False):
+class ShareWeights(ReplicaCommand, frozen=True):
     """Leave the weights of this version on the board; nobody waits for that."""
 
     made: ModelId
@@ -98,15 +102,10 @@ class ShareWeights(msgspec.Struct, frozen=True, gc=False):
     offered: bool  # for evaluators
 
 
-class Say(msgspec.Struct, frozen=True, gc=False):
+class Say(ReplicaCommand, frozen=True):
     """Tell the leader."""
 
     reply: GroupReply
-
-
-ReplicaCommand: TypeAlias = (
-    Enter | Leave | ApplyResult | CopyState | OfferState | StoreState | ShareWeights | Say
-)
 
 
 class WeightReplica:
