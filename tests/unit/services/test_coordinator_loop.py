@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
-from common.core.schedule import RateSchedule
+from common.core.settings import RateSchedule
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import UnknownTopicError
 from common.jobs.build import trainer_of
