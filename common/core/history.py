@@ -65,9 +65,8 @@ class History:
         after_loss: int = 0,
         slices: int | UnsetType = UNSET,
     ) -> None:
-        # Public attributes are there to be read: `feed` alone changes them. A Lead counts only where
-        # whoever is to hold the weights can have its base: so `slices` says that of the newest
-        # update, too.
+        # Public attributes are to be read alone. A Lead counts only where whoever is to hold the
+        # weights can have its base: so `slices` says that of the newest update, too.
         self.after_loss = after_loss
         self.slices = slices
         # Epoch of the newest Lead that carried a wish out; -1: none that this reader has read. What
