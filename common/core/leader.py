@@ -19,6 +19,8 @@ from msgspec import UNSET, UnsetType
 from common.core import commands as do
 from common.core import losses
 from common.core.aggregation import BoardAggregation
+from common.core.batch_assignment import GradientTimes
+from common.core.gradient_counting import Rounds, judge
 from common.core.grouping import Grouper
 from common.core.job_completion import Completion
 from common.core.ledger import Ledger
@@ -53,7 +55,6 @@ from common.core.messages import (
 from common.core.modes import ModeSelector
 from common.core.poison import PoisonLimits, Suspects
 from common.core.replay import ReplayFilter
-from common.core.rounds import GradientTimes, Round, Rounds, judge
 from common.core.scores import ScoreWindow
 from common.core.snapshot_publishing import SnapshotSchedule
 from common.core.snapshots import Snapshot
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.liveness import Heartbeat
     from common.core.messages import Wanted
+    from common.core.rounds import Round
     from common.core.settings import CoordinatorSettings, Mode
 
 
@@ -238,7 +240,9 @@ class Leader:
             return 0
         if len(self._grouper) < synchrony.group_size or any(each.missing > 0 for each in rounds):
             return 0
-        return 0 if rounds.may_begin(synchrony.staleness, self._made.version) else rounds.awaited
+        if rounds.may_begin(synchrony.staleness, self._made.version):
+            return 0
+        return rounds.assigner.awaited
 
     @property
     def unheard(self) -> bool:
@@ -354,13 +358,13 @@ class Leader:
         for reply in replies:
             if isinstance(reply, WorkerLeaving):
                 self._liveness.leave(reply.worker)
-                self.rounds.release(reply.worker, reply.finishing)
+                self.rounds.assigner.release(reply.worker, reply.finishing)
                 continue
             self._liveness.clear(reply.worker)
             if not isinstance(reply, _ANSWERS):
                 yield from self._receive(reply, now)
                 continue
-            self.rounds.receive(reply, now)
+            self.rounds.assigner.receive(reply, now)
             if self._is_over(reply):
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
@@ -415,10 +419,11 @@ class Leader:
             self._liveness.choose()
         if self._liveness.left_out != left_out:
             for worker in sorted(self._liveness.left_out.keys() - left_out.keys()):
-                self.rounds.release(worker)  # its process was started again with other code
+                # Its process was started again with other code.
+                self.rounds.assigner.release(worker)
             yield self._leader_status(now)
         for worker in sorted(departures.left):
-            self.rounds.release(worker)
+            self.rounds.assigner.release(worker)
         for worker in sorted(departures.lost):
             for batch in self.rounds.vanish(worker):
                 yield from self._quarantine(batch, DIED)
@@ -450,7 +455,7 @@ class Leader:
         """The board takes orders again: ask at once, since deadlines grew with each lost one."""
         yield from self._aggregation.publish(self.model)
         if len(self.rounds):
-            self.rounds.recall()
+            self.rounds.assigner.recall()
             yield from self._advance(now)
 
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
@@ -476,7 +481,7 @@ class Leader:
 
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
         """Time has passed."""
-        late, rounds = self.rounds.overdue(now)
+        late, rounds = self.rounds.assigner.overdue(now)
         if late:
             self._liveness.suspect(late, now)
             yield from self._proceed(rounds, now)
@@ -496,7 +501,7 @@ class Leader:
         if self._completion.reason:
             return min(times)  # only the audit is waited for, or a member that stores a checkpoint
         if len(self.rounds):
-            times.append(self.rounds.due() or status_due)
+            times.append(self.rounds.assigner.due() or status_due)
         linger_s = self._settings.group_linger_s
         if linger_s is not None and (len(self.rounds) or len(self._grouper)):
             times.append(max(self._moved_at + linger_s, status_due))
@@ -642,10 +647,10 @@ class Leader:
         trusted = self._liveness.trusted(now)
         if trusted is not able:  # else all are
             trusted = (able & trusted) or able
-        orders = self.rounds.orders(now, trusted, version)
+        orders = self.rounds.assigner.orders(now, trusted, version)
         while self._begin(now, trusted):
-            orders += self.rounds.orders(now, trusted, version)
-        orders += self.rounds.relieve(now, trusted, version)
+            orders += self.rounds.assigner.orders(now, trusted, version)
+        orders += self.rounds.assigner.relieve(now, trusted, version)
         if not orders:
             return
         if any(r.asked_again and r.waits_for(orders) for r in self.rounds):
@@ -655,9 +660,9 @@ class Leader:
     def _trigger(self, orders: tuple[Assignment, ...]) -> do.PostTrigger:
         self._triggers += 1
         number, version = TriggerId(self._epoch, self._triggers), self._made.version
-        awaits, group = self.rounds.awaits(version), self._aggregation.orders(number)
+        awaits, group = self.rounds.assigner.awaits(version), self._aggregation.orders(number)
         model = self.model if group is UNSET else ModelId(self._epoch, group.made.version)
-        moves, self.rounds.unanswered = self.rounds.unanswered, False
+        moves, self.rounds.assigner.unanswered = self.rounds.assigner.unanswered, False
         return do.PostTrigger(
             UpdateTrigger(
                 number,
@@ -685,7 +690,7 @@ class Leader:
         synchrony = mode.synchrony(workers)
         if not self.rounds.may_begin(synchrony.staleness, self._made.version):
             return False
-        idle, worker = self.rounds.idle(live), None
+        idle, worker = self.rounds.assigner.idle(live), None
         if len(self.rounds) and not (
             idle if synchrony.single_worker else self._grouper.is_for(idle, live)
         ):
@@ -695,7 +700,7 @@ class Leader:
             overtaken = self._overtaken(synchrony.staleness)
             group = self._grouper.take_for(worker, live, synchrony.group_size, overtaken)
         else:
-            group = self._grouper.take(synchrony.group_size, loads=self.rounds.loads())
+            group = self._grouper.take(synchrony.group_size, loads=self.rounds.assigner.loads())
         self.rounds.begin(mode, workers, settings, group, worker)
         self._modes.begin(workers)
         return True
@@ -745,7 +750,7 @@ class Leader:
         version, newest = reply.model.version, self._made.version
         if reply.model.epoch != self._epoch or version > newest or not len(self.rounds):
             return True
-        return isinstance(reply, Failed) and version < self.rounds.oldest_asked(newest)
+        return isinstance(reply, Failed) and version < self.rounds.assigner.oldest_asked(newest)
 
     def _failed(self, failed: Failed) -> Iterator[CoordinatorCommand]:
         yield do.Drop(
