@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 from common.embedded import mock_broker
-from common.embedded.control import EmbeddedControl, embedded_settings
 from common.embedded.process import Child, short_folder
 from common.errors import DollError, UnavailableError
+from common.kafka.embedded import EmbeddedControl, embedded_settings
 
 KEPT_BYTES = 5 << 20  # of each partition: what comes beyond them drops the oldest batch of records
 

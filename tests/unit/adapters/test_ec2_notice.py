@@ -120,12 +120,15 @@ def test_what_could_be_no_header_is_no_token(
         b'{"action": "stop", "time": "2027-01-15T08:00:00"}',
     ],
 )
-def test_what_is_no_notice_is_left_out_and_counted(
-    server: MetadataServer, notices: Ec2Notices, body: bytes
+def test_what_is_no_notice_is_left_out_and_logged(
+    server: MetadataServer,
+    notices: Ec2Notices,
+    body: bytes,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.answer(INTERRUPTION, body)
     assert notices.look() is None
-    assert notices.rejected == 1
+    assert "no instance action" in caplog.text
 
 
 def test_a_notice_may_say_more_than_we_know(server: MetadataServer, notices: Ec2Notices) -> None:
