@@ -158,15 +158,13 @@ class Dashboard:
     """A page of panels, laid out from left to right.
 
     Args:
-        name: Of the file; `doll-<name>` is its lasting id.
-        title: As people see it.
+        name: Of the file; `doll-<name>` is its lasting id, and `DOLL: <name>` its title.
         description: What it is for.
         panels: In order.
         annotations: Drawn into all of them.
     """
 
     name: str
-    title: str
     description: str
     panels: tuple[Lines, ...]
     annotations: tuple[Json, ...] = ()
@@ -175,7 +173,7 @@ class Dashboard:
         """As Grafana reads it."""
         return {
             "uid": f"doll-{self.name}",
-            "title": self.title,
+            "title": f"DOLL: {self.name}",
             "description": self.description,
             "tags": ["doll"],
             "schemaVersion": _SCHEMA,
