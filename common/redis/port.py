@@ -258,12 +258,6 @@ class Boards(Protocol):
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
         """Look at several of these boards in a few packets; of each, what it says or why not."""
 
-    def replies(self, replica: str) -> Replies:
-        """Open what is sent to a replica."""
-
-    def exchange(self) -> Exchange:
-        """Open an exchange."""
-
     def roster(self) -> Roster:
         """Open the records of all jobs and workers."""
 
@@ -272,3 +266,13 @@ class Boards(Protocol):
 
     def close(self) -> None:
         """Let go of all connections."""
+
+
+class LeaderBoards(Boards, Protocol):
+    """What a process that leads jobs uses of Redis."""
+
+    def replies(self, replica: str) -> Replies:
+        """Open what is sent to a replica."""
+
+    def exchange(self) -> Exchange:
+        """Open an exchange."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from common.collectives.port import Group
 from common.errors import GroupError
-from common.redis.exchange import RedisBoards
+from common.redis.boards import RedisBoards
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

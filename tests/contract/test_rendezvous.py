@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from common.errors import UnavailableError
-from common.redis.exchange import RedisBoards
+from common.redis.boards import RedisBoards
 from tests.contract.board_fixtures import LONG_S
 
 if TYPE_CHECKING:
