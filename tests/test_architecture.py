@@ -54,12 +54,12 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
 )
 CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
     "services.admin": 185,
-    "services.cli": 260,
-    "services.coordinator": 153,
-    "services.evaluator": 132,
-    "services.provisioner": 147,
-    "services.serve": 123,
-    "services.worker": 135,
+    "services.cli": 200,
+    "services.coordinator": 144,
+    "services.evaluator": 123,
+    "services.provisioner": 146,
+    "services.serve": 112,
+    "services.worker": 132,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.messages import Batch, Replayed
@@ -319,13 +320,10 @@ def _records_of(
     found = dict[tuple[Partition, int], LogRecord]()
     for span in batch.address:
         place, _ = dead_letters.dead_letter(job, batch, span)
-        reader = _Reader(log, place)
-        try:
+        with closing(_Reader(log, place)) as reader:
             for offset in offsets_of(span, batch):
                 if (record := reader.at(offset)) is not None:
                     found[span.place, offset] = record
-        finally:
-            reader.close()
     if len(found) < batch.samples:
         raise ExpiredError(
             f"batch {batch.offset} had {batch.samples} records, only {len(found)} are there"

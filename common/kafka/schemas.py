@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from common.core.messages import Schema, SchemaFound
@@ -126,12 +127,10 @@ class JobSchemas:
     def _write(self, found: SchemaFound) -> None:
         topic = NewTopic(self._place.topic, kept_forever=True)
         self._log.create_topics([topic])
-        writer = self._log.writer()
         try:
-            writer.append(topic.name, encode_schema(found))
-            if not writer.flush(_PATIENCE_S):
-                raise UnavailableError(f"Kafka has not taken schema {found.id} yet")
+            with closing(self._log.writer()) as writer:
+                writer.append(topic.name, encode_schema(found))
+                if not writer.flush(_PATIENCE_S):
+                    raise UnavailableError(f"Kafka has not taken schema {found.id} yet")
         except BrokenWriterError as error:
             raise UnavailableError(f"Kafka has not taken schema {found.id}: {error}") from error
-        finally:
-            writer.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from common.errors import WireError
+from common.errors import decoded
 from common.notices.metadata import InstanceMetadata
 from common.notices.port import Notice, PreemptionNotices
 from common.telemetry.rejections import Rejections
@@ -51,15 +51,12 @@ class Ec2Notices:
 
         Raises:
             UnavailableError: If the service is away or slow; look again.
-            OutsideError: If it refuses, or is no metadata service at all.
+            OutsideError: If it refuses.
         """
         body = self._metadata.get(_INTERRUPTION)
         return None if body is None else self._rejections.parse(_INTERRUPTION, _decoded, body)
 
 
 def _decoded(body: bytes) -> Notice:
-    try:
-        answer = _INSTANCE_ACTION.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"no instance action: {error}") from error
+    answer = decoded(_INSTANCE_ACTION.decode, body, "no instance action")
     return Notice(answer.time.timestamp(), answer.action)

@@ -19,24 +19,24 @@ from common.config.synchronisation import SYNCHRONOUS
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.spot.experiments.arrivals import SimulatedStream, arrivals_of, draw_rates
-from common.spot.experiments.fleet import SimulatedFleet
+from common.spot.experiments.fleet import SimulatedFleet, pool_uses
 from common.spot.experiments.policy_driver import PolicyDriver, Priors
 from common.spot.experiments.preemption import STEP_S
 from common.spot.experiments.protocol import (
-    Costless,
     Delays,
     GradientTimeDraws,
+    Learner,
     Protocol,
     SimulatedJob,
     VirtualTime,
 )
-from common.spot.experiments.results import SimulatedRun, Throughput, pool_uses
+from common.spot.experiments.results import SimulatedRun, Throughput
 from common.spot.theory.lags import StreamLags
 from common.spot.traces.files import traced
 
 if TYPE_CHECKING:
     from common.spot.experiments.draws import Draws
-    from common.spot.experiments.protocol import Learner, SimulatedMachine
+    from common.spot.experiments.protocol import SimulatedMachine
     from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -190,7 +190,7 @@ class ProtocolSimulation:
             ),
             streams,
             GradientTimeDraws(gradient.mean_s, gradient.variation, gradients_rng),
-            learner or Costless(),
+            learner or Learner(),
             Delays(link_s=experiment.link_s),
         )
         (self._speeds,) = draw_rates(experiment.speeds, givens.workers, 1, speeds_rng).tolist()
