@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from common.errors import OutsideError
 
 if TYPE_CHECKING:
-    from common.collectives.port import Rendezvous
     from common.core.job_placement import JobDemand, WorkerPlacement
     from common.core.liveness import Heartbeat
     from common.core.messages import (
@@ -247,6 +246,29 @@ class Roster(Protocol):
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
         """Take the records of these away; nothing happens where there is none."""
+
+
+class Rendezvous(Protocol):
+    """Where those who form a group leave for each other how to connect. Shared between threads.
+
+    Each name has a list of entries, which is forgotten a minute after the last one was left: by
+    then the group stands or never will. Every call may raise `UnavailableError`.
+    """
+
+    def leave(self, name: str, key: str, value: bytes) -> None:
+        """Append an entry."""
+
+    def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
+        """Wait for entries behind a position; empty if none came.
+
+        Args:
+            name: Of the list.
+            after: The position of the last entry that is known; empty: all of them.
+            timeout_s: Wait no longer.
+
+        Returns:
+            Of each its position, key and value, in the order of the list, which is one for all.
+        """
 
 
 class Boards(Protocol):

@@ -22,8 +22,9 @@ from common.redis.boards import RedisBoards
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from common.collectives.port import Groups, Peer, Rendezvous
+    from common.collectives.port import Groups, Peer
     from common.core.messages import Vector
+    from common.redis.port import Rendezvous
 
 
 class Member:

@@ -15,8 +15,8 @@ from tests.contract.board_fixtures import LONG_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.collectives.port import Rendezvous
     from common.embedded.redis import EmbeddedRedis
+    from common.redis.port import Rendezvous
     from tests.contract.board_fixtures import Server
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
