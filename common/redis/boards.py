@@ -111,17 +111,17 @@ class RedisRoster:
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Publish records, each in the place of the one before of its job or its worker."""
         if records:
-            fields = [part for record in records for part in _field(record)]
+            fields = [part for record in records for part in field_of(record)]
             self._server.ask(("HSET", _SPREAD, *fields))
 
     def read(self) -> list[JobDemand | WorkerPlacement]:
         """All records that there are, however old."""
-        found = list[JobDemand | WorkerPlacement]()
-        for field, value in self._server.ask(("HGETALL", _SPREAD))[0].items():
-            record = self._parsed(field, value)
-            if record is not None:
-                found.append(record)
-        return found
+        fields = self._server.ask(("HGETALL", _SPREAD))[0].items()
+        found = (
+            parsed_record(name.decode(errors="replace"), value, self._rejections)
+            for name, value in fields
+        )
+        return [record for record in found if record is not None]
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
         """Take the records of these away; nothing happens where there is none."""
@@ -129,26 +129,30 @@ class RedisRoster:
         if fields:
             self._server.ask(("HDEL", _SPREAD, *fields))
 
-    def _parsed(self, field: bytes, value: bytes) -> JobDemand | WorkerPlacement | None:
-        kind = field.partition(b":")[0]
-        record: JobDemand | WorkerPlacement | None
-        if kind == b"job":
-            record = self._rejections.parse("job demand", wire.decode_demand, value)
-        else:
-            record = self._rejections.parse("worker placement", wire.decode_placement, value)
-        if record is not None and _field(record)[0].encode() != field:
-            self._rejections.reject("field", f"the record of another stands at {field!r}")
-            return None
-        return record
-
     def _reject_key(self, key: str) -> None:
         self._rejections.reject("key", f"{key} holds another type than a hash")
 
 
-def _field(record: JobDemand | WorkerPlacement) -> tuple[str, bytes]:
+def field_of(record: JobDemand | WorkerPlacement) -> tuple[str, bytes]:
+    """Name and value of a record's field."""
     if isinstance(record, JobDemand):
         return _JOB + record.job, wire.encode_demand(record)
     return _WORKER + record.worker, wire.encode_placement(record)
+
+
+def parsed_record(
+    field: str, value: bytes, rejections: Rejections
+) -> JobDemand | WorkerPlacement | None:
+    """The record in a field, None where it is rejected."""
+    record: JobDemand | WorkerPlacement | None
+    if field.startswith(_JOB):
+        record = rejections.parse("job demand", wire.decode_demand, value)
+    else:
+        record = rejections.parse("worker placement", wire.decode_placement, value)
+    if record is not None and field_of(record)[0] != field:
+        rejections.reject("field", f"the record of another stands at {field!r}")
+        return None
+    return record
 
 
 class RedisRendezvous:
