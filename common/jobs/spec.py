@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
-from common.config.aggregation import AggregationSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import (
     MOST,
     PROPORTIONAL,
     SYNCHRONOUS,
+    AggregationSpec,
     Count,
     Positive,
     SpecPart,

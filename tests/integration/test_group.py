@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec import UNSET
 
-from common.config.aggregation import SLICES as SLICES_OF_ALL
+from common.config.synchronisation import SLICES as SLICES_OF_ALL
 from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
 from common.embedded.process import Child
 from common.jobs.build import codec_of, task_of, trainer_of
