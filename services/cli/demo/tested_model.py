@@ -16,12 +16,12 @@ import msgspec
 from common.api.model import about_model
 from common.config.settings import read_settings
 from common.data.digits import load_digits
-from common.jobs.build import task_of
 from common.jobs.models import find_model
 from common.jobs.store import JobStore
 from common.learning.checkpoint import save_weights
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
+from common.learning.tasks import task_of
 from common.runtime.connect import connect
 
 _BATCH = 512  # records per forward pass
