@@ -308,13 +308,6 @@ WINDOW_S = 10.0  # long enough to hold some updates, short enough to show a chan
 _LEAST_S = 1.0  # a rate over less would be noise
 
 
-class Rates(NamedTuple):
-    """Of effective updates."""
-
-    updates_per_s: float
-    samples_per_s: float
-
-
 class RecentRates:
     """The updates of the window, without those that were taken back."""
 
@@ -333,14 +326,14 @@ class RecentRates:
         while self._made and self._made[-1][1].version > version:
             self._made.pop()
 
-    def rates(self, now: float) -> Rates | None:
-        """Over the window, or since the first update; None where there was none."""
+    def rates(self, now: float) -> tuple[float | None, float | None]:
+        """Updates and samples per second, over the window or since the first update."""
         self._forget(now)
         if self._first_s is None:
-            return None
+            return None, None
         span_s = min(WINDOW_S, max(_LEAST_S, now - self._first_s))
         samples = sum(update.samples for _, update in self._made)
-        return Rates(len(self._made) / span_s, samples / span_s)
+        return len(self._made) / span_s, samples / span_s
 
     def samples_of(self, now: float) -> Counter[str]:
         """Samples by worker."""
@@ -911,7 +904,7 @@ class JobProgress:
 
     def numbers(self, now: float) -> Numbers:
         """How far the job is."""
-        rates = self._recent.rates(now)
+        updates_per_s, samples_per_s = self._recent.rates(now)
         loss, metrics = self._means()
         look, newest = self.seen, self.updates.newest
         workers = None if look.statuses is None else len(look.statuses)
@@ -921,8 +914,8 @@ class JobProgress:
             samples=self.updates.samples,
             loss=loss,
             metrics=metrics,
-            updates_per_s=rates.updates_per_s if rates else None,
-            samples_per_s=rates.samples_per_s if rates else None,
+            updates_per_s=updates_per_s,
+            samples_per_s=samples_per_s,
             lag=self.lag,
             waiting=self.waiting,
             skipped=self._claims.skipped.total(),

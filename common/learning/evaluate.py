@@ -10,8 +10,7 @@ import torch
 
 from common.core.scores import measures
 from common.learning.errors import TaskError, what_was_raised
-from common.learning.outputs import check_losses, check_metrics, check_outputs
-from common.learning.scores import count_scores
+from common.learning.outputs import check_losses, check_metrics, check_outputs, count_scores
 
 if TYPE_CHECKING:
     import numpy.typing as npt

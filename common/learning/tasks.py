@@ -123,7 +123,7 @@ class Classifier:
 
 
 class TwoClasses(Classifier):
-    """A classifier that has binary scores, too: see `common.learning.scores`."""
+    """A classifier that has binary scores, too: see `common.learning.outputs`."""
 
     def binary_scores(
         self, outputs: Tensor, records: Mapping[str, Tensor]
