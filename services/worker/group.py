@@ -245,8 +245,8 @@ class GroupLoop:
         if not isinstance(found, Failed):
             ready = GradientReady(
                 *(self._member.worker, compute.model, found.batches, found.samples, found.loss_sum),
-                *(found.metric_sums, found.seconds, self._member.life),
-                *(found.local_rate, found.square, found.scores),
+                *(found.metric_sums, found.seconds, found.local_rate, found.square, found.scores),
+                life=self._member.life,
                 traffic=self._count.traffic,
             )
             with self._changed:

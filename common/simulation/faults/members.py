@@ -151,7 +151,8 @@ class SimulatedMember(SimulatedWorker):
         samples = sum(batch.samples for batch in compute.batches)
         rate = compute.local_rate
         ready = GradientReady(
-            *(self.id, compute.model, offsets, samples, 1.0, {}, seconds, self.member.life),
+            *(self.id, compute.model, offsets, samples, 1.0, {}, seconds),
+            life=self.member.life,
             local_rate=rate or UNSET,
             square=self.world.square(samples) if compute.squared else UNSET,
         )
