@@ -27,7 +27,6 @@ from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
-    Leave,
     OfferState,
     Say,
     ShareWeights,
@@ -336,8 +335,6 @@ class GroupLoop:
                     said.append(command)
                 case Enter(_, reduce):
                     self._enter(reduce)
-                case Leave():
-                    pass  # its membership is over: that group was left
                 case ApplyResult():
                     self._apply()
                 case CopyState():

@@ -16,7 +16,6 @@ from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
-    Leave,
     OfferState,
     ReplicaCommand,
     Say,
@@ -171,8 +170,6 @@ class SimulatedMember(SimulatedWorker):
                     self._push(reply, None)
                 case Enter(membership, reduce):
                     self._enter(membership, reduce)
-                case Leave():
-                    self._entered = None
                 case ApplyResult(made):
                     self._apply(made)
                 case CopyState(source, made, _, slices):
