@@ -262,8 +262,8 @@ class SimulatedMachine:
             computed.loss_sum,
             {},
             seconds,
-            computed.vector,
             compute.local_rate or UNSET,
+            vector=computed.vector,
         )
         self._time.at(self._time.now + seconds, self._computed, gradient)
 
