@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.learning.optimizers import OPTIMIZER_NAMES, OptimizerSettings
+from common.learning.optimizers import STATE_NAMES, OptimizerSettings
 from common.learning.slices import BLOCK, Slice, cut, digest, joined, lengths, part_of
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps
@@ -55,7 +55,7 @@ def test_what_ranks_own_lies_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", STATE_NAMES)
 @pytest.mark.parametrize(("count", "of_torch"), [(3, 1), (3, 2), (70, 1)])
 def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
     threads: Callable[[int], None],
@@ -87,7 +87,7 @@ def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
         assert weights.tobytes() == whole.weights()
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", STATE_NAMES)
 def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None:
     settings, size = OptimizerSettings(name, RATE), 5 * BLOCK + 3
     weights, total = drawn(size, 0), drawn(size, 1)
