@@ -52,7 +52,7 @@ class BoundedClient:
         """Send a request; for coroutines that run by `submit`.
 
         Args:
-            method: `GET` or `POST`.
+            method: `GET`, `POST` or `PUT`.
             url: Address.
             request: Further arguments of `httpx2.AsyncClient.request`.
 

@@ -31,7 +31,7 @@ from common.kafka.dead_letters import (
     read_dead_letters,
 )
 from common.kafka.names import dead_letter_topic
-from common.kafka.port import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
+from common.kafka.port import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail, TransactionalLog
 from common.kafka.read import identified
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Replayer:
         by: Who wants it, for people.
     """
 
-    def __init__(self, log: Log, by: str) -> None:
+    def __init__(self, log: TransactionalLog, by: str) -> None:
         self._log = log
         self._by = by
         self._transactions = log.transactions(NAME)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from common.errors import decoded
-from common.notices.port import Notice
+from common.notices.metadata import InstanceMetadata
+from common.notices.port import Notice, PreemptionNotices
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:
-    from common.notices.metadata import InstanceMetadata
+    from common.config.settings import Settings
 
 _INTERRUPTION = "/latest/meta-data/spot/instance-action"
 
@@ -25,6 +26,13 @@ class _InstanceAction(msgspec.Struct):
 
 
 _INSTANCE_ACTION = msgspec.json.Decoder(_InstanceAction)
+
+
+def open_notices(settings: Settings) -> PreemptionNotices | None:
+    """Open where this machine hears of its end, or None; it is not asked before the first look."""
+    if settings.notices == "none":
+        return None
+    return Ec2Notices(InstanceMetadata(settings.metadata_endpoint))
 
 
 class Ec2Notices:
@@ -43,7 +51,7 @@ class Ec2Notices:
 
         Raises:
             UnavailableError: If the service is away or slow; look again.
-            OutsideError: If it refuses, or is no metadata service at all.
+            OutsideError: If it refuses.
         """
         body = self._metadata.get(_INTERRUPTION)
         return None if body is None else self._rejections.parse(_INTERRUPTION, _decoded, body)

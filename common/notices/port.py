@@ -25,5 +25,5 @@ class PreemptionNotices(Protocol):
 
         Raises:
             UnavailableError: If the source is away or slow; look again.
-            OutsideError: If it refuses, or is no such source at all.
+            OutsideError: If it refuses.
         """
