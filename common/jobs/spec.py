@@ -41,8 +41,8 @@ from common.data.fields import (
 )
 from common.data.fields import Field as RecordField
 from common.errors import GivenError, UserError
-from common.jobs.names import check_name
 from common.kafka import names as topics
+from common.kafka.names import check_name
 from common.learning.task_options import options_of
 from doll.yaml_file import as_json, load_text, shown
 
