@@ -23,6 +23,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -688,14 +689,8 @@ def _spread(count: int, room: Sequence[int]) -> list[int]:
     """Spread a count over places in proportion to their room, and never more than there is."""
     total = sum(room)
     count = min(count, total)
-    parts, before = list[int](), 0
-    seen = 0
-    for each in room:
-        seen += each
-        until = count * seen // total if total else 0
-        parts.append(until - before)
-        before = until
-    return parts
+    ends = [count * seen // max(total, 1) for seen in accumulate(room, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 # --- what evaluators told -------------------------------------------------------------------------

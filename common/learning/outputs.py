@@ -9,7 +9,8 @@ differently. No batch is to blame for such a task, because every batch would sho
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from common.core.scores import BIN_WIDTH, BINS, WINDOWED
-from common.learning.errors import WrongTaskError
+from common.learning.errors import TaskError, WrongTaskError, what_was_raised
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
@@ -25,6 +26,23 @@ if TYPE_CHECKING:
 # Rule of Prometheus for names of labels. MLflow accepts such names, too.
 _METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_METRIC = 100  # MLflow allows 250 characters, with the folder.
+
+
+@contextmanager
+def guest(task: Task, index: int = 0) -> Iterator[None]:
+    """Run a task's code, which may raise anything, on a batch of this index.
+
+    Raises:
+        TaskError: If it raises.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, TaskError):
+        raise  # The machine failed, not the data; or a check said what is wrong.
+    except Exception as error:
+        # Without the frame of this function.
+        caught = error.__traceback__ and error.__traceback__.tb_next
+        raise TaskError(index, what_was_raised(error, task, caught)) from error
 
 
 def check_outputs(task: Task, outputs: object) -> None:
