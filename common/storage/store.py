@@ -21,6 +21,7 @@ import msgspec
 
 from common.core.messages import ModelId, drawn_at_s
 from common.errors import CorruptError, FutureFormatError, UnavailableError
+from common.learning.checkpoint import whole_of
 from common.storage.manifest import (
     FORMAT,
     MANIFEST,
@@ -254,22 +255,19 @@ class CheckpointStore:
         """Keep slices of a version, as `SlicedTrainer.snapshot` writes them with their weights."""
         self._blobs.put(self._state(made, f".{'-'.join(map(str, numbers))}"), data)
 
-    def slices(self, made: ModelId) -> list[bytes]:
-        """Read all that owners of slices have stored of a version."""
-        names = set(self._blobs.names(f"{self._states}{made.epoch}-{made.version}."))
-        names.discard(self._state(made))
-        return [data for name in sorted(names) if (data := self._blobs.get(name)) is not None]
-
     def state(self, made: ModelId) -> bytes:
-        """Read all that one process has stored of a version.
+        """Read weights and optimizer state of a version, as `Trainer.snapshot` writes them.
+
+        One process has stored them all, or owners have stored their slices.
 
         Raises:
-            CorruptError: If it is missing.
+            CorruptError: If they are not whole.
         """
         data = self._blobs.get(self._state(made))
-        if data is None:
-            raise CorruptError(f"{self._state(made)} is missing")
-        return data
+        if data is not None:
+            return data
+        names = self._blobs.names(f"{self._states}{made.epoch}-{made.version}.")
+        return whole_of(data for name in sorted(names) if (data := self._blobs.get(name)))
 
     def keep_states(
         self, kept: Collection[ModelId], begun: ModelId | None = None, now_s: float = 0.0

@@ -18,7 +18,7 @@ from common.jobs.store import StartCheckpoint
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.kafka.port import NewRecord, NewTopic
-from common.learning.trainer import packed
+from common.learning.checkpoint import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore

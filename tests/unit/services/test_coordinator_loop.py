@@ -22,7 +22,7 @@ from common.jobs.spec import ScheduleSpec, parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
-from common.learning.trainer import packed
+from common.learning.checkpoint import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes

@@ -32,11 +32,10 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.learning.checkpoint import Kind, unnamed
+from common.learning.checkpoint import Kind, packed, unnamed
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, task_of
-from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of
