@@ -17,7 +17,6 @@ from common.core.messages import GENESIS, ModelId, Positions
 from common.core.snapshots import Snapshot, genesis
 from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
 from common.learning.checkpoint import model_in
-from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import (
     FoundSnapshot,
     SnapshotFile,
@@ -28,7 +27,7 @@ from common.storage.snapshot_file import (
     to_bytes,
     to_parts,
 )
-from common.storage.store import CheckpointStore
+from common.storage.store import CheckpointStore, format_model_id
 from common.telemetry.outages import Outage
 from services.coordinator.dead_letters import DeadLetters
 
