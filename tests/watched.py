@@ -24,8 +24,8 @@ from common.embedded.services import EmbeddedService, Kind, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.operations import JobOperations
 from common.jobs.spec import JobSpec, job_from_json
+from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_log
 from doll.yaml_file import as_json, load_text
 from tests.prometheus import Prometheus
 

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.codecs import codec_of
-from common.embedded.control import EmbeddedControl
 from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
 from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import purge
 from common.jobs.spec import parse_job
-from common.runtime.connect import connect, open_blobs, open_log
+from common.kafka.embedded import EmbeddedControl
+from common.kafka.opening import open_log
+from common.runtime.connect import connect
+from common.storage.port import open_blobs
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
 from services.cli.local import open_page
