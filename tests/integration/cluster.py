@@ -16,9 +16,9 @@ from common.data.codecs import codec_of
 from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import purge
-from common.jobs.spec import parse_job
 from common.kafka.embedded import EmbeddedControl
 from common.kafka.opening import open_log
 from common.runtime.connect import connect

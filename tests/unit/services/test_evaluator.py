@@ -26,8 +26,8 @@ from common.core.messages import (
 from common.core.scores import WINDOWED
 from common.core.spans import Partition, Span, address_of
 from common.data.codecs import codec_of
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic

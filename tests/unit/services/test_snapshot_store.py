@@ -14,7 +14,7 @@ from common.core.messages import ModelId, unused_number
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition, Partition
 from common.errors import CorruptError, FutureFormatError, UserError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, StartCheckpoint, by_stream
 from common.learning.checkpoint import Kind, packed, unnamed
 from common.redis.memory import MemoryBoard, MemoryRedis
