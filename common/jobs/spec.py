@@ -24,7 +24,7 @@ from common.config.synchronisation import (
     SynchronisationSpec,
 )
 from common.config.validation import complaint, field_names
-from common.core.schedule import CONSTANT, RateSchedule, ScheduleKind
+from common.core.settings import CONSTANT, RateSchedule, ScheduleKind
 from common.data.columns import fits, text_of
 from common.data.fields import (
     INTEGERS,

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from common.core.bounds import Count, NonEmpty, Ordinal
+from common.core.field_types import Count, NonEmpty, Ordinal
 from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
 from common.core.messages import Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import LogPosition, Partition

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
-from common.core.schedule import RateSchedule
+from common.core.settings import RateSchedule
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import UnknownTopicError
 from common.jobs.build import trainer_of

@@ -12,12 +12,11 @@ from common.errors import UserError
 from common.spot.experiments.draws import draws_of
 from common.spot.experiments.experiment import (
     learner_of,
-    load_experiment,
     simulate,
     simulate_by_protocol,
 )
 from common.spot.experiments.results import RunsSummary, Throughput
-from common.spot.experiments.spec import Experiment
+from common.spot.experiments.spec import Experiment, load_experiment
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Work, market
 
