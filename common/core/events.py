@@ -11,11 +11,12 @@ from common.core.worker_messages import Tick as Tick  # noqa: PLC0414 -- an even
 
 if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
-    from common.core.losses import Divergence, ReadFrom
+    from common.core.losses import Divergence
     from common.core.messages import (
         AuditRecord,
         ControlRecord,
         ModelId,
+        ReadFrom,
         Reply,
         Wanted,
         WorkerId,

@@ -38,6 +38,7 @@ WorkerId = NewType("WorkerId", str)
 Positions: TypeAlias = dict[Partition, Count]  # a position per partition: the next offset to read
 Vector: TypeAlias = npt.NDArray[np.float32]  # (P + B,) parameters, then buffers
 Wanted: TypeAlias = Literal["running", "paused", "stopped"]  # of a job, by its owner
+ReadFrom: TypeAlias = Literal["", "earliest", "latest"]  # a topic that was created anew; empty: not
 
 
 class ModelId(NamedTuple):

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.audit import Audit
-    from common.core.losses import ReadFrom
-    from common.core.messages import LeaderStatus, Vector, Wanted
+    from common.core.messages import LeaderStatus, ReadFrom, Vector, Wanted
     from common.jobs.edit import Value
     from common.jobs.purge import Remains
     from common.jobs.store import JobRecord
