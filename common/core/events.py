@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from common.core.worker_messages import Tick as Tick  # noqa: PLC0414 -- an event of both
+from common.core.messages import Tick as Tick  # noqa: PLC0414 -- an event of others, too
 
 if TYPE_CHECKING:
     from common.core.liveness import Heartbeat

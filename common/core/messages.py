@@ -732,3 +732,10 @@ class SchemaFound(msgspec.Struct, frozen=True, tag="schema-found"):
     # In the four bytes before a record.
     id: Annotated[int, Meta(ge=0, lt=2**32)]
     schema: Schema
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Event of every state machine: nothing happened, but `due()` has come.
+
+    A tick judges what did not happen in time, so a shell hands in all that it has heard first.
+    """
