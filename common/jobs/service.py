@@ -21,8 +21,7 @@ from common.wire.messages import decode_audit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from common.core.losses import ReadFrom
-    from common.core.messages import Wanted
+    from common.core.messages import ReadFrom, Wanted
     from common.jobs.edit import Value
     from common.jobs.servers import Outside
     from common.jobs.spec import JobSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from math import prod
@@ -40,11 +40,10 @@ from common.data.fields import (
     keys_of,
 )
 from common.data.fields import Field as RecordField
-from common.errors import GivenError, UserError
+from common.errors import UserError
 from common.kafka import names as topics
 from common.kafka.names import check_name
-from common.learning.task_options import options_of
-from doll.yaml_file import as_json, load_text, shown
+from doll.yaml_file import shown
 
 if TYPE_CHECKING:
     from common.core.messages import SynchronisationMode
@@ -990,62 +989,11 @@ def _instant(value: str) -> float:
     return instant.timestamp()
 
 
-def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
-    """Read a job from YAML or JSON.
-
-    Args:
-        text: The job file.
-        allowed_tasks: Entrypoints that may be used besides the built-in tasks (DOLL_TASKS).
-
-    Raises:
-        UserError: In one line, with the field's path, what was found and what is allowed.
-    """
-    spec = job_from_json(as_json(load_text(text)))
-    check_task(spec, allowed_tasks)
-    return spec
-
-
-def check_options(spec: JobSpec) -> None:
-    """Refuse options that make no sense for a built-in task.
-
-    Raises:
-        GivenError: By the field.
-    """
-    if spec.task.name:
-        try:
-            options_of(spec.task.name, spec.task_options)
-        except UserError as error:
-            raise GivenError(("task",), str(error)) from error
-    for option, size in spec.record_sizes.items():
-        given = spec.task.options.get(option, size)
-        if given != size:
-            problem = (
-                f"the records have {size}, got {given}: change the field or the options of the task"
-            )
-            raise GivenError((f"task.{option}",), problem)
-
-
-def check_task(spec: JobSpec, allowed_tasks: Collection[str]) -> None:
-    """Refuse a task that is neither built in, with options that make sense, nor allowed.
-
-    Raises:
-        UserError: Naming it and what is allowed.
-    """
-    check_options(spec)
-    entrypoint = spec.task.entrypoint
-    if entrypoint and entrypoint not in allowed_tasks:
-        raise UserError(
-            f'job file: task.entrypoint: "{entrypoint}" is not on the allow-list'
-            f" ({', '.join(sorted(allowed_tasks)) or 'which is empty'}); add it to DOLL_TASKS here"
-            " and on the workers"
-        )
-
-
 def job_from_json(text: str | bytes) -> JobSpec:
     """Read a job that was checked against an allow-list elsewhere, as the jobs topic holds it.
 
     Raises:
-        UserError: As `parse_job`.
+        UserError: In one line, with the field's path, what was found and what is allowed.
     """
     try:
         return JobSpec.model_validate_json(text)

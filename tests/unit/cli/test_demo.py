@@ -16,7 +16,7 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.errors import UserError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.spot.market.market_file import load_market
 from services.cli import exits
 from services.cli.demo.judge import mean_accuracy

@@ -20,8 +20,8 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import NewTopic

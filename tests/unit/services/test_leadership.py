@@ -15,8 +15,8 @@ from common.core import events
 from common.core.messages import Failed, Gradient, ModelId, Reply, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import NewTopic
