@@ -6,9 +6,9 @@ running tallies over a weak prior, as in section V-C.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -84,12 +84,9 @@ class Priors:
     machines: CyclePrior = ONE_CYCLE  # of every pool that may be preempted
 
 
-class Tallies(Protocol):
-    """What has been seen of the streams so far."""
-
-    def seen(self, runs: Indexes) -> tuple[Array, Array]:
-        """(n, N) records of each stream in those runs, and the seconds in which they came."""
-        ...
+# What has been seen of the streams so far: (n, N) records of each stream in some runs, and the
+# seconds in which they came.
+Tallies: TypeAlias = Callable[[Indexes], tuple[Array, Array]]
 
 
 class PolicyDriver:
@@ -220,7 +217,7 @@ class PolicyDriver:
         if self._unknown is None:
             return self._givens.rates_per_s[runs]
         beliefs, tallies = self._unknown
-        records, seconds = tallies.seen(runs)
+        records, seconds = tallies(runs)
         return np.asarray(rate_from_counts(records, seconds, beliefs.rate).value)
 
     def _pools_now(self, runs: Indexes, usd_per_hour: Sequence[Array]) -> list[tuple[Pool, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from common.spot.experiments.results import RunsSummary, Spread
+    from common.spot.experiments.results import RunsSummary, SimulatedRun, Spread
     from common.spot.experiments.spec import Experiment
-    from common.spot.planning.compare import Result
 
 
 def simulate(
@@ -95,12 +94,12 @@ def _option_of(path: str) -> str:
     return f"--{field}" if field in ("runs", "seed") else path.removeprefix("experiment.")
 
 
-def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
+def draw(experiment: Experiment, results: Mapping[str, Sequence[SimulatedRun]]) -> Group:
     """Draw one row per policy, and what the numbers are."""
     from common.spot.experiments.results import RunsSummary
 
-    summaries = {name: RunsSummary.of(result.runs) for name, result in results.items()}
-    learned = any(result.curves for result in results.values())
+    summaries = {name: RunsSummary.of(runs) for name, runs in results.items()}
+    learned = any(run.curve for runs in results.values() for run in runs)
     given_up = any(summary.finished < summary.runs for summary in summaries.values())
     heads = ["cost\n$", "of on-\ndemand %", "runtime\ns", "in time\n%", "on spot\n%"]
     heads += ["preemp-\ntions", "changes"]
@@ -124,11 +123,11 @@ def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
         if given_up:
             cells.append(f"{summary.runs - summary.finished} of {summary.runs}")
         table.add_row(name, *cells)
-    runs = next(iter(summaries.values())).runs
+    count = next(iter(summaries.values())).runs
     legend = "Means per run; ± and [ ]: 95 % intervals of the mean, of the share in time."
     if given_up:
         legend += " Runs that were given up count with what they had cost by then."
-    shown = [Text(title(experiment, runs)), Text(), table, Text(), *_throughput(summaries)]
+    shown = [Text(title(experiment, count)), Text(), table, Text(), *_throughput(summaries)]
     return Group(*shown, Text(legend, "dim"))
 
 
@@ -200,10 +199,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
-def _accuracy(result: Result) -> str:
+def _accuracy(runs: Sequence[SimulatedRun]) -> str:
     import numpy as np
 
     from common.spot.experiments.results import Spread
 
-    last = [curve[-1].accuracy for curve in result.curves if curve]
+    last = [run.curve[-1].accuracy for run in runs if run.curve]
     return _spread(Spread.of(np.array(last)), 1, 100.0) if last else ""
