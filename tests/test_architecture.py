@@ -54,8 +54,8 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
 )
 CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
     "services.admin": 197,
-    "services.cli": 268,
-    "services.coordinator": 163,
+    "services.cli": 269,
+    "services.coordinator": 164,
     "services.evaluator": 145,
     "services.provisioner": 166,
     "services.serve": 132,

@@ -17,6 +17,7 @@ from common.core.messages import Gradient
 
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
+    from common.core.gradient_counting import Rounds
     from common.core.messages import (
         GradientReady,
         GroupReply,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         UpdateApplied,
         WorkerId,
     )
-    from common.core.rounds import Round, Rounds
+    from common.core.rounds import Round
     from common.core.settings import AggregationSettings, CoordinatorSettings
     from common.core.snapshots import Snapshot
 

@@ -19,6 +19,8 @@ from msgspec import UNSET, UnsetType
 from common.core import commands as do
 from common.core import losses
 from common.core.aggregation import BoardAggregation
+from common.core.batch_assignment import GradientTimes
+from common.core.gradient_counting import Rounds, judge
 from common.core.grouping import Grouper
 from common.core.job_completion import Completion
 from common.core.ledger import Ledger
@@ -53,7 +55,6 @@ from common.core.messages import (
 from common.core.modes import ModeSelector
 from common.core.poison import PoisonLimits, Suspects
 from common.core.replay import ReplayFilter
-from common.core.rounds import GradientTimes, Round, Rounds, judge
 from common.core.scores import ScoreWindow
 from common.core.snapshot_schedule import SnapshotSchedule
 from common.core.snapshots import Snapshot
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.liveness import Heartbeat
     from common.core.messages import Wanted
+    from common.core.rounds import Round
     from common.core.settings import CoordinatorSettings, Mode
 
 
@@ -238,7 +240,9 @@ class Leader:
             return 0
         if len(self._grouper) < synchrony.group_size or any(each.missing > 0 for each in rounds):
             return 0
-        return 0 if rounds.may_begin(synchrony.staleness, self._made.version) else rounds.awaited
+        if rounds.may_begin(synchrony.staleness, self._made.version):
+            return 0
+        return rounds.assigner.awaited
 
     @property
     def unheard(self) -> bool:
@@ -364,13 +368,13 @@ class Leader:
         for reply in replies:
             if isinstance(reply, WorkerLeaving):
                 self._liveness.leave(reply.worker)
-                self._rounds.release(reply.worker, reply.finishing)
+                self._rounds.assigner.release(reply.worker, reply.finishing)
                 continue
             self._liveness.clear(reply.worker)
             if not isinstance(reply, _ANSWERS):
                 yield from self._receive(reply, now)
                 continue
-            self._rounds.receive(reply, now)
+            self._rounds.assigner.receive(reply, now)
             if self._is_over(reply):
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
@@ -425,10 +429,11 @@ class Leader:
             self._liveness.choose()
         if self._liveness.left_out != left_out:
             for worker in sorted(self._liveness.left_out.keys() - left_out.keys()):
-                self._rounds.release(worker)  # its process was started again with other code
+                # Its process was started again with other code.
+                self._rounds.assigner.release(worker)
             yield self._leader_status(now)
         for worker in sorted(departures.left):
-            self._rounds.release(worker)
+            self._rounds.assigner.release(worker)
         for worker in sorted(departures.lost):
             for batch in self._rounds.vanish(worker):
                 yield from self._quarantine(batch, DIED)
@@ -460,7 +465,7 @@ class Leader:
         """The board takes orders again: ask at once, since deadlines grew with each lost one."""
         yield from self._aggregation.publish(self.model)
         if len(self._rounds):
-            self._rounds.recall()
+            self._rounds.assigner.recall()
             yield from self._advance(now)
 
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
@@ -486,7 +491,7 @@ class Leader:
 
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
         """Time has passed."""
-        late, rounds = self._rounds.overdue(now)
+        late, rounds = self._rounds.assigner.overdue(now)
         if late:
             self._liveness.suspect(late, now)
             yield from self._proceed(rounds, now)
@@ -506,7 +511,7 @@ class Leader:
         if self._completion.reason:
             return min(times)  # only the audit is waited for, or a member that stores a checkpoint
         if len(self._rounds):
-            times.append(self._rounds.due() or status_due)
+            times.append(self._rounds.assigner.due() or status_due)
         linger_s = self._settings.group_linger_s
         if linger_s is not None and (len(self._rounds) or len(self._grouper)):
             times.append(max(self._moved_at + linger_s, status_due))
@@ -652,10 +657,10 @@ class Leader:
         trusted = self._liveness.trusted(now)
         if trusted is not able:  # else all are
             trusted = (able & trusted) or able
-        orders = self._rounds.orders(now, trusted, version)
+        orders = self._rounds.assigner.orders(now, trusted, version)
         while self._begin(now, trusted):
-            orders += self._rounds.orders(now, trusted, version)
-        orders += self._rounds.relieve(now, trusted, version)
+            orders += self._rounds.assigner.orders(now, trusted, version)
+        orders += self._rounds.assigner.relieve(now, trusted, version)
         if not orders:
             return
         if any(r.asked_again and r.waits_for(orders) for r in self._rounds):
@@ -665,9 +670,9 @@ class Leader:
     def _trigger(self, orders: tuple[Assignment, ...]) -> do.PostTrigger:
         self._triggers += 1
         number, version = TriggerId(self._epoch, self._triggers), self._made.version
-        awaits, group = self._rounds.awaits(version), self._aggregation.orders(number)
+        awaits, group = self._rounds.assigner.awaits(version), self._aggregation.orders(number)
         model = self.model if group is UNSET else ModelId(self._epoch, group.made.version)
-        moves, self._rounds.unanswered = self._rounds.unanswered, False
+        moves, self._rounds.assigner.unanswered = self._rounds.assigner.unanswered, False
         return do.PostTrigger(
             UpdateTrigger(
                 number,
@@ -695,7 +700,7 @@ class Leader:
         synchrony = mode.synchrony(workers)
         if not self._rounds.may_begin(synchrony.staleness, self._made.version):
             return False
-        idle, worker = self._rounds.idle(live), None
+        idle, worker = self._rounds.assigner.idle(live), None
         if len(self._rounds) and not (
             idle if synchrony.single_worker else self._grouper.is_for(idle, live)
         ):
@@ -705,7 +710,7 @@ class Leader:
             overtaken = self._overtaken(synchrony.staleness)
             group = self._grouper.take_for(worker, live, synchrony.group_size, overtaken)
         else:
-            group = self._grouper.take(synchrony.group_size, loads=self._rounds.loads())
+            group = self._grouper.take(synchrony.group_size, loads=self._rounds.assigner.loads())
         self._rounds.begin(mode, workers, settings, group, worker)
         self._modes.begin(workers)
         return True
@@ -755,7 +760,7 @@ class Leader:
         version, newest = reply.model.version, self._made.version
         if reply.model.epoch != self._epoch or version > newest or not len(self._rounds):
             return True
-        return isinstance(reply, Failed) and version < self._rounds.oldest_asked(newest)
+        return isinstance(reply, Failed) and version < self._rounds.assigner.oldest_asked(newest)
 
     def _failed(self, failed: Failed) -> Iterator[CoordinatorCommand]:
         yield do.Drop(

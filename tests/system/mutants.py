@@ -444,7 +444,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "rounds.py",
+                CORE + "gradient_counting.py",
                 "todo = {} if round_ is None else round_.todo",
                 "todo = {} if round_ is None else {**round_.todo, **round_.counted}",
             ),
@@ -460,7 +460,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "rounds.py",
+                CORE + "gradient_counting.py",
                 "if round_ is None or gradient.samples != samples:",
                 "if round_ is None:",
             ),
@@ -480,7 +480,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "late, rounds = self._rounds.overdue(now)",
+                "late, rounds = self._rounds.assigner.overdue(now)",
                 "late, rounds = (), ()",
             ),
         ),
@@ -524,7 +524,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "rounds.py",
+                CORE + "gradient_counting.py",
                 'return "" if fits(deadlines.values(), version) else',
                 'return "" if True else',
             ),
@@ -546,12 +546,14 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "rounds.py",
+                CORE + "gradient_counting.py",
                 "if offset not in todo:",
                 "if self.of(offset) is None:",
             ),
             Edit(
-                CORE + "rounds.py", "samples += todo[offset].samples", "samples = gradient.samples"
+                CORE + "gradient_counting.py",
+                "samples += todo[offset].samples",
+                "samples = gradient.samples",
             ),
             Edit(
                 CORE + "rounds.py",
@@ -565,7 +567,7 @@ MUTANTS = (
         2000,
         (
             Edit(
-                CORE + "rounds.py",
+                CORE + "gradient_counting.py",
                 "if (local_rate := gradient.local_rate or 0.0) != round_.synchrony.local_rate:",
                 "if (local_rate := 0.0) and False:",
             ),
@@ -706,9 +708,13 @@ MUTANTS = (
         "a suspect travels alone, and only then is struck",
         400,
         (
-            Edit(CORE + "rounds.py", "suspect = batch.offset in suspects", "suspect = False"),
             Edit(
-                CORE + "rounds.py",
+                CORE + "batch_assignment.py",
+                "suspect = batch.offset in suspects",
+                "suspect = False",
+            ),
+            Edit(
+                CORE + "batch_assignment.py",
                 "            if not suspects.isdisjoint(hand.offsets):",
                 "            if False:",
             ),

@@ -60,9 +60,10 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from common.core.commands import CoordinatorCommand
+    from common.core.gradient_counting import Rounds
     from common.core.history import History
     from common.core.messages import GroupReply, TriggerId, UpdateApplied, WorkerId
-    from common.core.rounds import Round, Rounds
+    from common.core.rounds import Round
     from common.core.settings import AggregationSettings, SliceSettings, Stage
     from common.core.snapshots import Snapshot
 
@@ -432,7 +433,7 @@ class GroupAggregation:
         """Who can be members: they hold the weights, and reach each other."""
         needed = {Member(g.worker, g.life) for round_ in rounds for g in round_.ready}
         needed |= self._sole_holders()
-        idle = rounds.idle(self._there)
+        idle = rounds.assigner.idle(self._there)
         stays = self._live | (self._there - idle)
         wanted = [m for m in whole if self._expiring or m.worker in stays or m in needed]
         return tuple(sorted(self._accusations.clique(wanted, needed, now)))

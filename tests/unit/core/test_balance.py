@@ -12,9 +12,9 @@ from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core import events
+from common.core.batch_assignment import READ_BACK_S
 from common.core.messages import WorkerId
 from common.core.order_queue import Assignments
-from common.core.rounds import READ_BACK_S
 from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import gradient, of_kind
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace as with_
 
 from common.core import commands as do
 from common.core import events
+from common.core.batch_assignment import GROWTH, MOST_GROWTHS
 from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import (
     GENESIS,
@@ -22,7 +23,6 @@ from common.core.messages import (
     TriggerId,
     WorkerLeaving,
 )
-from common.core.rounds import GROWTH, MOST_GROWTHS
 from common.core.scores import BINS
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition

@@ -120,7 +120,7 @@ def test_nothing_can_wait_while_a_batch_is_in_nobodys_hands_or_late() -> None:
     leader = bench.machine.leader
     assert leader is not None
     bench.announce(A, B, A, B)
-    late_at = leader.rounds.due()
+    late_at = leader.rounds.assigner.due()
     assert late_at is not None
     found = [leader.awaited]
     bench.tick(late_at)

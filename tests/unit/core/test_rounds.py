@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from common.core.batch_assignment import GradientTimes
+from common.core.gradient_counting import Rounds
 from common.core.messages import (
     Assignment,
     Batch,
@@ -20,7 +22,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.poison import Suspects
-from common.core.rounds import GradientTimes, Round, Rounds, fits
+from common.core.rounds import Round, fits
 from common.core.settings import CoordinatorSettings, Mode
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
@@ -42,10 +44,10 @@ class _One:
         return self.rounds.count(gradient, MODEL.version)[1]
 
     def orders(self, now: float, live: set[WorkerId]) -> tuple[Assignment, ...]:
-        return self.rounds.orders(now, live, MODEL.version)
+        return self.rounds.assigner.orders(now, live, MODEL.version)
 
     def overdue(self, now: float) -> bool:
-        return bool(self.rounds.overdue(now)[0])
+        return bool(self.rounds.assigner.overdue(now)[0])
 
     def fail(self, worker: WorkerId, offsets: list[int]) -> tuple[Batch, ...]:
         return self.rounds.fail(worker, offsets, MODEL.version)
@@ -133,7 +135,7 @@ def test_each_time_that_a_batch_is_handed_out_again_it_gets_longer() -> None:
     one, now, allowed_s = _One(batch(0)), 0.0, list[float]()
     for _ in range(4):
         one.orders(now, {A})
-        due = one.rounds.due()
+        due = one.rounds.assigner.due()
         assert due is not None
         assert not one.overdue(due - 0.001)
         assert one.overdue(due)
@@ -147,9 +149,9 @@ def test_who_never_got_an_order_is_asked_as_if_for_the_first_time() -> None:
     for now in (0.0, 1.0, 2.0):
         one.orders(now, {A, B})
         one.overdue(LATE_S)
-    one.rounds.recall()
+    one.rounds.assigner.recall()
     assert asked(one.orders(10.0, {A, B})) == {A: [0]}
-    assert one.rounds.due() == 10.0 + FLOOR_S
+    assert one.rounds.assigner.due() == 10.0 + FLOOR_S
     assert not one.round.asked_again
     assert one.count(gradient(B, MODEL, [batch(0)])) == ""  # one got there after all
 
@@ -190,14 +192,14 @@ class _Timed:
 
     def answer(self, worker: WorkerId, seconds: float, now: float, *batches: Batch) -> str:
         reply = replace(gradient(worker, MODEL, batches or [batch(99)]), seconds=seconds)
-        self.rounds.receive(reply, now)
+        self.rounds.assigner.receive(reply, now)
         return self.rounds.count(reply, MODEL.version)[1]
 
     def orders(self, now: float, *live: WorkerId) -> dict[WorkerId, list[int]]:
-        return asked(self.rounds.orders(now, set(live), MODEL.version))
+        return asked(self.rounds.assigner.orders(now, set(live), MODEL.version))
 
     def relieve(self, now: float, *live: WorkerId) -> dict[WorkerId, list[int]]:
-        return asked(self.rounds.relieve(now, set(live), MODEL.version))
+        return asked(self.rounds.assigner.relieve(now, set(live), MODEL.version))
 
 
 @pytest.mark.parametrize(
@@ -261,19 +263,19 @@ def test_order_in_slower_hands_is_passed_on_and_the_first_gradient_counts() -> N
     timed.orders(0.0, A, B)
     assert timed.answer(B, 1.0, 1.0, batch(1)) == ""
     assert timed.relieve(1.0, A, B) == {}
-    due = timed.rounds.due()
+    due = timed.rounds.assigner.due()
     assert due is not None
     assert timed.relieve(due, A, B) == {}  # its deadline comes first
 
     assert timed.relieve(3.0, A, B) == {B: [0]}
     assert not one.asked_again
-    assert timed.rounds.overdue(3.0) == (frozenset(), ())  # nobody is suspected
+    assert timed.rounds.assigner.overdue(3.0) == (frozenset(), ())  # nobody is suspected
     assert timed.orders(3.0, A, B) == timed.relieve(3.0, A, B) == {}
     assert timed.answer(A, 3.5, 3.5, batch(0)) == ""
     assert timed.answer(B, 1.0, 4.0, batch(0)) == "batches [0] do not wait"
     assert timed.suspects.failure_counts == {}
     assert timed.relieve(4.0, A, B) == {}
-    assert timed.rounds.due() is None
+    assert timed.rounds.assigner.due() is None
 
 
 def test_order_of_several_batches_is_shared_out_among_idle_workers() -> None:
@@ -369,7 +371,7 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
     suspects = Suspects(LIMIT)
     one = _One(batch(0), suspects=suspects)
     one.orders(0.0, {A})
-    one.rounds.release(A)
+    one.rounds.assigner.release(A)
     assert asked(one.orders(0.0, {B})) == {B: [0]}
     one.rounds.requeue(B, [0], MODEL.version)
     assert asked(one.orders(0.0, {C})) == {C: [0]}
@@ -486,7 +488,7 @@ def test_older_weights_count_while_all_is_in_time_and_are_the_base_of_their_upda
 def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
     several = _Several(9)
     several.begin(batch(0))
-    several.rounds.orders(0.0, {A}, 7)
+    several.rounds.assigner.orders(0.0, {A}, 7)
     assert not several.rounds.requeue(A, [0], 6)
     assert several.rounds.fail(A, [0], 6) == ()
     assert several.rounds.requeue(A, [0], 8)  # it began later, at newer weights than it was asked
@@ -495,15 +497,15 @@ def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
 def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> None:
     several = _Several(1)
     several.begin(batch(0, A), batch(1, A))
-    several.rounds.receive(gradient(C, MODEL, [batch(0)]), 0.0)  # 0.1 s for a batch
+    several.rounds.assigner.receive(gradient(C, MODEL, [batch(0)]), 0.0)  # 0.1 s for a batch
     several.rounds.count(gradient(C, MODEL, [batch(0)]), 7)
-    several.rounds.orders(0.0, {A}, 7)
+    several.rounds.assigner.orders(0.0, {A}, 7)
     several.begin(batch(2, A))
-    several.rounds.orders(0.0, {A}, 7)
-    assert several.rounds.loads() == {A: 2}
-    due = [several.rounds.due()]
+    several.rounds.assigner.orders(0.0, {A}, 7)
+    assert several.rounds.assigner.loads() == {A: 2}
+    due = [several.rounds.assigner.due()]
     several.rounds.count(gradient(A, MODEL, [batch(1)]), 7)
-    due.append(several.rounds.due())
+    due.append(several.rounds.assigner.due())
     assert due == pytest.approx([FLOOR_S + 0.1, FLOOR_S + 0.2])
 
 
@@ -511,19 +513,19 @@ def test_nothing_travels_with_a_suspect_of_another_round() -> None:
     suspects = Suspects(LIMIT)
     several = _Several(1, suspects)
     several.begin(batch(0, A))
-    several.rounds.orders(0.0, {A}, 7)
+    several.rounds.assigner.orders(0.0, {A}, 7)
     several.rounds.vanish(A)
     several.begin(batch(1, A))
-    assert asked(several.rounds.orders(0.0, {A}, 7)) == {A: [0]}
-    assert several.rounds.orders(0.0, {A}, 7) == ()
-    assert asked(several.rounds.orders(0.0, {A, B}, 7)) == {B: [1]}
+    assert asked(several.rounds.assigner.orders(0.0, {A}, 7)) == {A: [0]}
+    assert several.rounds.assigner.orders(0.0, {A}, 7) == ()
+    assert asked(several.rounds.assigner.orders(0.0, {A, B}, 7)) == {B: [1]}
 
 
 def test_the_batches_of_an_order_are_of_one_round() -> None:
     several = _Several(1)
     several.begin(batch(0, A), batch(1, A))
     several.begin(batch(2, A), local_rate=0.5)
-    orders = several.rounds.orders(0.0, {A}, 7)
+    orders = several.rounds.assigner.orders(0.0, {A}, 7)
     assert [([b.offset for b in o.batches], o.local_rate) for o in orders] == [
         ([0, 1], 0.0),
         ([2], 0.5),
@@ -533,11 +535,11 @@ def test_the_batches_of_an_order_are_of_one_round() -> None:
 def test_who_is_late_has_something_in_hand_and_is_awaited_no_more() -> None:
     several = _Several(3)
     several.begin(batch(0, A))
-    several.rounds.orders(0.0, {A, B}, 5)
-    assert (several.rounds.awaits(7), several.rounds.oldest_asked(7)) == (5, 5)
+    several.rounds.assigner.orders(0.0, {A, B}, 5)
+    assert (several.rounds.assigner.awaits(7), several.rounds.assigner.oldest_asked(7)) == (5, 5)
     assert not several.rounds.may_begin(0, 9)  # what is of 5 must be applied by 8
-    several.rounds.overdue(LATE_S)
-    assert (several.rounds.awaits(7), several.rounds.oldest_asked(7)) == (7, 5)
-    assert several.rounds.idle({A, B}) == {B}
-    assert several.rounds.loads() == {}
+    several.rounds.assigner.overdue(LATE_S)
+    assert (several.rounds.assigner.awaits(7), several.rounds.assigner.oldest_asked(7)) == (7, 5)
+    assert several.rounds.assigner.idle({A, B}) == {B}
+    assert several.rounds.assigner.loads() == {}
     assert several.rounds.may_begin(0, 9)

@@ -16,9 +16,10 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from common.core.batch_assignment import GradientTimes
+from common.core.gradient_counting import Rounds
 from common.core.messages import Assignment, Batch, Gradient, ModelId, WorkerId
 from common.core.poison import Suspects
-from common.core.rounds import GradientTimes, Rounds
 from common.core.settings import CoordinatorSettings, Mode
 from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
@@ -65,7 +66,7 @@ class _AnyRound(RuleBasedStateMachine):
     @rule(live=st.sets(workers))
     def hand_out(self, live: set[WorkerId]) -> None:
         suspects, waiting = self.suspects.failure_counts.keys(), self.todo - self.held()
-        for order in self.rounds.orders(self.now, live, MODEL.version):
+        for order in self.rounds.assigner.orders(self.now, live, MODEL.version):
             offsets = {each.offset for each in order.batches}
             assert order.worker in live
             assert offsets <= waiting  # nobody is asked for what another is at
@@ -81,7 +82,7 @@ class _AnyRound(RuleBasedStateMachine):
     @rule(live=st.sets(workers), later_s=st.sampled_from([0.0, 0.1, 0.4]))
     def slow_workers_are_relieved(self, live: set[WorkerId], later_s: float) -> None:
         self.now += later_s
-        orders = self.rounds.relieve(self.now, live, MODEL.version)
+        orders = self.rounds.assigner.relieve(self.now, live, MODEL.version)
         new = {each.offset for order in orders for each in order.batches}
         assert not new & self.suspects.failure_counts.keys()
         for hand in self.hands:
@@ -114,7 +115,7 @@ class _AnyRound(RuleBasedStateMachine):
     def reply(self, reply: Gradient) -> None:
         offsets = set(reply.batches)
         fits = reply.model == MODEL and 0 < len(offsets) == len(reply.batches)
-        self.rounds.receive(reply, self.now)
+        self.rounds.assigner.receive(reply, self.now)
         right = fits and offsets <= self.todo and reply.samples == SAMPLES * len(offsets)
         assert (self.rounds.count(reply, MODEL.version)[1] == "") == right
         if right:
@@ -130,7 +131,7 @@ class _AnyRound(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def a_worker_leaves(self, worker: WorkerId) -> None:
-        self.rounds.release(worker)
+        self.rounds.assigner.release(worker)
         self.void(worker, set(self.batches))
 
     @rule(worker=workers, offsets=some_offsets)
@@ -172,7 +173,7 @@ class _AnyRound(RuleBasedStateMachine):
     @rule()
     def everything_is_late(self) -> None:
         self.now += LATE_S
-        assert bool(self.rounds.overdue(self.now)[0]) == bool(self.held())
+        assert bool(self.rounds.assigner.overdue(self.now)[0]) == bool(self.held())
         for hand in self.hands:
             hand.late = True
 
@@ -196,7 +197,7 @@ class _AnyRound(RuleBasedStateMachine):
         """One worker that is faithful finishes it, whatever happened before."""
         self.everything_is_late()
         while self.round.todo:
-            orders = self.rounds.orders(self.now, {A}, MODEL.version)
+            orders = self.rounds.assigner.orders(self.now, {A}, MODEL.version)
             assert orders
             for order in orders:
                 self.reply(answer(order, MODEL))

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from common.core import commands as do
 from common.core import events
+from common.core.gradient_counting import VERSIONS_KEPT, UpdateTraffic
 from common.core.messages import Traffic, UpdateApplied
-from common.core.traffic import VERSIONS_KEPT, UpdateTraffic
 from tests.unit.core.bench import Bench, changed
 from tests.unit.core.examples import A, B, answer, of_kind
 

@@ -1,0 +1,330 @@
+"""When a gradient counts.
+
+A gradient message counts whole or not at all. It counts if and only if all its batches wait in one
+round, none of them has been counted, and its weights are not too old for that round. So an update
+is made of exactly its batches, even if gradients arrive twice, late or from a worker that is
+believed dead.
+
+`fits` guards the three steps after which some round could not be applied in time: beginning a
+round, applying another round first, and counting a gradient of older weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from common.core.batch_assignment import BatchAssigner, GradientTimes
+from common.core.rounds import Round, fits
+
+if TYPE_CHECKING:
+    from common.core.messages import Batch, Failed, Gradient, GradientReady, Traffic, WorkerId
+    from common.core.poison import Suspects
+    from common.core.settings import CoordinatorSettings, Mode
+
+VERSIONS_KEPT = 1000  # after which a worker that was not heard of is forgotten
+
+
+class _LastTraffic(NamedTuple):
+    version: int
+    traffic: Traffic
+
+
+class UpdateTraffic:
+    """Bytes that a worker moves for an update, of one leader's updates, as workers count them.
+
+    Each gradient says how many bytes its worker has moved in all. The difference of two counts of
+    one life, at two versions, is what the updates between took. So a lost message loses nothing,
+    and a message that comes late or twice adds nothing.
+    """
+
+    def __init__(self) -> None:
+        # Of each worker's last count, the eldest first.
+        self._last: dict[WorkerId, _LastTraffic] = {}
+        self._moved = self._updates = 0  # since they were taken, of all workers together
+
+    def observe(self, worker: WorkerId, traffic: Traffic, version: int) -> None:
+        """Take in a worker's count.
+
+        Args:
+            worker: Whose.
+            traffic: Its count.
+            version: Of the weights that it had then.
+        """
+        before = self._last.get(worker)
+        if before is not None and before.traffic.life == traffic.life:
+            moved, updates = traffic.total - before.traffic.total, version - before.version
+            if updates <= 0 or moved < 0:
+                return
+            self._moved += moved
+            self._updates += updates
+        self._last.pop(worker, None)
+        self._last[worker] = _LastTraffic(version, traffic)
+        eldest, last = next(iter(self._last.items()))
+        if version - last.version > VERSIONS_KEPT:
+            del self._last[eldest]
+
+    def take(self) -> int | UnsetType:
+        """Mean of what was counted since it was taken last; left out: nothing was."""
+        moved, updates, self._moved, self._updates = self._moved, self._updates, 0, 0
+        return round(moved / updates) if updates else UNSET
+
+
+class Rounds:
+    """A leader's rounds in flight, oldest first.
+
+    Args:
+        suspects: Batches that may be poison.
+        times: How long a gradient may take.
+    """
+
+    def __init__(self, suspects: Suspects, times: GradientTimes) -> None:
+        self._suspects = suspects
+        self.traffic = UpdateTraffic()  # of whose gradients count
+        self._rounds = dict[int, Round]()
+        self.assigner = BatchAssigner(self._rounds, suspects, times)
+        self._begun = 0
+        # Batches that gave no finite gradient since the last finite one of any batch.
+        self.not_finite = set[int]()
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def __iter__(self) -> Iterator[Round]:
+        return iter(tuple(self._rounds.values()))
+
+    @property
+    def wait_for_gradients(self) -> bool:
+        """Whether all do, and for nothing else: none can be filled, applied or put back."""
+        return not [r for r in self._rounds.values() if not r.todo or r.missing > 0]
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Of all rounds."""
+        return tuple(batch for round_ in self._rounds.values() for batch in round_.batches)
+
+    def of(self, offset: int) -> Round | None:
+        """The round in which a batch waits for its gradient."""
+        for round_ in self._rounds.values():
+            if offset in round_.todo:
+                return round_
+        return None
+
+    @property
+    def size(self) -> int:
+        """How many batches that is."""
+        return sum([len(round_) for round_ in self._rounds.values()])
+
+    @property
+    def oldest(self) -> int | None:
+        """Control offset of the one of them that has waited longest."""
+        return min(
+            [o for r in self._rounds.values() for part in (r.todo, r.counted) for o in part],
+            default=None,
+        )
+
+    def begin(
+        self,
+        mode: Mode,
+        live: int,
+        settings: CoordinatorSettings,
+        batches: Iterable[Batch],
+        worker: WorkerId | None = None,
+    ) -> Round:
+        """Put a further round in flight; its arguments are those of `Round`."""
+        self._begun += 1
+        round_ = Round(self._begun, mode, live, settings, batches, worker)
+        self._rounds[round_.number] = round_
+        return round_
+
+    def end(self, round_: Round) -> None:
+        """It is applied, or put back."""
+        del self._rounds[round_.number]
+        self.assigner.end(round_)
+
+    def may_begin(self, staleness: int, version: int) -> bool:
+        """Whether a further round could be applied in time, and all others still."""
+        if not any([staleness, *(each.synchrony.staleness for each in self._rounds.values())]):
+            return not self._rounds  # one after the other, as most jobs have it
+        return fits([*self._deadlines(version).values(), version + staleness], version)
+
+    def may_apply(self, round_: Round, version: int) -> bool:
+        """Whether all others can still be applied in time after this one."""
+        deadlines = self._deadlines(version + 1)
+        del deadlines[round_.number]
+        return fits(deadlines.values(), version + 1)
+
+    def _deadlines(self, version: int, besides: Collection[int] = ()) -> dict[int, int]:
+        """The newest version at which each round may still be applied.
+
+        Args:
+            version: The newest there is, at which all is computed that nobody is asked for yet.
+            besides: Batches whose order is answered.
+        """
+        bases = {
+            number: version if round_.base is None else round_.base
+            for number, round_ in self._rounds.items()
+        }
+        for hand in self.assigner.hands:
+            # Who is late does not hold others up: what it sends counts if there is still time.
+            if hand.version >= bases[hand.round]:
+                continue
+            if not hand.offsets.issubset(besides):
+                bases[hand.round] = hand.version
+        return {n: base + self._rounds[n].synchrony.staleness for n, base in bases.items()}
+
+    def count(self, gradient: Gradient | GradientReady, version: int) -> tuple[Round | None, str]:
+        """Count a gradient message, if it counts.
+
+        Args:
+            gradient: A gradient of this leader's weights.
+            version: The newest version.
+
+        Returns:
+            The round that it counts in, or the reason why it does not count.
+        """
+        offsets = gradient.batches
+        if len(offsets) != 1 and (len(set(offsets)) != len(offsets) or not offsets):
+            return None, "names a batch twice, or none"
+        round_ = self._of_any(offsets)
+        reason = self._why_not(round_, gradient, version)
+        if reason or round_ is None:
+            # Its order is void. What else was in it goes to somebody else.
+            self.assigner.drop(gradient.worker, offsets, gradient.model.version)
+            return None, reason
+        if gradient.traffic is not UNSET:
+            self.traffic.observe(gradient.worker, gradient.traffic, gradient.model.version)
+        round_.add(gradient)
+        self.assigner.let_go(offsets, gradient.worker)
+        self._suspects.clear(offsets)
+        self.not_finite.clear()
+        return round_, ""
+
+    def _of_any(self, offsets: Iterable[int]) -> Round | None:
+        """The round of the first of these batches that waits for its gradient."""
+        for offset in offsets:
+            for round_ in self._rounds.values():
+                if offset in round_.todo:
+                    return round_
+        return None
+
+    def _why_not(
+        self, round_: Round | None, gradient: Gradient | GradientReady, version: int
+    ) -> str:
+        """Why a gradient does not count in a round; empty where it does."""
+        offsets, taken_at = gradient.batches, gradient.model.version
+        todo = {} if round_ is None else round_.todo
+        samples = 0
+        for offset in offsets:
+            if offset not in todo:
+                return f"batches {[each for each in offsets if each not in todo]} do not wait"
+            samples += todo[offset].samples
+        if round_ is None or gradient.samples != samples:
+            return "has not the batches' samples"
+        if (local_rate := gradient.local_rate or 0.0) != round_.synchrony.local_rate:
+            return (
+                f"was taken on a walk at rate {local_rate:g}, not {round_.synchrony.local_rate:g}"
+            )
+        if taken_at == version:
+            return ""  # no deadline comes nearer by it
+        deadlines = self._deadlines(version, offsets)
+        last = taken_at + round_.synchrony.staleness
+        deadlines[round_.number] = min(deadlines[round_.number], last)
+        return "" if fits(deadlines.values(), version) else f"of version {taken_at}, too old"
+
+    def requeue(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
+        """Take an order back without blame: the worker leaves, or could not get data or model.
+
+        Args:
+            worker: Who had it.
+            offsets: The batches that it is about.
+            version: At which the worker tried; what it was asked later stands.
+
+        Returns:
+            Whether it had any of these batches in hand.
+        """
+        return self.assigner.drop(worker, offsets, version)
+
+    def fail(self, worker: WorkerId, offsets: Iterable[int], version: int) -> tuple[Batch, ...]:
+        """Take an order back, blaming these batches of it; returns those that are poison now.
+
+        Args:
+            worker: Who had it.
+            offsets: The batches that it is about.
+            version: At which the worker tried; what it was asked later stands.
+        """
+        offsets = set(offsets)
+        hands = [h for h in self.assigner.given_to(worker) if h.version <= version]
+        alone = {offset for hand in hands if hand.alone for offset in hand.offsets}
+        blamed = {offset for hand in hands for offset in hand.offsets} & offsets
+        self.assigner.drop(worker, offsets, version)
+        return self._blame(blamed, alone)
+
+    def vanish(self, worker: WorkerId) -> tuple[Batch, ...]:
+        """A worker died without notice; returns the batches that are poison now."""
+        hands = self.assigner.given_to(worker)
+        in_hand = {offset for hand in hands for offset in hand.offsets}
+        alone = in_hand if len(in_hand) == 1 and all(hand.alone for hand in hands) else set[int]()
+        self.assigner.release(worker)
+        return self._blame(in_hand, alone)
+
+    def settle(self, offset: int) -> Batch | None:
+        """Take a batch out for good (quarantine); None if it waits in no round."""
+        round_ = self.of(offset)
+        if round_ is None:
+            return None
+        self._suspects.clear([offset])
+        self.assigner.let_go([offset])
+        return round_.todo.pop(offset)
+
+    def give_up(self, round_: Round) -> tuple[Batch, ...]:
+        """Take all uncounted batches out of a round (`on_missing: proceed`)."""
+        missing = tuple(round_.todo.values())
+        self.assigner.let_go(round_.todo)
+        round_.todo.clear()
+        return missing
+
+    def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:
+        """Suspect these batches; returns those that are poison now."""
+        poison = [o for o in sorted(offsets) if self._suspects.blame(o, alone=o in alone)]
+        return tuple(round_.todo[o] for o in poison if (round_ := self.of(o)) is not None)
+
+
+class Verdict(NamedTuple):
+    """What a failure proves."""
+
+    hopeless: tuple[Batch, ...] = ()  # batches that can never be used
+    reason: str = ""  # why not
+    hold: str = ""  # why no batch is to blame and the job must be held; empty where it need not
+
+
+def judge(failed: Failed, rounds: Rounds) -> Verdict:
+    """Take the order back, with or without blame.
+
+    Args:
+        failed: Of this leader, and not of an order that is over.
+        rounds: In flight.
+    """
+    version = failed.model.version
+    there = {o: round_ for o in failed.batches if (round_ := rounds.of(o)) is not None}
+    if failed.reason not in ("raised", "not_finite"):
+        had = rounds.requeue(failed.worker, failed.batches, version)
+        if failed.reason == "task" and had:  # what comes late or twice is of a task that was mended
+            return Verdict(hold=f"the task is wrong: {failed.detail}; mend it and resume the job")
+        if failed.reason != "expired":
+            return Verdict()
+        return Verdict(tuple(round_.todo[o] for o, round_ in there.items()), "expired")
+    poison = rounds.fail(failed.worker, failed.batches, version)
+    if failed.reason == "not_finite" and there:
+        rounds.not_finite.update(there)
+        count = len(rounds.not_finite)
+        most = max(round_.synchrony.group_size for round_ in there.values())
+        if count >= max(2, (most + 1) // 2):  # half of the data cannot be bad at once
+            rounds.not_finite.clear()
+            return Verdict(
+                hold=f"diverged: {count} batches, one after the other, are not finite"
+                f" ({failed.detail}); lower the learning rate and start again"
+            )
+    return Verdict(poison, f"poison: {failed.reason}: {failed.detail}")
