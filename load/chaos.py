@@ -41,7 +41,7 @@ from common.embedded.process import Child
 from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
 from common.jobs.store import JobStore
-from common.runtime.connect import open_log
+from common.kafka.opening import open_log
 from common.testing.counting import ENTRYPOINT
 from load.faults.actions import Targets, actions_on
 from load.faults.fleet import Fleet, Slot

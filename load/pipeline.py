@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from common.embedded.services import stop_all
 from common.jobs.build import codec_of
 from common.jobs.store import JobStore
+from common.kafka.stream import open_stream_log
 from common.runtime.connect import open_board
 from load.harness import report
 from load.harness.processor import Block, Processor
@@ -76,7 +77,7 @@ class Pipeline:
         """Wake up, warm up, measure, and rest again."""
         for service in self.services[1:]:
             thaw(service)
-        await_until(lambda: len(self._board.alive()) == _WORKERS, _TIMEOUT_S, "workers alive")
+        await_until(lambda: len(self._board.heartbeats()) == _WORKERS, _TIMEOUT_S, "workers alive")
         thaw(self.services[0])
         self._job_store.want(self._job, "running", "measured")
         self._warm()
@@ -160,7 +161,8 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
         partitions = partitions_for(values, records, embedded=given.kafka == "embedded")
         produce(log, _TOPIC, partitions, values, records)
         pipeline = stack.enter_context(closing(Pipeline(on, job, records)))
-        yield pipeline, reference or SingleConsumer(log, _TOPIC, codec)
+        alone = stack.enter_context(closing(open_stream_log(on.settings, "load")))
+        yield pipeline, reference or SingleConsumer(alone, _TOPIC, codec)
 
 
 def main() -> int:

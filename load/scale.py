@@ -32,9 +32,10 @@ from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
 from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from common.storage.snapshot_file import from_bytes
 from common.testing.costless import ENTRYPOINT
 from load.harness import history, report

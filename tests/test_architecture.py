@@ -21,14 +21,14 @@ TREES = ("common", "services", "tests", "load")
 FLOORS = (  # a folder imports folders of lower floors; the root of `common/` holds `errors` alone
     ("doll",),  # a distribution of its own, in `common/public`
     ("common.errors", "common.core"),
-    ("common.data", "common.collectives", "common.spot.theory", "common.spot.machines"),
+    ("common.data", "common.spot.theory", "common.spot.machines"),
     ("common.config",),
-    ("common.learning", "common.spot.policies", "common.spot.traces"),
+    ("common.collectives", "common.learning", "common.spot.policies", "common.spot.traces"),
     ("common.spot.provisioning",),
     ("common.wire", "common.telemetry", "common.http", "common.simulation", "common.spot.market"),
-    ("common.spot.experiments", "common.spot.plans"),
+    ("common.notices", "common.spot.experiments", "common.spot.plans"),
     (
-        *("common.kafka", "common.redis", "common.notices", "common.tracking"),
+        *("common.kafka", "common.redis", "common.tracking"),
         *("common.testing", "common.spot.fleets"),
     ),
     ("common.storage", "common.embedded"),
@@ -53,13 +53,13 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
     *("services.cli.commands.provisioning", "services.cli.system.api"),
 )
 CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
-    "services.admin": 197,
-    "services.cli": 269,
-    "services.coordinator": 164,
-    "services.evaluator": 145,
-    "services.provisioner": 166,
-    "services.serve": 132,
-    "services.worker": 139,
+    "services.admin": 187,
+    "services.cli": 262,
+    "services.coordinator": 157,
+    "services.evaluator": 136,
+    "services.provisioner": 155,
+    "services.serve": 127,
+    "services.worker": 140,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}
@@ -71,9 +71,9 @@ DECODERS = "common/data/decoders.py"
 HOMES = {  # a client library has one home
     "confluent_kafka": ("common/kafka/", "common/embedded/"),
     "redis": ("common/redis/", "common/embedded/redis.py"),
-    "aws_msk_iam_sasl_signer": ("common/kafka/msk.py",),
+    "aws_msk_iam_sasl_signer": ("common/kafka/opening.py",),
     "boto3": (
-        *("common/storage/s3.py", "common/spot/fleets/ec2/", "common/kafka/msk.py"),
+        *("common/storage/s3.py", "common/spot/fleets/ec2/", "common/kafka/opening.py"),
         "services/cli/commands/parquet.py",  # asks which S3 server the environment names
     ),
     "fastapi": ("services/admin/",),

@@ -24,8 +24,8 @@ from common.embedded.stack import EmbeddedStack
 from common.jobs.build import codec_of
 from common.jobs.spec import JobSpec, job_from_json
 from common.jobs.store import JobStore
+from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_log
 from doll.yaml_file import as_json, load_text
 from tests.prometheus import Prometheus
 

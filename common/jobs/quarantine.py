@@ -7,6 +7,7 @@ read back there says whether it counts: of a requeue and a replay of the same ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.history import History
@@ -151,8 +152,7 @@ class Quarantine:
             UnavailableError: If Kafka did not take them in time.
         """
         offsets: list[int | None] = [None] * len(records)
-        writer = self._log.writer()
-        try:
+        with closing(self._log.writer()) as writer:
             for number, record in enumerate(records):
 
                 def delivered(offset: int | None, number: int = number) -> None:
@@ -164,8 +164,6 @@ class Quarantine:
                     f"{self._topic}: Kafka has not confirmed all records; `doll audit"
                     f" {self._name} --json` tells which of them count"
                 )
-        finally:
-            writer.close()
         counted = self._read()
         return [  # where Kafka has not said which record it is, it is known by what it says
             record in counted.values() if offset is None else offset in counted

@@ -190,11 +190,6 @@ class JobStore:
         return store
 
     @property
-    def rejected(self) -> int:
-        """Records so far that did not parse."""
-        return self._job_store.rejected
-
-    @property
     def unreadable(self) -> dict[str, Unreadable]:
         """Names whose newest record, as last read, does not parse; a job of an older one goes on.
 

@@ -45,9 +45,7 @@ from common.kafka.offsets import Offset, OffsetsQuestion, Which
 from common.kafka.port import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 from common.kafka.settings import client_properties, reader_properties
 from common.kafka.spans import KafkaSpanReader
-from common.kafka.stream import KafkaStreamReader
 from common.kafka.tail import Tails
-from common.kafka.transactions import KafkaTransactions
 from common.kafka.writer import KafkaWriter, SharedProducer
 
 if TYPE_CHECKING:
@@ -283,14 +281,6 @@ class KafkaLog:
         diverged |= {place: reached[place] for place in left if reached[place] < left[place].offset}
         return diverged
 
-    def stream(
-        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
-    ) -> KafkaStreamReader:
-        """See the port."""
-        return KafkaStreamReader(
-            self._settings, lambda: self._admin, group, topics, member, hold=hold
-        )
-
     def spans(self) -> KafkaSpanReader:
         """See the port."""
         return KafkaSpanReader(self._settings)
@@ -329,10 +319,6 @@ class KafkaLog:
                 if self._producer.add(writer):
                     return writer
                 self._producer = None  # it is over
-
-    def transactions(self, name: str) -> KafkaTransactions:
-        """See the port."""
-        return KafkaTransactions(self._settings, lambda: self._admin, name, self.partitions)
 
     def close(self) -> None:
         """See the port."""

@@ -19,7 +19,7 @@ import safetensors
 import safetensors.numpy
 from msgspec import Meta
 
-from common.errors import CorruptError
+from common.errors import CorruptError, decoded
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
@@ -101,8 +101,6 @@ class _Header(msgspec.Struct):
 
 _KIND = msgspec.json.Decoder(Kind)
 _HEADER = msgspec.json.Decoder(_Header)
-# Errors that msgspec raises for bytes that anybody may have written.
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LENGTH = 8  # bytes that say how long the header is
 
 
@@ -142,10 +140,8 @@ def _metadata(data: bytes) -> dict[str, str]:
         CorruptError: If they are not there.
     """
     end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-    try:
-        return _HEADER.decode(data[_LENGTH:end]).metadata
-    except _MALFORMED as error:
-        raise CorruptError(f"no layout is in the first {len(data)} bytes: {error}") from error
+    what = f"no layout is in the first {len(data)} bytes"
+    return decoded(_HEADER.decode, data[_LENGTH:end], what, CorruptError).metadata
 
 
 def kind_in(metadata: Mapping[str, str]) -> Kind:
@@ -154,10 +150,8 @@ def kind_in(metadata: Mapping[str, str]) -> Kind:
     Raises:
         CorruptError: If they do not say it.
     """
-    try:
-        return _KIND.decode(metadata.get("trainer", ""))
-    except _MALFORMED as error:
-        raise CorruptError(f"it does not say whose snapshot it is: {error}") from error
+    what = "it does not say whose snapshot it is"
+    return decoded(_KIND.decode, metadata.get("trainer", ""), what, CorruptError)
 
 
 def layout_at(head: bytes) -> Layout:

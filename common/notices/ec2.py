@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from common.errors import WireError
-from common.notices.port import Notice
+from common.errors import decoded
+from common.notices.metadata import InstanceMetadata
+from common.notices.port import Notice, PreemptionNotices
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:
-    from common.notices.metadata import InstanceMetadata
+    from common.config.settings import Settings
 
 _INTERRUPTION = "/latest/meta-data/spot/instance-action"
 
@@ -27,6 +28,13 @@ class _InstanceAction(msgspec.Struct):
 _INSTANCE_ACTION = msgspec.json.Decoder(_InstanceAction)
 
 
+def open_notices(settings: Settings) -> PreemptionNotices | None:
+    """Open where this machine hears of its end, or None; it is not asked before the first look."""
+    if settings.notices == "none":
+        return None
+    return Ec2Notices(InstanceMetadata(settings.metadata_endpoint))
+
+
 class Ec2Notices:
     """The notices of the EC2 instance that this process runs on.
 
@@ -38,25 +46,17 @@ class Ec2Notices:
         self._metadata = metadata
         self._rejections = Rejections()
 
-    @property
-    def rejected(self) -> int:
-        """Notices read so far that did not parse."""
-        return self._rejections.count
-
     def look(self) -> Notice | None:
         """The notice that stands, None for none.
 
         Raises:
             UnavailableError: If the service is away or slow; look again.
-            OutsideError: If it refuses, or is no metadata service at all.
+            OutsideError: If it refuses.
         """
         body = self._metadata.get(_INTERRUPTION)
         return None if body is None else self._rejections.parse(_INTERRUPTION, _decoded, body)
 
 
 def _decoded(body: bytes) -> Notice:
-    try:
-        answer = _INSTANCE_ACTION.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"no instance action: {error}") from error
+    answer = decoded(_INSTANCE_ACTION.decode, body, "no instance action")
     return Notice(answer.time.timestamp(), answer.action)

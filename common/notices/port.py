@@ -15,12 +15,8 @@ class Notice(NamedTuple):
 class PreemptionNotices(Protocol):
     """Where a preemptible machine hears that its end is near. For one thread at a time.
 
-    What does not parse is left out, logged and counted in `rejected`.
+    What does not parse is left out, and the first of its kind is logged.
     """
-
-    @property
-    def rejected(self) -> int:
-        """Notices read so far that did not parse."""
 
     def look(self) -> Notice | None:
         """The notice that stands, None for none.
@@ -29,5 +25,5 @@ class PreemptionNotices(Protocol):
 
         Raises:
             UnavailableError: If the source is away or slow; look again.
-            OutsideError: If it refuses, or is no such source at all.
+            OutsideError: If it refuses.
         """

@@ -113,11 +113,6 @@ class RedisBoard:
         self._leader_status: tuple[bytes, LeaderStatus] | None = None
         self._put_at = float("-inf")  # when it was written
 
-    @property
-    def rejected(self) -> int:
-        """Messages read so far that did not parse."""
-        return self._rejections.count
-
     def close(self) -> None:
         """Let go of all connections."""
         for attendance in self._attendances.values():
@@ -265,10 +260,6 @@ class RedisBoard:
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
         """Return the beat of each worker, if it has not run out and the worker's process lives."""
         return self.follow(self.looking_for_workers())
-
-    def alive(self) -> dict[WorkerId, str]:
-        """Return the statuses in `heartbeats`."""
-        return {worker: beat.status for worker, beat in self.heartbeats().items()}
 
     def looking_for_workers(self) -> Steps[dict[WorkerId, Heartbeat]]:
         """`heartbeats`, in steps."""
@@ -547,11 +538,6 @@ class RedisReplies:
         self._key = _replies(replica)
         self._rejections = Rejections()
         self._server = RedisServer(shared, self._key, self._reject_key)
-
-    @property
-    def rejected(self) -> int:
-        """Messages read so far that did not parse."""
-        return self._rejections.count
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
         """Take replies, each with its job; waits for the first one only."""

@@ -138,10 +138,6 @@ class MemoryReplies:
         self._replica = replica
         self._rejections = Rejections()
 
-    @property
-    def rejected(self) -> int:
-        return self._rejections.count
-
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
         """Take replies, each with its job; waits for the first one only."""
 
@@ -223,10 +219,6 @@ class MemoryBoard:
         self._rejections = Rejections()
         self._workers = set[WorkerId]()  # that beat through this board
 
-    @property
-    def rejected(self) -> int:
-        return self._rejections.count
-
     def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
         """Publish a model; this leader's version of four updates ago is forgotten."""
         with self._server.changed:
@@ -301,10 +293,6 @@ class MemoryBoard:
             until = self._server.clock() + ttl_s
             self._notices().heartbeats[worker] = Heartbeat(status, digest), until
             self._workers.add(worker)
-
-    def alive(self) -> dict[WorkerId, str]:
-        """Return the statuses in `heartbeats`."""
-        return {worker: beat.status for worker, beat in self.heartbeats().items()}
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
         """Return the beat of each worker that has not run out."""
@@ -425,10 +413,6 @@ class MemoryRoster:
     def __init__(self, server: MemoryRedis) -> None:
         self._server = server
         self._rejections = Rejections()
-
-    @property
-    def rejected(self) -> int:
-        return self._rejections.count
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         fields = dict(map(_field, records))

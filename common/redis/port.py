@@ -41,12 +41,8 @@ class Board(Protocol):
     """One job's notice board: fast, shared, and allowed to be wiped at any moment.
 
     May be shared between threads. Every call may raise `UnavailableError`.
-    What does not parse is left out, logged and counted in `rejected`.
+    What does not parse is left out, and the first of each kind is logged.
     """
-
-    @property
-    def rejected(self) -> int:
-        """Messages read so far that did not parse."""
 
     def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
         """Publish a model; older versions than the last few are forgotten."""
@@ -95,9 +91,6 @@ class Board(Protocol):
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
         """Return the beat of each worker, if it has not run out and the worker's process lives."""
-
-    def alive(self) -> dict[WorkerId, str]:
-        """Return the statuses in `heartbeats`."""
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or prolong the lease that says who may try to lead; False if another holds it.
@@ -159,9 +152,8 @@ class Board(Protocol):
 def live_status(board: Board) -> LiveStatus | Exception:
     """Look at one board; return what it says or why not."""
     try:
-        return LiveStatus(
-            board.is_leased(), board.get_leader_status(), board.alive(), board.unable()
-        )
+        statuses = {worker: beat.status for worker, beat in board.heartbeats().items()}
+        return LiveStatus(board.is_leased(), board.get_leader_status(), statuses, board.unable())
     except OutsideError as error:
         return error
 
@@ -169,12 +161,8 @@ def live_status(board: Board) -> LiveStatus | Exception:
 class Replies(Protocol):
     """What workers of all jobs sent to one replica of the coordinator. For one thread at a time.
 
-    What does not parse is left out, logged and counted in `rejected`.
+    What does not parse is left out, and the first of each kind is logged.
     """
-
-    @property
-    def rejected(self) -> int:
-        """Messages read so far that did not parse."""
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
         """Take replies, each with the job that it is about; waits for the first one only.
@@ -248,12 +236,8 @@ class Roster(Protocol):
     """Small records about all jobs and workers; fast, shared, and allowed to be wiped.
 
     May be shared between threads. Every call may raise `UnavailableError`.
-    What does not parse is left out, logged and counted in `rejected`.
+    What does not parse is left out, and the first of each kind is logged.
     """
-
-    @property
-    def rejected(self) -> int:
-        """Records read so far that did not parse."""
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Publish records, each in the place of the one before of its job or its worker."""

@@ -35,11 +35,6 @@ class RedisRoster:
         self._rejections = Rejections()
         self._server = RedisServer(client, _KEY, self._reject_key)
 
-    @property
-    def rejected(self) -> int:
-        """Records read so far that did not parse."""
-        return self._rejections.count
-
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Publish records, each in the place of the one before of its job or its worker."""
         if records:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from common.errors import UnavailableError
 from common.jobs.store import JobRecord, JobStore
+from common.kafka.opening import open_log
+from common.runtime.connect import open_boards
 from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
+    from common.config.settings import Settings
     from common.kafka.port import Log
     from common.redis.port import Boards
     from common.runtime.service import ServiceProcess
@@ -113,6 +116,16 @@ MakeParts: TypeAlias = "Callable[[OpenedServers], MakePart]"
 Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
 
 
+def open_servers(settings: Settings, client_id: str) -> tuple[Log, Boards]:
+    """Open Kafka and Redis.
+
+    Raises:
+        UserError: If the settings make no sense.
+        UnavailableError: If they name an embedded broker that is gone.
+    """
+    return open_log(settings, client_id), open_boards(settings)
+
+
 def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     process: ServiceProcess,
     metrics: ProcessMetrics,
@@ -121,6 +134,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     *,
     beside: tuple[MakeParts, Begins] | None = None,
     repairs: bool = False,
+    open_servers: Callable[[Settings, str], tuple[Log, Boards]] = open_servers,
     slow_s: float = SLOW_S,
     hangs_s: float = HANGS_S,
 ) -> None:
@@ -134,6 +148,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
         beside: Likewise of other actors, which share one thread of their own: they all wait for
             one server, so if it hangs, more threads would only hang as well.
         repairs: True if the process may write the jobs topic and repairs it, see `JobStore.repair`.
+        open_servers: Opens Kafka and Redis.
         slow_s: See `Supervisor`.
         hangs_s: Likewise.
 
@@ -148,7 +163,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     @contextmanager
     def opened() -> Iterator[tuple[list[Jobs], JobStore]]:
         with ExitStack() as stack:
-            log, boards = process.open_servers(process.settings, process.name)
+            log, boards = open_servers(process.settings, process.name)
             stack.enter_context(closing(boards))
             stack.enter_context(closing(log))
             job_store = stack.enter_context(closing(JobStore(log)))

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.config.program import EXIT_USAGE
 from common.config.settings import Settings, read_settings
 from common.errors import UserError
-from common.runtime.connect import open_boards, open_log
 from common.runtime.termination import end_with, on_termination
 from common.telemetry.logging import EventLogger, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve
 
 if TYPE_CHECKING:
-    from common.kafka.port import Log
-    from common.redis.port import Boards
     from common.telemetry.metrics.registry import ProcessMetrics
 
 EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes
@@ -28,16 +25,6 @@ EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 # A thread that a trigger or a reply woke waits so long for one that computes in Python. The
 # default, 5 ms, is longer than a whole round of a small model.
 SWITCH_S = 0.0005
-
-
-def open_servers(settings: Settings, client_id: str) -> tuple[Log, Boards]:
-    """Open Kafka and Redis.
-
-    Raises:
-        UserError: If the settings make no sense.
-        UnavailableError: If they name an embedded broker that is gone.
-    """
-    return open_log(settings, client_id), open_boards(settings)
 
 
 class ServiceProcess(NamedTuple):
@@ -49,7 +36,6 @@ class ServiceProcess(NamedTuple):
     stopping: threading.Event  # set once the process is to end
     watchdogs: Watchdogs
     logger: EventLogger
-    open_servers: Callable[[Settings, str], tuple[Log, Boards]] = open_servers
 
     def serve_metrics(self, metrics: ProcessMetrics) -> None:
         """Answer scrapes and questions for health, where the settings name a port.

@@ -8,13 +8,13 @@ import re
 import msgspec
 
 from common.core.messages import ModelId
-from common.errors import CorruptError, FutureFormatError
+from common.errors import CorruptError, FutureFormatError, decoded
 
 MANIFEST = "manifest.json"
+_NO_MANIFEST = f"{MANIFEST} does not parse"
 FORMAT = 1  # the latest that this program knows
 _FOLDER = re.compile(r"([0-9]{20})-([0-9]{12})")
 _PART = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):
@@ -61,16 +61,13 @@ def decode_manifest(data: bytes, name: ModelId) -> Manifest:
         CorruptError: If it does not parse, or is that of another checkpoint.
         FutureFormatError: If a newer program wrote it.
     """
-    try:
-        found = _FORMAT.decode(data).format
-        if found > FORMAT:
-            raise FutureFormatError(
-                f"the checkpoint {format_model_id(name)} has format {found}, expected at most"
-                f" {FORMAT}: a newer program wrote it, so run that"
-            )
-        manifest = _MANIFEST.decode(data)
-    except _MALFORMED as error:
-        raise CorruptError(f"{MANIFEST} does not parse: {error}") from error
+    found = decoded(_FORMAT.decode, data, _NO_MANIFEST, CorruptError).format
+    if found > FORMAT:
+        raise FutureFormatError(
+            f"the checkpoint {format_model_id(name)} has format {found}, expected at most"
+            f" {FORMAT}: a newer program wrote it, so run that"
+        )
+    manifest = decoded(_MANIFEST.decode, data, _NO_MANIFEST, CorruptError)
     if (manifest.epoch, manifest.version) != name:
         other = format_model_id(ModelId(manifest.epoch, manifest.version))
         raise CorruptError(f"{MANIFEST} is that of {other}, expected {format_model_id(name)}")

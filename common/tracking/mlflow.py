@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from common.errors import NotFoundError, UnavailableError, UserError, WireError
-from common.http.client import BoundedClient, decoded
+from common.errors import NotFoundError, UnavailableError, UserError, WireError, decoded
+from common.http.client import BoundedClient
 from common.tracking.port import ModelVersion, TrackedRun
 
 if TYPE_CHECKING:
@@ -295,10 +295,8 @@ class MlflowServer:
         )
         if not 200 <= status < 300:
             raise self._refused(path, status, answer)
-        try:
-            return decoded(decoder, answer)
-        except WireError as error:
-            raise UserError(self._stranger(f"does not answer {path} as MLflow does")) from error
+        what = self._stranger(f"does not answer {path} as MLflow does")
+        return decoded(decoder.decode, answer, what, UserError)
 
     def _refused(self, path: str, status: int, answer: bytes) -> UserError | UnavailableError:
         where = self._name
@@ -310,7 +308,7 @@ class MlflowServer:
         if status == 429 or status >= 500:
             return UnavailableError(f"{where} answers {path} with status {status}")
         try:
-            error = decoded(_ERROR, answer)
+            error = decoded(_ERROR.decode, answer, "error")
         except WireError:
             return UserError(self._stranger(f"answers {path} with status {status}"))
         message = error.message.partition("\n")[0][:300]

@@ -25,7 +25,7 @@ from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
 from common.embedded.services import EmbeddedService, Kind
 from common.jobs.store import JobStore
-from common.runtime.connect import open_log
+from common.kafka.opening import open_log
 
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from common.jobs.servers import Outside
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.kafka.port import Log
+    from common.kafka.port import TransactionalLog
     from common.spot.theory.billing import Billing
     from services.admin.middleware.access import Caller
 
@@ -91,7 +91,7 @@ class AdminService:
         )
         self.watchdog = Watchdog(what="the event loop")
         self._lock = threading.Lock()
-        self._log: Log | None = None
+        self._log: TransactionalLog | None = None
         self.stores = Stores(self.log, clock)
         self.issuer = Issuer(self.settings, clock) if self.settings.oidc_issuer else None
         self._servers = Servers(outside, self.log, self.stores)
@@ -106,7 +106,7 @@ class AdminService:
         self.followers = Followers(sources, self.ending)
         self.checks = Checks(self._servers.asked(), reported=self.followers.outages)
 
-    def log(self) -> Log:
+    def log(self) -> TransactionalLog:
         """Kafka, opened when first wanted, shared by all threads.
 
         Raises:

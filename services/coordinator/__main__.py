@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.config.program import command_line
-from common.runtime.connect import open_blobs, open_tracer
 from common.runtime.jobs import END_S, follow_jobs
 from common.runtime.service import run
 from common.runtime.supervisor import Supervisor
+from common.runtime.traces import open_tracer
+from common.storage.port import open_blobs
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.coordinator.dead_letters import SharedSpans
 from services.coordinator.loop import JobCoordinator, begins

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.config.program import command_line
-from common.runtime.connect import open_blobs
 from common.runtime.jobs import OpenedServers, follow_jobs
 from common.runtime.service import ServiceProcess, run
+from common.storage.port import open_blobs
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.evaluator.evaluation_runner import EvaluatorProcess
 from services.evaluator.loop import JobEvaluator

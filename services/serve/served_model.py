@@ -37,7 +37,6 @@ class Version(NamedTuple):
     """A version that a snapshot holds."""
 
     made: ModelId
-    title: str  # of the snapshot, for people
     made_at_s: float  # since 1970
 
 

@@ -15,12 +15,11 @@ from common.core.worker import Worker
 from common.data.registered import RegisteredCodec
 from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
 from common.kafka.names import group_name
-from common.kafka.schemas import JobSchemas
+from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
 from common.learning.gradients import GradientComputer, resolve_device
 from common.learning.optimizers import STATE_NAMES
 from common.learning.tasks import build_model
-from common.runtime.connect import open_registry
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.outages import Outage
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from common.core.messages import Tier, WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.kafka.port import Log
+    from common.kafka.port import StreamLog
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
@@ -97,7 +96,7 @@ class JobWorker:
         worker: WorkerId,
         job: JobRecord,
         settings: Settings,
-        log: Log,
+        log: StreamLog,
         board: Board,
         observers: Observers,
         logger: EventLogger,

@@ -156,3 +156,8 @@ def leader_status(control_position: int) -> LeaderStatus:
     return LeaderStatus(
         3, control_position, {PARTITION: 80}, control_position, 0, 2, {PARTITION: 70}
     )
+
+
+def statuses(board: Board) -> dict[WorkerId, str]:
+    """Return the statuses of the workers that send heartbeats."""
+    return {worker: beat.status for worker, beat in board.heartbeats().items()}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.embedded.control import EmbeddedControl
 from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
@@ -20,7 +19,10 @@ from common.jobs.build import codec_of
 from common.jobs.purge import purge
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
-from common.runtime.connect import connect, open_blobs, open_log
+from common.kafka.embedded import EmbeddedControl
+from common.kafka.opening import open_log
+from common.runtime.connect import connect
+from common.storage.port import open_blobs
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
 from services.cli.local import open_page

@@ -16,7 +16,7 @@ from common.embedded.process import free_port
 from common.errors import ConflictError
 from common.jobs.store import JobStore
 from common.kafka.names import JOBS, KEYS
-from common.runtime.connect import open_log
+from common.kafka.opening import open_log
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:

@@ -15,13 +15,14 @@ from common.jobs.build import codec_of, task_of
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from common.wire.messages import decode_audit, decode_claim
 from tests.integration.cluster import await_condition
 

@@ -20,11 +20,11 @@ from common.jobs.models import on_board
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.names import updates_topic
+from common.kafka.opening import open_log
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model
-from common.runtime.connect import open_log
 from common.wire import messages as wire
 from load.harness.counting import CountingJob
 from tests.integration.cluster import await_condition

@@ -36,9 +36,11 @@ from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.dead_letters import read_dead_letters
 from common.kafka.names import schemas_topic, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board, open_log, open_registry
+from common.kafka.schemas import open_registry
+from common.runtime.connect import open_board
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
 from tests.integration.looking import progress_of

@@ -30,9 +30,10 @@ from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.store import JobStore
 from common.kafka.names import control_topic, plans_topic, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded, records_of
-from common.runtime.connect import connect, open_log
+from common.runtime.connect import connect
 from common.wire.messages import decode_audit, decode_claim
 from services.cli.app import app
 from services.cli.system.outside import Ways

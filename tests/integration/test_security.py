@@ -34,10 +34,12 @@ from common.core.worker_messages import Assigned
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
+from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import Fetched, NewRecord, NewTopic
 from common.redis.board import RedisBoard
-from common.runtime.connect import open_board, open_boards, open_log
+from common.runtime.connect import open_board, open_boards
 from tests.certificates import Authority
+from tests.contract.log_fixtures import KafkaFullLog
 from tests.kafka_nodes import GuardedKafka, Safe
 from tests.redis_servers import system_redis_server
 from tests.servers import kafka_jars, lacking
@@ -162,7 +164,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert board.get_leader_status() is not None
     board.beat(WORKER, "alive", LONG_S)
     board.beat(OTHER, "alive", 0.001)
-    await_condition(lambda: board.alive() == {WORKER: "alive"}, "whose beat ran out is gone")
+    await_condition(lambda: board.heartbeats().keys() == {WORKER}, "whose beat ran out is gone")
     assert board.hold_lease("one", LONG_S)
     assert board.hold_lease("one", LONG_S)
     assert not board.hold_lease("two", LONG_S)
@@ -333,9 +335,9 @@ def acls_of(line: str) -> list[AclBinding]:
     ]
 
 
-def log_with(server: SafeKafka, **changes: str) -> Log:
+def log_with(server: SafeKafka, **changes: str) -> KafkaFullLog:
     changed = {f"DOLL_KAFKA_{name}": value for name, value in changes.items()}
-    return open_log(read_settings({**server.environ, **changed}))
+    return KafkaFullLog(kafka_settings(read_settings({**server.environ, **changed}), "doll"))
 
 
 def append(log: Log, topic: str, value: bytes) -> None:

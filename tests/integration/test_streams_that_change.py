@@ -14,8 +14,9 @@ from confluent_kafka.cimpl import NewPartitions
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka
 from common.jobs.build import codec_of
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_board, open_log
+from common.runtime.connect import open_board
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.looking import progress_of
 from tests.servers import kafka_jars

@@ -26,8 +26,8 @@ from common.errors import ConflictError, NotFoundError
 from common.jobs.spec import parse_job
 from common.jobs.store import JobStore
 from common.kafka.names import JOBS
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_log
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import await_condition
 from tests.servers import configure

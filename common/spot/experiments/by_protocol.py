@@ -22,9 +22,9 @@ from common.spot.experiments.fleet import SimulatedFleet
 from common.spot.experiments.policy_driver import PolicyDriver, Priors
 from common.spot.experiments.preemption import STEP_S
 from common.spot.experiments.protocol import (
-    Costless,
     Delays,
     GradientTimeDraws,
+    Learner,
     Protocol,
     SimulatedJob,
     VirtualTime,
@@ -35,7 +35,7 @@ from common.spot.traces.files import traced
 
 if TYPE_CHECKING:
     from common.spot.experiments.draws import Draws
-    from common.spot.experiments.protocol import Learner, SimulatedMachine
+    from common.spot.experiments.protocol import SimulatedMachine
     from common.spot.policies.policy import Policy
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -167,7 +167,7 @@ class ProtocolSimulation:
             ),
             streams,
             GradientTimeDraws(gradient.mean_s, gradient.variation, gradients_rng),
-            learner or Costless(),
+            learner or Learner(),
             Delays(link_s=experiment.link_s),
         )
         (self._speeds,) = draw_rates(experiment.speeds, givens.workers, 1, speeds_rng).tolist()

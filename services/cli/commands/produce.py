@@ -18,7 +18,7 @@ from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from common.jobs.servers import Outside
-    from common.kafka.port import Log, Writer
+    from common.kafka.port import Log, TransactionalLog, Writer
     from services.cli.commands.parquet import OnceWriter, Rows
     from services.cli.commands.producing import ArrivalSchedule
 
@@ -234,7 +234,7 @@ def _rows_of(source: str, leave_out: list[str]) -> Rows:
     return Rows(source, leave_out)
 
 
-def _once(log: Log, topic: str, source: str, rows: Rows) -> OnceWriter:
+def _once(log: TransactionalLog, topic: str, source: str, rows: Rows) -> OnceWriter:
     from services.cli.commands.parquet import OnceWriter
 
     return OnceWriter(log, topic, source, rows)

@@ -17,11 +17,13 @@ from common.jobs.progress import JobProgress
 from common.jobs.store import JobStore
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, read_history
 from common.kafka.names import plans_topic
+from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_blobs, open_board, open_log
+from common.runtime.connect import open_board
 from common.spot.plans import decode_plan
 from common.spot.provisioning.ledger import FleetLedger
 from common.spot.provisioning.records import Ended, Planned, PlanRecord, Started
+from common.storage.port import open_blobs
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from services.cli.commands import sources

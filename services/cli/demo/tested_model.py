@@ -76,10 +76,11 @@ def main() -> int:
     from common.jobs.build import task_of
     from common.jobs.models import KeptModel
     from common.jobs.store import JobStore
+    from common.kafka.opening import open_log
     from common.learning.checkpoint import save_weights, weights_in
     from common.learning.evaluate import evaluate
     from common.learning.parameters import FlatModel
-    from common.runtime.connect import open_blobs, open_log
+    from common.storage.port import open_blobs
     from common.storage.snapshot_file import from_checkpoint
     from common.storage.store import CheckpointStore
 

@@ -34,6 +34,7 @@ from tests.unit.jobs.test_spec import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from common.config.settings import Settings
     from common.runtime.jobs import MakePart
     from common.runtime.supervisor import PreviousFault
 
@@ -193,9 +194,9 @@ class Recorded:
         self._recorded.append(f"{self._what} closed")
 
 
-def on(process: ServiceProcess, log: MemoryLog) -> ServiceProcess:
-    """The same with this Kafka, and a Redis in memory."""
-    return process._replace(open_servers=lambda *_: (log, MemoryBoards(MemoryRedis())))
+def opens(log: MemoryLog) -> Callable[[Settings, str], tuple[MemoryLog, MemoryBoards]]:
+    """This Kafka, and a Redis in memory."""
+    return lambda _settings, _name: (log, MemoryBoards(MemoryRedis()))
 
 
 class RecordedLog(MemoryLog):
@@ -232,7 +233,8 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
             return Recorded(record.spec.name, recorded, process.stopping.set)
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), parts, lambda _record, new: new),
+            *(process, ProcessMetrics("evaluator"), parts, lambda _record, new: new),
+            open_servers=opens(log),
         )
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
@@ -255,8 +257,9 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
             released.set()
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: actors(hang)),
+            *(process, ProcessMetrics("evaluator"), lambda _opened: actors(hang)),
             lambda _record, new: new,
+            open_servers=opens(log),
             beside=(
                 lambda _opened: actors(done),
                 lambda record, new: new and record.spec.name == "digits",
@@ -286,8 +289,9 @@ def test_actors_beside_others_share_one_thread() -> None:
             return lambda _wanted, _wake, _fault: Recorded("it", [], at_turn)
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: no_part),
+            *(process, ProcessMetrics("evaluator"), lambda _opened: no_part),
             lambda _record, _new: False,
+            open_servers=opens(log),
             beside=(parts, lambda _record, new: new),
         )
 
@@ -312,7 +316,8 @@ def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs:
             return False
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: no_part, begins),
+            *(process, ProcessMetrics("evaluator"), lambda _opened: no_part, begins),
+            open_servers=opens(log),
             repairs=repairs,
         )
 

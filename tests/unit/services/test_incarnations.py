@@ -124,5 +124,5 @@ def test_what_a_worker_of_the_first_job_says_does_not_reach_the_leader_of_the_ne
     while not received:
         reader.turn()
     assert [each.worker for each in received] == ["of the second"]
-    assert set(lives.board(SECOND).alive()) == {"of the second"}
+    assert set(lives.board(SECOND).heartbeats()) == {"of the second"}
     assert before == ([], None)

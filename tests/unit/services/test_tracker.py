@@ -16,8 +16,8 @@ from common.core.spans import Partition
 from common.errors import NotFoundError, UnavailableError
 from common.jobs.spec import parse_job
 from common.redis.memory import MemoryBoard
-from common.runtime.connect import open_blobs
 from common.storage.memory import MemoryBlobs
+from common.storage.port import open_blobs
 from common.storage.snapshot_file import SnapshotFile, to_parts
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger, fields_of

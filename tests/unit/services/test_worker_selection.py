@@ -244,8 +244,6 @@ def test_a_worker_goes_on_while_kafka_is_away(bench: Bench) -> None:
 class Refusing:
     """Redis whose user lacks rights."""
 
-    rejected = 0
-
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Refuse."""
         raise OutsideError(f"Redis does not let us do 'HSET' of {len(records)} records")
