@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from common.api.answers import (
     EvaluationAnswer,
     JobAnswer,
@@ -65,7 +67,7 @@ def job_answer(record: JobRecord, state: State, progress: ProgressAnswer) -> Job
         "why": state.why,
         "progress": progress,
     }
-    return JobAnswer.model_validate(record._asdict() | others)
+    return JobAnswer.model_validate(asdict(record) | others)
 
 
 def job_summary(
@@ -90,7 +92,7 @@ def job_summary(
         "reason": record.reason,
         "submitted_s": record.submitted_s,
         "streams": spec.streams,
-        "task": spec.task.name or spec.task.entrypoint or "",
+        "task": spec.task_name,
         "batch_size": spec.batch_size,
         "group_size": spec.group_size,
         "provisioned": spec.provisioning is not None,

@@ -162,16 +162,11 @@ class Batcher:
         self._set_sizes(batch_size, group_size)
         self._reading = dict[Partition, _Reading]()
         self._open = dict[Partition, _Open]()
-        self._samples = 0
+        self.samples = 0  # in the open batch
         self._skipped = 0  # bad records in the open batch
         self._skipped_bytes = 0  # that these take in a claim
         self._spans_bytes = 0  # likewise the open batch's address
         self._opened_at = 0.0
-
-    @property
-    def samples(self) -> int:
-        """Samples in the open batch."""
-        return self._samples
 
     def position(self, partition: Partition) -> int | None:
         """Where the next record of a partition is expected, None while it is not read."""
@@ -249,7 +244,7 @@ class Batcher:
     def _drop_part(self, partition: Partition) -> _Open | None:
         part = self._open.pop(partition, None)
         if part is not None:
-            self._samples -= part.samples
+            self.samples -= part.samples
             self._skipped -= part.skipped_records
             self._skipped_bytes -= part.skipped_bytes
             self._spans_bytes -= span_bytes(partition.topic)
@@ -282,8 +277,8 @@ class Batcher:
             end, i_next, j_next = self._next_end(run, i, j)
             self._extend(run, (i, i_next), (j, j_next), end, now)
             i, j = i_next, j_next
-            skipped_full = self._is_full(self._skipped, self._skipped_bytes, self._samples)
-            if self._samples >= self._batch_size or skipped_full:
+            skipped_full = self._is_full(self._skipped, self._skipped_bytes, self.samples)
+            if self.samples >= self._batch_size or skipped_full:
                 cuts.append(self._close())
         return tuple(cuts)
 
@@ -297,7 +292,7 @@ class Batcher:
             ValueError: If `batch_size` or `group_size` is less than 1.
         """
         self._set_sizes(batch_size, group_size)
-        return self._close() if self._samples >= batch_size else None
+        return self._close() if self.samples >= batch_size else None
 
     def due(self) -> float | None:
         """Return when the linger closes the open batch, or None while it doesn't."""
@@ -308,7 +303,7 @@ class Batcher:
     @property
     def is_too_small(self) -> bool:
         """True if the open batch has samples, but fewer than `min_batch`."""
-        return 0 < self._samples < self._least
+        return 0 < self.samples < self._least
 
     def waits_for_more(self, now: float) -> bool:
         """Return True if the linger would have closed the open batch, were it large enough."""
@@ -324,7 +319,7 @@ class Batcher:
         offsets, skipped = run.offsets, run.skipped
         # More bad records than close a batch may wait with a sample: then enough samples close it.
         full = self._batch_size if self._skipped < MAX_SKIPPED else self._least
-        last_good = i + full - self._samples - 1  # the sample that would fill the batch
+        last_good = i + full - self.samples - 1  # the sample that would fill the batch
         full_at = offsets[last_good] if last_good < len(offsets) else None
         if not skipped:  # the common road
             end = offsets[-1] + 1 if full_at is None else full_at + 1
@@ -366,7 +361,7 @@ class Batcher:
         part = self._open.get(run.partition)
         reasons = set(part.skipped) if part is not None else set[str]()
         for record in run.skipped[j:]:
-            samples = self._samples + bisect_left(run.offsets, record.offset) - i
+            samples = self.samples + bisect_left(run.offsets, record.offset) - i
             if samples >= (self._batch_size if records < MAX_SKIPPED else self._least):
                 break  # the batch was closed by a sample before
             reason = record.reason[:REASON_CHARACTERS]
@@ -375,7 +370,7 @@ class Batcher:
             reasons.add(reason)
             if self._is_full(records, size, samples):
                 return record.offset
-        enough = i + self._least - self._samples - 1  # the sample that makes it large enough
+        enough = i + self._least - self.samples - 1  # the sample that makes it large enough
         return run.offsets[enough] if records >= MAX_SKIPPED and enough < len(run.offsets) else None
 
     def _extend(
@@ -404,7 +399,7 @@ class Batcher:
             self._skipped += bad[1] - bad[0]
             self._skipped_bytes += part.skipped_bytes - before
         part.last_arrival_s = run.first_arrival_s + slope_s * max(good[1] - 1, 0)
-        self._samples += good[1] - good[0]
+        self.samples += good[1] - good[0]
 
     def _whole(self, run: DecodedRun, reading: _Reading) -> Cut:
         """A run that is a batch, no more and no less, where none is open: `_extend`, `_close`."""
@@ -440,4 +435,4 @@ class Batcher:
 
     def _empty(self) -> None:
         self._open = {}
-        self._samples = self._skipped = self._skipped_bytes = self._spans_bytes = 0
+        self.samples = self._skipped = self._skipped_bytes = self._spans_bytes = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,49 +25,53 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
 
 
-class AskLease(msgspec.Struct, frozen=True, gc=False):
+class CoordinatorCommand(msgspec.Struct, frozen=True, gc=False):
+    """One thing that a coordinator wants done."""
+
+
+class AskLease(CoordinatorCommand, frozen=True):
     """Take or prolong the lease, and report."""
 
     ttl_s: float
 
 
-class ReleaseLease(msgspec.Struct, frozen=True, gc=False):
+class ReleaseLease(CoordinatorCommand, frozen=True):
     """Give the lease back if it is ours."""
 
 
-class FindSnapshots(msgspec.Struct, frozen=True, gc=False):
+class FindSnapshots(CoordinatorCommand, frozen=True):
     """Read every snapshot of a source, and the updates topic from the lowest on, and report."""
 
     source: Source
 
 
-class RestoreSnapshot(msgspec.Struct, frozen=True, gc=False):
+class RestoreSnapshot(CoordinatorCommand, frozen=True):
     """Take the weights and the optimizer state of one of them in hand, and report."""
 
     snapshot: Snapshot
     members: bool = False  # hold them: there is nothing to take in hand
 
 
-class Begin(msgspec.Struct, frozen=True, gc=False):
+class Begin(CoordinatorCommand, frozen=True):
     """Lead with this epoch and the weights in hand: read control and replies from here on."""
 
     epoch: int
     snapshot: Snapshot
 
 
-class AppendAudit(msgspec.Struct, frozen=True, gc=False):
+class AppendAudit(CoordinatorCommand, frozen=True):
     """Append to the updates topic."""
 
     record: AuditRecord
 
 
-class OpenPartition(msgspec.Struct, frozen=True, gc=False):
+class OpenPartition(CoordinatorCommand, frozen=True):
     """Append to the control topic; what gets lost is ordered anew at the next look at streams."""
 
     record: Opened
 
 
-class PublishModel(msgspec.Struct, frozen=True, gc=False):
+class PublishModel(CoordinatorCommand, frozen=True):
     """Put the weights in hand on the board under this name.
 
     Where triggers say what has changed, that is enough, unless the whole is asked for.
@@ -77,27 +81,27 @@ class PublishModel(msgspec.Struct, frozen=True, gc=False):
     whole: bool = True
 
 
-class PostTrigger(msgspec.Struct, frozen=True, gc=False):
+class PostTrigger(CoordinatorCommand, frozen=True):
     """Post a trigger on the board, in another stream than before if `moves` is true."""
 
     trigger: UpdateTrigger
     moves: bool = False
 
 
-class PutLeaderStatus(msgspec.Struct, frozen=True, gc=False):
+class PutLeaderStatus(CoordinatorCommand, frozen=True):
     """Put the leader's status on the board."""
 
     leader_status: LeaderStatus
 
 
-class AddGradient(msgspec.Struct, frozen=True, gc=False):
+class AddGradient(CoordinatorCommand, frozen=True):
     """It counts: add its vector to the sum of a round, unless it stayed with its worker."""
 
     round: int
     gradient: Gradient | GradientReady
 
 
-class Apply(msgspec.Struct, frozen=True, gc=False):
+class Apply(CoordinatorCommand, frozen=True):
     """Take one optimizer step with the sum of a round, which is forgotten then."""
 
     round: int
@@ -106,17 +110,17 @@ class Apply(msgspec.Struct, frozen=True, gc=False):
     measured: bool = False  # tell how large the sum was: `Summed`
 
 
-class DiscardSum(msgspec.Struct, frozen=True, gc=False):
+class DiscardSum(CoordinatorCommand, frozen=True):
     """Forget the sum of a round: it will not be applied."""
 
     round: int
 
 
-class CopyWeights(msgspec.Struct, frozen=True, gc=False):
+class CopyWeights(CoordinatorCommand, frozen=True):
     """Copy weights and optimizer state as they are now, for the snapshot that is published next."""
 
 
-class PublishSnapshot(msgspec.Struct, frozen=True, gc=False):
+class PublishSnapshot(CoordinatorCommand, frozen=True):
     """Publish the copy: on the board, and to object storage where it is a checkpoint.
 
     Dead letters ordered before it must have been delivered: no later leader writes them again.
@@ -127,45 +131,45 @@ class PublishSnapshot(msgspec.Struct, frozen=True, gc=False):
     state: bool = False  # of the checkpoint: store it as members copy it, too, and report
 
 
-class DeadLetterRecords(msgspec.Struct, frozen=True, gc=False):
+class DeadLetterRecords(CoordinatorCommand, frozen=True):
     """Write records inside accepted spans that did not decode to their dead-letter topics."""
 
     skipped: tuple[Skipped, ...]
     topic_ids: dict[Partition, str] = {}  # Kafka's, as far as they are known
 
 
-class DeadLetterBatch(msgspec.Struct, frozen=True, gc=False):
+class DeadLetterBatch(CoordinatorCommand, frozen=True):
     """Write the address of a quarantined batch to the dead-letter topics."""
 
     record: Quarantined
     topic_ids: dict[Partition, str] = {}  # likewise
 
 
-class ReadHeartbeats(msgspec.Struct, frozen=True, gc=False):
+class ReadHeartbeats(CoordinatorCommand, frozen=True):
     """Read the workers' beats, and report."""
 
 
-class Drop(msgspec.Struct, frozen=True, gc=False):
+class Drop(CoordinatorCommand, frozen=True):
     """A reply that does not count; its reason is counted and logged."""
 
     reply: Reply
     reason: str
 
 
-class Hold(msgspec.Struct, frozen=True, gc=False):
+class Hold(CoordinatorCommand, frozen=True):
     """Say that the job waits for a person, who looks at the reason and resumes it."""
 
     reason: str  # what is wrong and what to do, one line
     detail: str = ""  # what a programmer wants to see: a traceback
 
 
-class AwaitCheckpoint(msgspec.Struct, frozen=True, gc=False):
+class AwaitCheckpoint(CoordinatorCommand, frozen=True):
     """Say that the job waits for a checkpoint; this process looks again by itself."""
 
     reason: str  # which checkpoint, where it looks, what came instead, and what to do
 
 
-class Finish(msgspec.Struct, frozen=True, gc=False):
+class Finish(CoordinatorCommand, frozen=True):
     """The job has reached its end, and its last checkpoint is published.
 
     Where its owner has changed it since this revision, that may not be its end any more, nor where
@@ -177,34 +181,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     stopped: bool = False  # by its owner
 
 
-class StepDown(msgspec.Struct, frozen=True, gc=False):
+class StepDown(CoordinatorCommand, frozen=True):
     """This process leads no longer: forget all of it."""
 
     reason: str
-
-
-CoordinatorCommand: TypeAlias = (
-    AskLease
-    | ReleaseLease
-    | FindSnapshots
-    | RestoreSnapshot
-    | Begin
-    | AppendAudit
-    | OpenPartition
-    | PublishModel
-    | PostTrigger
-    | PutLeaderStatus
-    | AddGradient
-    | Apply
-    | DiscardSum
-    | CopyWeights
-    | PublishSnapshot
-    | DeadLetterRecords
-    | DeadLetterBatch
-    | ReadHeartbeats
-    | Drop
-    | Hold
-    | AwaitCheckpoint
-    | Finish
-    | StepDown
-)

@@ -97,7 +97,7 @@ class Coordinator:
         self._searching_since: float | None = None
         self._candidacy: _Candidacy | None = None
         self._history: History | None = None
-        self._leader: Leader | None = None
+        self.leader: Leader | None = None  # what it decides as a leader, while it leads
         self._limit: ModelId | None = None  # of its candidacy: see `SnapshotSearch`
         self._limit_of = -1  # the leader in force as that was found: a later one may know better
         self._failures = dict[int, int]()  # that it knew of as a leader, before it fell back
@@ -107,25 +107,20 @@ class Coordinator:
         self._awaits = False  # a checkpoint that was not found
         self.finished = False
 
-    @property
-    def leader(self) -> Leader | None:
-        """What it decides as a leader, None while it does not lead."""
-        return self._leader
-
     def on(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorCommand, ...]:
         """Take in an event; returns what to do, in order."""
         if self.finished:
             return ()
-        leader = self._leader
+        leader = self.leader
         if leader is not None and isinstance(event, events.RepliesRead):  # for each gradient
             commands = list(leader.replies_read(event.replies, now))
         else:
             commands = list(self._on(event, now))
-        if self._leader is not None and self._leader.error:
-            commands += self._hold(self._leader.error, "")
-        if self._leader is not None and self._leader.fallback is not None:
-            commands += self._fall_back(self._leader.fallback, now)
-        if self._leader is not None and self._leader.handover.done:
+        if self.leader is not None and self.leader.error:
+            commands += self._hold(self.leader.error, "")
+        if self.leader is not None and self.leader.fallback is not None:
+            commands += self._fall_back(self.leader.fallback, now)
+        if self.leader is not None and self.leader.handover.done:
             commands += self._hand_over(now)
         if do.Finish in map(type, commands):
             self._reset()
@@ -142,16 +137,16 @@ class Coordinator:
         if self.finished or self._held:
             return float("inf")
         times = [self._lease_at + self._settings.lease_ttl_s / RENEWALS]
-        if self._leader is not None:
-            times.append(self._leader.due())
-            if not self._leader.idle:
+        if self.leader is not None:
+            times.append(self.leader.due())
+            if not self.leader.idle:
                 times.append(self._alive_at + self._settings.alive_s)
         return min(times)
 
     def _on(  # noqa: C901, PLR0912, PLR0915 -- one case per event, each a line or two
         self, event: CoordinatorEvent, now: float
     ) -> Iterator[CoordinatorCommand]:
-        leader = self._leader
+        leader = self.leader
         match event:
             case events.ControlRead(claims, epoch) if leader is not None:
                 yield from leader.control_read(claims, epoch, now)
@@ -194,7 +189,7 @@ class Coordinator:
             case events.StreamsSeen() if leader is not None:
                 reason = leader.why_lost(event)
                 yield from self._hold(reason, "") if reason else leader.streams_seen(event)
-                if leader.unheard and self._leader is leader:
+                if leader.unheard and self.leader is leader:
                     yield from self._step_down("Kafka does not give back what it wrote")
             case events.CheckpointVerified(name) if leader is not None:
                 if name.epoch == leader.model.epoch:
@@ -220,22 +215,22 @@ class Coordinator:
         if now >= self._lease_at + self._settings.lease_ttl_s / RENEWALS:
             self._lease_at = now
             yield do.AskLease(self._lifetimes * self._settings.lease_ttl_s)
-        if self._leader is not None:
+        if self.leader is not None:
             settings = self._settings
-            every_s = settings.idle_s if self._leader.idle else settings.alive_s
+            every_s = settings.idle_s if self.leader.idle else settings.alive_s
             if now >= self._alive_at + every_s:
                 self._alive_at = now
                 yield do.ReadHeartbeats()
-            yield from self._leader.tick(now)
+            yield from self.leader.tick(now)
 
     def _lease_answered(self, now: float, *, held: bool) -> Iterator[CoordinatorCommand]:
         if not held:
-            if self._leader is not None:
+            if self.leader is not None:
                 yield from self._deposed("the lease is held by another")
             elif self._candidacy is not None:
                 yield from self._step_down("the lease is held by another")
             self._searching_since = None
-        elif self._leader is None and self._candidacy is None and not self._held:
+        elif self.leader is None and self._candidacy is None and not self._held:
             since = self._searching_since
             if since is None or now - since > SEARCH_S:
                 self._searching_since = now
@@ -348,16 +343,16 @@ class Coordinator:
                 " on from the last snapshot: what was learned since is learned again",
                 "",
             )
-        elif counts and self._leader is not None and record is not None:
+        elif counts and self.leader is not None and record is not None:
             # A Lead that goes back ends it all anyway; where members hold the weights, a few of
             # them may be behind.
             behind = 0 if history.slices is UNSET else MOST_BEHIND
             history.forget_before(history.head.version - behind)
-            yield from self._leader.audit_read(record, now)
+            yield from self.leader.audit_read(record, now)
 
     def _is_void(self, history: History, record: UpdateApplied | Quarantined) -> bool:
         """Whether it is this leader's own, and written after one that was lost."""
-        own = self._leader is not None and record.epoch == self._leader.model.epoch
+        own = self.leader is not None and record.epoch == self.leader.model.epoch
         return own and record.epoch == history.epoch and record.number > history.number
 
     def _lead_read(
@@ -365,7 +360,7 @@ class Coordinator:
     ) -> Iterator[CoordinatorCommand]:
         candidacy = self._candidacy
         own = candidacy is not None and lead.candidate == candidacy.candidacy_id
-        if self._leader is not None and counts:
+        if self.leader is not None and counts:
             yield from self._deposed(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
             yield from self._lead(candidacy, now)
@@ -385,13 +380,13 @@ class Coordinator:
         # A wish counts for one Lead: for what this leader finds lost when it looks first.
         recovery = Recovery(self._history.judged == epoch, self._request.read_from)
         parts = epoch, snapshot, self._history, settings, now, recovery, self._failures
-        self._leader = Leader(*parts, digest=candidacy.digest)
+        self.leader = Leader(*parts, digest=candidacy.digest)
         self._alive_at = now
         yield do.Begin(epoch, snapshot)
-        yield from self._leader.begin(self._history, now)
+        yield from self.leader.begin(self._history, now)
         if settings.slices != self._settings.slices:
-            yield from self._leader.change(self._settings, now)
-        yield from self._leader.want(self._request.wanted, now)
+            yield from self.leader.change(self._settings, now)
+        yield from self.leader.want(self._request.wanted, now)
 
     def _new_search(self) -> SnapshotSearch:
         settings = self._settings
@@ -413,9 +408,9 @@ class Coordinator:
 
     def _fall_back(self, base: ModelId, now: float) -> Iterator[CoordinatorCommand]:
         """Nobody holds the newest update any more: stand again, from an older one."""
-        if self._leader is not None:
-            self._failures, self._returned = self._leader.failure_counts, self._leader.returned
-            self._stored, self._limit_of = self._leader.stored, self._leader.model.epoch
+        if self.leader is not None:
+            self._failures, self._returned = self.leader.failure_counts, self.leader.returned
+            self._stored, self._limit_of = self.leader.stored, self.leader.model.epoch
         self._reset()
         yield do.StepDown(f"nobody holds the newest update: back to version {base.version}")
         self._searching_since, self._limit = now, base
@@ -440,5 +435,5 @@ class Coordinator:
         yield do.ReleaseLease()
 
     def _reset(self) -> None:
-        self._leader = self._candidacy = self._history = None
+        self.leader = self._candidacy = self._history = None
         self._searching_since = None

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 Source: TypeAlias = Literal["hot", "all", "genesis"]  # of snapshots: board; and storage; the job
 
 
-class LeaseAnswered(msgspec.Struct, frozen=True, gc=False):
+class CoordinatorFact(msgspec.Struct, frozen=True, gc=False):
+    """Any event of a coordinator but a `Tick`."""
+
+
+class LeaseAnswered(CoordinatorFact, frozen=True):
     """Whether this process holds the lease now."""
 
     held: bool
 
 
-class SnapshotsFound(msgspec.Struct, frozen=True, gc=False):
+class SnapshotsFound(CoordinatorFact, frozen=True):
     """All snapshots of a source that could be read, and what the updates topic says after them.
 
     Of hot ones that are covered it is the best alone: see `lost`.
@@ -58,20 +62,20 @@ class SnapshotsFound(msgspec.Struct, frozen=True, gc=False):
     torn: Mapping[ModelId, str] = {}
 
 
-class SnapshotRestored(msgspec.Struct, frozen=True, gc=False):
+class SnapshotRestored(CoordinatorFact, frozen=True):
     """The weights of the snapshot that was asked for are in hand."""
 
     number: int  # `unused_number`: the epoch, should this process come to lead
     digest: str = ""  # of the model's layout; empty where members hold the weights
 
 
-class LeadDelivered(msgspec.Struct, frozen=True, gc=False):
+class LeadDelivered(CoordinatorFact, frozen=True):
     """This process's Lead record stands in the updates topic: it will be read soon."""
 
     candidate: str  # as the record has it: one of an earlier candidacy says nothing of this one
 
 
-class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
+class AttemptFailed(CoordinatorFact, frozen=True):
     """What this process needs in order to lead failed: it steps down, and may try afresh.
 
     Snapshots could not be looked for, or weights fetched; or a record for the updates topic was not
@@ -82,27 +86,27 @@ class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class SnapshotTorn(msgspec.Struct, frozen=True, gc=False):
+class SnapshotTorn(CoordinatorFact, frozen=True):
     """They cannot be read: another snapshot must do."""
 
     snapshot: Snapshot
 
 
-class UpdatesRead(msgspec.Struct, frozen=True, gc=False):
+class UpdatesRead(CoordinatorFact, frozen=True):
     """Further records of the updates topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, AuditRecord | None], ...]
     epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
-class ControlRead(msgspec.Struct, frozen=True, gc=False):
+class ControlRead(CoordinatorFact, frozen=True):
     """Further records of the control topic, by offset; None for one that does not parse."""
 
     records: tuple[tuple[int, ControlRecord | None], ...]
     epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
 
 
-class StreamsSeen(msgspec.Struct, frozen=True, gc=False):
+class StreamsSeen(CoordinatorFact, frozen=True):
     """Which partitions the job's streams have now; told again and again to whoever leads."""
 
     partitions: Mapping[Partition, str]  # Kafka's id of its topic; empty: not known
@@ -114,46 +118,46 @@ class StreamsSeen(msgspec.Struct, frozen=True, gc=False):
     control_end: int = 0  # of the control topic, then: who has not decided all of it knows less
 
 
-class RepliesRead(msgspec.Struct, frozen=True, gc=False):
+class RepliesRead(CoordinatorFact, frozen=True):
     """What workers sent, well-formed: vectors of the right length, all finite."""
 
     replies: tuple[Reply, ...]
 
 
-class StateStored(msgspec.Struct, frozen=True, gc=False):
+class StateStored(CoordinatorFact, frozen=True):
     """A checkpoint is in storage, and as members copy it: see `PublishSnapshot.state`."""
 
     made: ModelId
 
 
-class CheckpointVerified(msgspec.Struct, frozen=True, gc=False):
+class CheckpointVerified(CoordinatorFact, frozen=True):
     """A checkpoint of this process was written and read back complete."""
 
     name: ModelId
 
 
-class Summed(msgspec.Struct, frozen=True, gc=False):
+class Summed(CoordinatorFact, frozen=True):
     """How large the sum of gradients was that made a model: of an `Apply` that asks for it."""
 
     model: ModelId
     square: float  # |gradient summed over all samples|^2
 
 
-class WorkersSeen(msgspec.Struct, frozen=True, gc=False):
+class WorkersSeen(CoordinatorFact, frozen=True):
     """Every worker with a valid beat, and what that says."""
 
     beats: Mapping[WorkerId, Heartbeat]
 
 
-class BoardWiped(msgspec.Struct, frozen=True, gc=False):
+class BoardWiped(CoordinatorFact, frozen=True):
     """The board no longer has what this leader put there: Redis came back empty."""
 
 
-class OrdersLost(msgspec.Struct, frozen=True, gc=False):
+class OrdersLost(CoordinatorFact, frozen=True):
     """The board works again, after a model or a trigger could not be put there."""
 
 
-class WantedChanged(msgspec.Struct, frozen=True, gc=False):
+class WantedChanged(CoordinatorFact, frozen=True):
     """What the job's owner wants of it now."""
 
     wanted: Wanted
@@ -162,38 +166,17 @@ class WantedChanged(msgspec.Struct, frozen=True, gc=False):
     read_from: ReadFrom = ""  # likewise, topics that were created anew
 
 
-class SettingsChanged(msgspec.Struct, frozen=True, gc=False):
+class SettingsChanged(CoordinatorFact, frozen=True):
     """The job's owner changed it: K, the deadline, the learning rate; a new revision."""
 
     settings: CoordinatorSettings
 
 
-class HoldRequired(msgspec.Struct, frozen=True, gc=False):
+class HoldRequired(CoordinatorFact, frozen=True):
     """Something that no machine may decide alone: the job must be held."""
 
     reason: str
     detail: str = ""  # for a programmer: a traceback
 
 
-CoordinatorEvent: TypeAlias = (
-    Tick
-    | LeaseAnswered
-    | SnapshotsFound
-    | SnapshotRestored
-    | LeadDelivered
-    | AttemptFailed
-    | SnapshotTorn
-    | UpdatesRead
-    | ControlRead
-    | StreamsSeen
-    | RepliesRead
-    | StateStored
-    | CheckpointVerified
-    | Summed
-    | WorkersSeen
-    | BoardWiped
-    | OrdersLost
-    | WantedChanged
-    | SettingsChanged
-    | HoldRequired
-)
+CoordinatorEvent: TypeAlias = CoordinatorFact | Tick

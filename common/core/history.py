@@ -52,7 +52,7 @@ class History:
         poison: Batches that are quarantined at `position` and may be taken back.
         number: Of the newest record that counts of the leader in force, 0 for none.
         after_loss: Wishes to go on after a loss that Leads have carried out at `position`.
-        slices: Of the Lead in force.
+        slices: Of the Lead in force: see `Lead.slices`.
     """
 
     def __init__(
@@ -65,50 +65,22 @@ class History:
         after_loss: int = 0,
         slices: int | UnsetType = UNSET,
     ) -> None:
-        self._after_loss = after_loss
-        self._slices = slices
-        self._judged = -1
-        self._epoch = epoch
-        self._number = number
+        # Public attributes are to be read alone. A Lead counts only where whoever is to hold the
+        # weights can have its base: so `slices` says that of the newest update, too.
+        self.after_loss = after_loss
+        self.slices = slices
+        # Epoch of the newest Lead that carried a wish out; -1: none that this reader has read. What
+        # it found of earlier leaders and passed over is of no concern any more.
+        self.judged = -1
+        self.epoch = epoch
+        self.number = number
+        self.log = LogPosition.of(position)  # of the next record, and what is known below it
+        self.base_lost = False  # a Lead took back the update that this reader began with
         self._path = [base]
         self._checkpoints = list[ModelId]()  # that count, oldest first
-        self._position = LogPosition.of(position)
         self._quarantined = dict[int, Quarantined]()
         self._poison = {batch.offset: batch for batch in poison}
         self._requeued = dict[int, Batch]()
-        self._base_lost = False
-
-    @property
-    def epoch(self) -> int:
-        """Of the Lead in force, -1 for none."""
-        return self._epoch
-
-    @property
-    def number(self) -> int:
-        """Of the newest record that counts of the leader in force, 0 for none."""
-        return self._number
-
-    @property
-    def slices(self) -> int | UnsetType:
-        """Where members hold the weights, as the Lead in force says; else the coordinator does.
-
-        A Lead counts only where whoever is to hold them can have its base: so it says that of the
-        newest update, too.
-        """
-        return self._slices
-
-    @property
-    def after_loss(self) -> int:
-        """Wishes of the job's owner to go on after a loss that Leads have carried out."""
-        return self._after_loss
-
-    @property
-    def judged(self) -> int:
-        """Epoch of the newest Lead that carried one out; -1: none that this reader has read.
-
-        What it found of earlier leaders and passed over is of no concern any more.
-        """
-        return self._judged
 
     @property
     def head(self) -> ModelId:
@@ -132,17 +104,7 @@ class History:
     @property
     def position(self) -> int:
         """Offset of the next record to feed."""
-        return self._position.offset
-
-    @property
-    def log(self) -> LogPosition:
-        """The same, and what is known of the updates topic below."""
-        return self._position
-
-    @property
-    def base_lost(self) -> bool:
-        """Whether a Lead took back the update that this reader began with."""
-        return self._base_lost
+        return self.log.offset
 
     @property
     def quarantined(self) -> dict[int, Quarantined]:
@@ -174,7 +136,7 @@ class History:
         """
         if offset < self.position:
             raise ValueError(f"audit record {offset} comes after {self.position - 1} was fed")
-        self._position = self._position._replace(offset=offset + 1, epoch=epoch)
+        self.log = self.log._replace(offset=offset + 1, epoch=epoch)
         match record:
             case Lead():
                 return self._lead(record)
@@ -207,7 +169,7 @@ class History:
             kept[:-1] = [each for each in kept[:-1] if each.version >= version]
 
     def _lead(self, lead: Lead) -> bool:
-        if lead.after != self._epoch:
+        if lead.after != self.epoch:
             return False  # it names another Lead than the one in force: somebody was faster
         if lead.exact and lead.base != self.head:
             return False  # an update came between: the members hold that one
@@ -218,22 +180,22 @@ class History:
         if self._path[-1] != lead.base:
             # Below what this reader knows, or of another chain: the snapshot it began with is worth
             # nothing any more.
-            self._base_lost = True
+            self.base_lost = True
             self._path = [lead.base]
-        self._epoch, self._number = lead.epoch, 0
-        self._slices = lead.slices
-        if lead.after_loss > self._after_loss:
-            self._after_loss, self._judged = lead.after_loss, self._epoch
+        self.epoch, self.number = lead.epoch, 0
+        self.slices = lead.slices
+        if lead.after_loss > self.after_loss:
+            self.after_loss, self.judged = lead.after_loss, self.epoch
         return True
 
     def _is_next(self, record: UpdateApplied | Quarantined) -> bool:
         """Whether it is of the leader in force, and that leader's next one."""
-        return record.epoch == self._epoch and record.number in (0, self._number + 1)
+        return record.epoch == self.epoch and record.number in (0, self.number + 1)
 
     def _update(self, update: UpdateApplied) -> bool:
         if not self._is_next(update) or update.version != self.head.version + 1:
             return False
-        self._number = update.number or self._number
+        self.number = update.number or self.number
         self._path.append(ModelId(update.epoch, update.version))
         return True
 
@@ -241,7 +203,7 @@ class History:
         offset = record.batch.offset
         if not self._is_next(record):
             return False
-        self._number = record.number or self._number
+        self.number = record.number or self.number
         known = self._quarantined.get(offset)
         if record.batch in (known and known.batch, self._poison.get(offset)):
             return False  # it is quarantined already, perhaps for good
@@ -255,7 +217,7 @@ class History:
     def _store(self, record: CheckpointStored) -> bool:
         """True if the checkpoint is of the leader in force, of a version in force, and newer."""
         known = self.checkpoint
-        if record.epoch != self._epoch or record.version > self.head.version:
+        if record.epoch != self.epoch or record.version > self.head.version:
             return False
         if known is not None and known >= record.name:
             return False

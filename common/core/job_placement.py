@@ -27,7 +27,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from common.core.bounds import Count, NonEmpty, Ordinal, PerSecond, Seconds
+from common.core.field_types import Count, NonEmpty, Ordinal, PerSecond, Seconds
 
 # --- what everybody publishes ----------------------------------------------------------------
 

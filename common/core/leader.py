@@ -56,7 +56,7 @@ from common.core.modes import ModeSelector
 from common.core.poison import PoisonLimits, Suspects
 from common.core.replay import ReplayFilter
 from common.core.scores import ScoreWindow
-from common.core.snapshot_schedule import SnapshotSchedule
+from common.core.snapshot_publishing import SnapshotSchedule
 from common.core.snapshots import Snapshot
 from common.core.spans import LogPosition, Partition
 
@@ -160,7 +160,7 @@ class Leader:
         self._settings = settings
         self._changed: CoordinatorSettings | None = None  # from the next update boundary on
         self._made = snapshot.made
-        self._ledger = Ledger.of(snapshot)
+        self.ledger = Ledger.of(snapshot)  # of claims; to be read alone, as `rounds`
         self._control = snapshot.control
         self._replay = ReplayFilter(snapshot, history)
         self._grouper = Grouper(self._replay.waiting(snapshot))
@@ -169,7 +169,7 @@ class Leader:
         self._suspects.clear(self._replay.settled)
         self._suspects.restore(failure_counts)
         self._poison = PoisonLimits(settings.poison_in_a_row, settings.poison_share)
-        self._rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
+        self.rounds = Rounds(self._suspects, GradientTimes(settings.deadline_floor_s))
         self._scores = ScoreWindow()
         self._modes = ModeSelector(settings, snapshot.synchrony)
         self._liveness = Liveness(settings.heartbeats_grace_s, digest or snapshot.digest)
@@ -225,7 +225,7 @@ class Leader:
     @property
     def idle(self) -> bool:
         """Whether nobody is there to be asked, and nothing under way: it need not look often."""
-        return not (len(self._rounds) or self._liveness.live or self._completion.reason)
+        return not (len(self.rounds) or self._liveness.live or self._completion.reason)
 
     @property
     def awaited(self) -> int:
@@ -235,7 +235,7 @@ class Leader:
         round may begin, and the batches of the next one are here. 0 where something may be decided
         at once. Where workers hold the weights, they wait for audit records.
         """
-        rounds, synchrony = self._rounds, self.mode.synchrony(len(self._liveness.live))
+        rounds, synchrony = self.rounds, self.mode.synchrony(len(self._liveness.live))
         if self._settings.aggregation is not None or not len(rounds):
             return 0
         if len(self._grouper) < synchrony.group_size or any(each.missing > 0 for each in rounds):
@@ -250,16 +250,6 @@ class Leader:
         return self._publisher.lost
 
     @property
-    def ledger(self) -> Ledger:
-        """What it has decided of claims; to be read alone."""
-        return self._ledger
-
-    @property
-    def rounds(self) -> Rounds:
-        """What is in flight; to be read alone."""
-        return self._rounds
-
-    @property
     def mode(self) -> Mode:
         """Mode of a round that would begin now."""
         return self._modes.mode(len(self._liveness.live))
@@ -272,15 +262,15 @@ class Leader:
     @property
     def batches(self) -> tuple[Batch, ...]:
         """What waits in the job, in flight or not, oldest first."""
-        unsettled = self._grouper.batches + self._rounds.batches
+        unsettled = self._grouper.batches + self.rounds.batches
         return tuple(sorted(unsettled, key=lambda batch: batch.offset))
 
     @property
     def unsettled(self) -> Unsettled:
         """How much of it waits, as workers are told."""
-        position, waiting = self._ledger.position, len(self._grouper) + self._rounds.size
+        position, waiting = self.ledger.position, len(self._grouper) + self.rounds.size
         oldest = position
-        for each in (self._rounds.oldest, self._grouper.oldest):
+        for each in (self.rounds.oldest, self._grouper.oldest):
             oldest = oldest if each is None else min(oldest, each)
         return Unsettled(position, oldest, waiting, len(self._liveness.live))
 
@@ -302,33 +292,33 @@ class Leader:
     ) -> Iterator[CoordinatorCommand]:
         """Decide claims and openings, all of which have this leader epoch of Kafka's."""
         for offset, record in records:
-            decision = self._ledger.decide(offset, record)
+            decision = self.ledger.decide(offset, record)
             batch = decision.batch
             admitted = self._replay.admits(offset, batch)
             if not decision.accepted:
                 continue
             self._moved_at = now
             if isinstance(record, BatchReady) and record.skipped:
-                topic_ids = self._ledger.topic_ids(record.address)
+                topic_ids = self.ledger.topic_ids(record.address)
                 yield do.DeadLetterRecords(record.skipped, topic_ids)
             if admitted and batch is not None:
                 self._grouper.add(batch)
             if isinstance(record, Opened):
                 yield from self._expire_gone()
         if records:
-            self._control = LogPosition(self._ledger.position, self._control.topic_id, epoch)
+            self._control = LogPosition(self.ledger.position, self._control.topic_id, epoch)
         if self._status.decided(now, idle=self.idle):
             yield self._leader_status(now)
         yield from self._advance(now)
 
     def why_lost(self, seen: StreamsSeen) -> str:
         """Why the job must be held, by what is seen of its streams; empty where it goes on."""
-        if reason := self._replay.why_lost(self._ledger.position, seen.control_end):
+        if reason := self._replay.why_lost(self.ledger.position, seen.control_end):
             return reason
         lost = self._lost(seen)
         if all(self._recovery.opening(place, lost[place], seen.number) for place in lost):
             return ""
-        known, claimed = self._ledger.known, self._ledger.claimed
+        known, claimed = self.ledger.known, self.ledger.claimed
         return losses.reason(
             lost,
             lambda place: known[place].offset if place in known else claimed[place],
@@ -341,7 +331,7 @@ class Leader:
         The record may be there already, unread yet; then a second one of it does not count.
         """
         for partition in sorted(seen.partitions):
-            if self._ledger.generation(partition) is None:
+            if self.ledger.generation(partition) is None:
                 topic_id = seen.partitions[partition]
                 yield do.OpenPartition(Opened(partition, None, seen.number, topic_id, 0, -1))
         lost = self._lost(seen)
@@ -350,17 +340,17 @@ class Leader:
             if opened is not None:
                 yield do.OpenPartition(opened)
         self._publisher.look()
-        if seen.sure and not lost and self._ledger.position >= seen.control_end:
+        if seen.sure and not lost and self.ledger.position >= seen.control_end:
             self._recovery = NO_RECOVERY  # what is lost later, its owner has to look at
 
     def _lost(self, seen: StreamsSeen) -> dict[Partition, Divergence]:
         """Partitions that are not the logs that they were, by all that is decided of claims."""
-        if self._completion.reason or self._ledger.position < seen.control_end:
+        if self._completion.reason or self.ledger.position < seen.control_end:
             return {}
         return {
             place: divergence
             for place, divergence in seen.diverged.items()
-            if divergence.generation == self._ledger.generation(place)
+            if divergence.generation == self.ledger.generation(place)
         }
 
     def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
@@ -368,13 +358,13 @@ class Leader:
         for reply in replies:
             if isinstance(reply, WorkerLeaving):
                 self._liveness.leave(reply.worker)
-                self._rounds.assigner.release(reply.worker, reply.finishing)
+                self.rounds.assigner.release(reply.worker, reply.finishing)
                 continue
             self._liveness.clear(reply.worker)
             if not isinstance(reply, _ANSWERS):
                 yield from self._receive(reply, now)
                 continue
-            self._rounds.assigner.receive(reply, now)
+            self.rounds.assigner.receive(reply, now)
             if self._is_over(reply):
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
@@ -382,12 +372,12 @@ class Leader:
             elif self._aggregation.is_rival(reply):  # who is believed computes it, too
                 yield do.Drop(reply, "another process of its name is believed")
             elif reason := self._aggregation.why_not(reply):
-                self._rounds.requeue(reply.worker, reply.batches, reply.model.version)
+                self.rounds.requeue(reply.worker, reply.batches, reply.model.version)
                 yield do.Drop(reply, reason)
             else:
                 if reply.seconds > (longest_s := now - self._began + BEFORE_S):
                     reply = msgspec.structs.replace(reply, seconds=longest_s)  # noqa: PLW2901
-                round_, reason = self._rounds.count(reply, self._made.version)
+                round_, reason = self.rounds.count(reply, self._made.version)
                 if round_ is None:
                     yield do.Drop(reply, reason)
                 else:
@@ -416,7 +406,7 @@ class Leader:
         if isinstance(reply, Broken) and reply.unreachable:
             yield do.ReadHeartbeats()  # it has died, most likely: seen at once, and not a look late
         for worker in self._aggregation.take_reborn():
-            for batch in self._rounds.vanish(worker):
+            for batch in self.rounds.vanish(worker):
                 yield from self._quarantine(batch, DIED)
 
     def workers_seen(
@@ -430,12 +420,12 @@ class Leader:
         if self._liveness.left_out != left_out:
             for worker in sorted(self._liveness.left_out.keys() - left_out.keys()):
                 # Its process was started again with other code.
-                self._rounds.assigner.release(worker)
+                self.rounds.assigner.release(worker)
             yield self._leader_status(now)
         for worker in sorted(departures.left):
-            self._rounds.assigner.release(worker)
+            self.rounds.assigner.release(worker)
         for worker in sorted(departures.lost):
-            for batch in self._rounds.vanish(worker):
+            for batch in self.rounds.vanish(worker):
                 yield from self._quarantine(batch, DIED)
         yield from self._advance(now)
 
@@ -464,8 +454,8 @@ class Leader:
     def orders_lost(self, now: float) -> Iterator[CoordinatorCommand]:
         """The board takes orders again: ask at once, since deadlines grew with each lost one."""
         yield from self._aggregation.publish(self.model)
-        if len(self._rounds):
-            self._rounds.assigner.recall()
+        if len(self.rounds):
+            self.rounds.assigner.recall()
             yield from self._advance(now)
 
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
@@ -486,12 +476,12 @@ class Leader:
     def hold(self, reason: str, detail: str = "") -> Iterator[CoordinatorCommand]:
         """Stop until a person resumes the job; no data is thrown away."""
         self._wanted = "paused"
-        yield from self._abandon(self._rounds)
+        yield from self._abandon(self.rounds)
         yield do.Hold(reason, detail)
 
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
         """Time has passed."""
-        late, rounds = self._rounds.assigner.overdue(now)
+        late, rounds = self.rounds.assigner.overdue(now)
         if late:
             self._liveness.suspect(late, now)
             yield from self._proceed(rounds, now)
@@ -510,10 +500,10 @@ class Leader:
         times = [status_due, self._aggregation.due()]
         if self._completion.reason:
             return min(times)  # only the audit is waited for, or a member that stores a checkpoint
-        if len(self._rounds):
-            times.append(self._rounds.assigner.due() or status_due)
+        if len(self.rounds):
+            times.append(self.rounds.assigner.due() or status_due)
         linger_s = self._settings.group_linger_s
-        if linger_s is not None and (len(self._rounds) or len(self._grouper)):
+        if linger_s is not None and (len(self.rounds) or len(self._grouper)):
             times.append(max(self._moved_at + linger_s, status_due))
         snapshot_due = self._publisher.due()
         times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
@@ -522,7 +512,7 @@ class Leader:
     # --- what now? ---------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
-        self._aggregation.look(self._liveness.there, self._liveness.live, self._rounds, now)
+        self._aggregation.look(self._liveness.there, self._liveness.live, self.rounds, now)
         if self._aggregation.holder is not None:
             self._liveness.expect(self._aggregation.holder)
         if self._aggregation.error:
@@ -534,15 +524,15 @@ class Leader:
     def _decide(  # noqa: C901 -- one thing after the other, and each may end it
         self, now: float
     ) -> Iterator[CoordinatorCommand]:
-        self._modes.pass_time(now, len(self._liveness.live) if len(self._rounds) else 0)
+        self._modes.pass_time(now, len(self._liveness.live) if len(self.rounds) else 0)
         if self._changed is not None and self._changed.slices != self._settings.slices:
-            yield from self._abandon(self._rounds)  # what keeps it may be what its owner changes
-        if self._changed is not None and not len(self._rounds) and not self._completion.reason:
+            yield from self._abandon(self.rounds)  # what keeps it may be what its owner changes
+        if self._changed is not None and not len(self.rounds) and not self._completion.reason:
             yield from self._take_change(self._changed, now)
         if self._completion.reason:
             yield from self._end()
             return
-        if not self._rounds.wait_for_gradients:
+        if not self.rounds.wait_for_gradients:
             self._fill()
             while not self._completion.reason and (round_ := self._ripe(now)) is not None:
                 yield from self._apply(round_, now)
@@ -556,7 +546,7 @@ class Leader:
                 yield from self._advance(now)
                 return
         yield from self._order(now)
-        kind = self._publisher.consider(now, self._completion.progress, self._ledger.position)
+        kind = self._publisher.consider(now, self._completion.progress, self.ledger.position)
         last = self._aggregation.wants_checkpoint and not self._checkpoint_waits
         if last or kind is not None:
             yield from self._take_snapshot(now, checkpoint=last or kind == "checkpoint")
@@ -613,28 +603,28 @@ class Leader:
 
     def _fill(self) -> None:
         """Give rounds that lack batches, after a quarantine, others; end those that have none."""
-        for round_ in self._rounds:
+        for round_ in self.rounds:
             if round_.missing > 0 and not round_.short and len(self._grouper):
                 round_.fill(self._grouper.take(round_.missing, round_.batches))
             if not len(round_):
-                self._rounds.end(round_)
+                self.rounds.end(round_)
 
     def _ripe(self, now: float) -> Round | None:
         """The oldest round that can be applied now."""
-        for round_ in self._rounds:
+        for round_ in self.rounds:
             if round_.todo:
                 continue
             if round_.missing > 0 and not round_.short:
                 round_.short = self._why_short(round_, now)
             whole = round_.missing <= 0 or round_.short
-            if whole and self._rounds.may_apply(round_, self._made.version):
+            if whole and self.rounds.may_apply(round_, self._made.version):
                 done = self._aggregation.finished(round_, partial(self._draft, round_), now)
                 return round_ if done else None
         return None
 
     def _why_short(self, round_: Round, now: float) -> str:
         """Why a round need not wait for the batches that it lacks; empty where it must."""
-        others = len(self._rounds) > 1
+        others = len(self.rounds) > 1
         if self._lingered(now) or (others and round_.lingered):
             return "linger"
         # Others may have to wait for it, with all the batches that their workers may hold.
@@ -645,7 +635,7 @@ class Leader:
 
         Workers go by a new bound already, or others could make an update by another rule.
         """
-        lacking = [r for r in self._rounds if not (r.todo or r.short) and r.missing > 0]
+        lacking = [r for r in self.rounds if not (r.todo or r.short) and r.missing > 0]
         if not lacking:
             return lacking
         revision = self._settings.revision if self._changed is None else self._changed.revision
@@ -657,22 +647,22 @@ class Leader:
         trusted = self._liveness.trusted(now)
         if trusted is not able:  # else all are
             trusted = (able & trusted) or able
-        orders = self._rounds.assigner.orders(now, trusted, version)
+        orders = self.rounds.assigner.orders(now, trusted, version)
         while self._begin(now, trusted):
-            orders += self._rounds.assigner.orders(now, trusted, version)
-        orders += self._rounds.assigner.relieve(now, trusted, version)
+            orders += self.rounds.assigner.orders(now, trusted, version)
+        orders += self.rounds.assigner.relieve(now, trusted, version)
         if not orders:
             return
-        if any(r.asked_again and r.waits_for(orders) for r in self._rounds):
+        if any(r.asked_again and r.waits_for(orders) for r in self.rounds):
             yield from self._aggregation.publish(self.model)
         yield self._trigger(orders)
 
     def _trigger(self, orders: tuple[Assignment, ...]) -> do.PostTrigger:
         self._triggers += 1
         number, version = TriggerId(self._epoch, self._triggers), self._made.version
-        awaits, group = self._rounds.assigner.awaits(version), self._aggregation.orders(number)
+        awaits, group = self.rounds.assigner.awaits(version), self._aggregation.orders(number)
         model = self.model if group is UNSET else ModelId(self._epoch, group.made.version)
-        moves, self._rounds.assigner.unanswered = self._rounds.assigner.unanswered, False
+        moves, self.rounds.assigner.unanswered = self.rounds.assigner.unanswered, False
         return do.PostTrigger(
             UpdateTrigger(
                 number,
@@ -691,17 +681,17 @@ class Leader:
         if not waiting or self.handover.requested or self._wanted != "running":
             return False
         # What updates used may be claimed a second time, if that was lost.
-        replayed = self._ledger.position > self._replay.last_used
+        replayed = self.ledger.position > self._replay.last_used
         if not replayed or self._publisher.unread > self._aggregation.unread_audits:
             return False
         settings, workers, mode = self._settings, len(self._liveness.live), self.mode
         if waiting < mode.group_size and not self._lingered(now):
             return False
         synchrony = mode.synchrony(workers)
-        if not self._rounds.may_begin(synchrony.staleness, self._made.version):
+        if not self.rounds.may_begin(synchrony.staleness, self._made.version):
             return False
-        idle, worker = self._rounds.assigner.idle(live), None
-        if len(self._rounds) and not (
+        idle, worker = self.rounds.assigner.idle(live), None
+        if len(self.rounds) and not (
             idle if synchrony.single_worker else self._grouper.is_for(idle, live)
         ):
             return False  # it would make gradients stale, and nobody busy
@@ -710,15 +700,15 @@ class Leader:
             overtaken = self._overtaken(synchrony.staleness)
             group = self._grouper.take_for(worker, live, synchrony.group_size, overtaken)
         else:
-            group = self._grouper.take(synchrony.group_size, loads=self._rounds.assigner.loads())
-        self._rounds.begin(mode, workers, settings, group, worker)
+            group = self._grouper.take(synchrony.group_size, loads=self.rounds.assigner.loads())
+        self.rounds.begin(mode, workers, settings, group, worker)
         self._modes.begin(workers)
         return True
 
     def _overtaken(self, staleness: int) -> int | None:
         """The batch that has waited longest, if more updates than so many go before it."""
         oldest, since = self._grouper.see_oldest(self._made.version)
-        return oldest if self._made.version + len(self._rounds) - since > staleness else None
+        return oldest if self._made.version + len(self.rounds) - since > staleness else None
 
     def _draft(self, round_: Round) -> UpdateApplied:
         """The next update, as this round would make it."""
@@ -726,10 +716,10 @@ class Leader:
         return round_.update(self._epoch, self._made.version + 1, progress, noise_scale)
 
     def _apply(self, round_: Round, now: float) -> Iterator[CoordinatorCommand]:
-        self._rounds.end(round_)
+        self.rounds.end(round_)
         self._moved_at = now
         update = self._aggregation.sign(self._draft(round_))
-        update = msgspec.structs.replace(update, moved=self._rounds.traffic.take())
+        update = msgspec.structs.replace(update, moved=self.rounds.traffic.take())
         if round_.scores is not None:
             update.metrics.update(self._scores.add(round_.scores, now))
         self._made = ModelId(update.epoch, update.version)
@@ -758,15 +748,15 @@ class Leader:
     def _is_over(self, reply: Gradient | GradientReady | Failed) -> bool:
         """Whether nobody waits for it any more, or it is of weights that this leader never had."""
         version, newest = reply.model.version, self._made.version
-        if reply.model.epoch != self._epoch or version > newest or not len(self._rounds):
+        if reply.model.epoch != self._epoch or version > newest or not len(self.rounds):
             return True
-        return isinstance(reply, Failed) and version < self._rounds.assigner.oldest_asked(newest)
+        return isinstance(reply, Failed) and version < self.rounds.assigner.oldest_asked(newest)
 
     def _failed(self, failed: Failed) -> Iterator[CoordinatorCommand]:
         yield do.Drop(
             failed, f"{failed.reason}: {failed.detail}" if failed.detail else failed.reason
         )
-        verdict = judge(failed, self._rounds)
+        verdict = judge(failed, self.rounds)
         if failed.reason == "model_missing":
             yield from self._aggregation.publish(self.model)
         if verdict.hold:
@@ -778,7 +768,7 @@ class Leader:
     def _quarantine(
         self, batch: Batch, reason: str, traceback: str = ""
     ) -> Iterator[CoordinatorCommand]:
-        if self._rounds.settle(batch.offset) is None:
+        if self.rounds.settle(batch.offset) is None:
             return  # it has its gradient by now, or the job is held
         self._returned.discard(batch.offset)
         record = Quarantined(self._epoch, batch, reason[:REASON_CHARACTERS])
@@ -793,7 +783,7 @@ class Leader:
             )
 
     def _dead_letter(self, record: Quarantined) -> do.DeadLetterBatch:
-        return do.DeadLetterBatch(record, self._ledger.topic_ids(record.batch.address))
+        return do.DeadLetterBatch(record, self.ledger.topic_ids(record.batch.address))
 
     def _expire_gone(self) -> Iterator[CoordinatorCommand]:
         """Settle batches that waited when their records were lost: nobody can read them again.
@@ -801,10 +791,10 @@ class Leader:
         What has its gradient stays in its round; put back, it is looked at once more.
         """
         for batch in self.batches:
-            if not any(map(self._ledger.is_gone, batch.address)):
+            if not any(map(self.ledger.is_gone, batch.address)):
                 continue
             waited = self._grouper.remove(batch.offset) is not None
-            if waited or self._rounds.settle(batch.offset) is not None:
+            if waited or self.rounds.settle(batch.offset) is not None:
                 self._suspects.clear([batch.offset])
                 self._returned.discard(batch.offset)
                 yield self._publisher.append(Quarantined(self._epoch, batch, "expired"))
@@ -813,7 +803,7 @@ class Leader:
         """An operator took a batch back: it waits, or will when its claim is replayed."""
         self._replay.requeue(batch.offset)
         self._publisher.requeue(batch)
-        if batch.offset < self._ledger.position:
+        if batch.offset < self.ledger.position:
             self._grouper.add(batch)
             self._moved_at = now
             yield from self._expire_gone()
@@ -826,7 +816,7 @@ class Leader:
         for round_ in rounds:
             if round_.counted and self._returned.isdisjoint(round_.todo):
                 self._returned.update(round_.todo)
-                for batch in self._rounds.give_up(round_):
+                for batch in self.rounds.give_up(round_):
                     self._grouper.add(batch)
                 round_.short = "missing"
                 yield from self._advance(now)
@@ -840,13 +830,13 @@ class Leader:
             LeaderStatus(
                 epoch=self._epoch,
                 control_position=unsettled.control_position,
-                claimed=self._ledger.claimed,
+                claimed=self.ledger.claimed,
                 oldest_unsettled=unsettled.oldest_unsettled,
                 waiting=unsettled.waiting,
                 live=unsettled.live,
                 settled=self._publisher.settled,
-                opened=self._ledger.opened,
-                known=self._ledger.known,
+                opened=self.ledger.opened,
+                known=self.ledger.known,
                 group=self._aggregation.status,
                 left_out=self._liveness.left_out,
             )
@@ -861,16 +851,16 @@ class Leader:
             control_position=self._control.offset,
             control_topic_id=self._control.topic_id,
             control_epoch=self._control.epoch,
-            claimed=self._ledger.claimed,
+            claimed=self.ledger.claimed,
             waiting=self.batches,
             failure_counts=self._suspects.failure_counts,
             returned=tuple(sorted(self._returned)),
             samples=self._completion.samples,
             losses=self._completion.losses,
-            quarantined=self._replay.quarantined(self._ledger.position),
-            used=self._replay.used(self._ledger.position) or UNSET,
-            opened=self._ledger.opened,
-            known=self._ledger.known,
+            quarantined=self._replay.quarantined(self.ledger.position),
+            used=self._replay.used(self.ledger.position) or UNSET,
+            opened=self.ledger.opened,
+            known=self.ledger.known,
             synchrony=self._modes.last,
             equivalent=None if progress == self._made.version else progress,
             digest=self._liveness.digest,
@@ -882,7 +872,7 @@ class Leader:
         if self._completion.reason:
             return
         self._completion.reason = reason
-        yield from self._abandon(self._rounds)
+        yield from self._abandon(self.rounds)
         yield from self._take_snapshot(now, checkpoint=True)
 
     def _abandon(self, rounds: Rounds | list[Round]) -> Iterator[CoordinatorCommand]:
@@ -890,7 +880,7 @@ class Leader:
         if not len(rounds):
             return
         for round_ in rounds:
-            self._rounds.end(round_)
+            self.rounds.end(round_)
             for batch in round_.batches:
                 self._grouper.add(batch)
             yield from self._aggregation.discard(round_)

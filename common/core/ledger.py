@@ -43,7 +43,7 @@ class Ledger:
 
     Args:
         claimed: Where every partition of the job begins, or stood at `position`.
-        position: Control offset of the next record to decide.
+        position: Control offset of the next record to decide: each below has been decided.
         opened: What counted of `Opened` before `position`.
         known: What was known of the logs then.
     """
@@ -56,7 +56,7 @@ class Ledger:
         known: Mapping[Partition, LogPosition] | None = None,
     ) -> None:
         self._claimed = dict(claimed)
-        self._position = position
+        self.position = position
         self._opened = dict(opened or {})
         self._known = dict(known or {})
         self._topics = {partition.topic for partition in claimed}
@@ -67,11 +67,6 @@ class Ledger:
     def of(cls, snapshot: Snapshot) -> Ledger:
         """The ledger of a snapshot, to go on with."""
         return cls(snapshot.claimed, snapshot.control_position, snapshot.opened, snapshot.known)
-
-    @property
-    def position(self) -> int:
-        """Every control record below this offset has been decided."""
-        return self._position
 
     @property
     def claimed(self) -> Positions:
@@ -130,11 +125,9 @@ class Ledger:
         Raises:
             ValueError: If `offset` was decided before: a caller that replays must start afresh.
         """
-        if offset < self._position:
-            raise ValueError(
-                f"control record {offset} comes after {self._position - 1} was decided"
-            )
-        self._position = offset + 1
+        if offset < self.position:
+            raise ValueError(f"control record {offset} comes after {self.position - 1} was decided")
+        self.position = offset + 1
         decision = self._decided(offset, record)
         if decision.batch is not None:
             self.accepted += 1

@@ -77,28 +77,19 @@ class Liveness:
         self._grace_s = grace_s
         self.digest = digest
         self._beats = dict[WorkerId, Heartbeat]()
-        # These follow from the heartbeats; the first two are asked for at every batch.
-        self._there = self._live = frozenset[WorkerId]()
+        # These follow from the heartbeats, to be read alone; the first two at every batch: all
+        # workers of the job's model that live, and without those that leave.
+        self.there = self.live = frozenset[WorkerId]()
         self.left_out = dict[WorkerId, str]()  # workers of another model, and why
         self._wiped_until = float("-inf")
         self._doubted_until = dict[WorkerId, float]()
 
-    @property
-    def live(self) -> frozenset[WorkerId]:
-        """Workers that may be given new work."""
-        return self._live
-
-    @property
-    def there(self) -> frozenset[WorkerId]:
-        """All workers of the job's model that live, including those that leave."""
-        return self._there
-
     def trusted(self, now: float) -> frozenset[WorkerId]:
         """Those of them that are not in doubt; all of them where each one is."""
         if not self._doubted_until:
-            return self._live
-        trusted = {w for w in self._live if now >= self._doubted_until.get(w, now)}
-        return frozenset(trusted) or self._live
+            return self.live
+        trusted = {w for w in self.live if now >= self._doubted_until.get(w, now)}
+        return frozenset(trusted) or self.live
 
     def suspect(self, workers: Iterable[WorkerId], now: float) -> None:
         """They did not do in time what they were asked to: others are asked first for a while."""
@@ -112,7 +103,7 @@ class Liveness:
         """It said that it leaves."""
         if worker in self._beats:
             self._beats[worker] = self._beats[worker]._replace(status=LEAVING)
-            self._live -= {worker}
+            self.live -= {worker}
 
     def wiped(self, now: float) -> None:
         """The board is empty, of beats too: who lives will beat again soon."""
@@ -160,5 +151,5 @@ class Liveness:
             for worker, beat in self._beats.items()
             if own and beat.digest != own
         }
-        self._there = frozenset(self._beats.keys() - self.left_out.keys())
-        self._live = frozenset(w for w in self._there if self._beats[w].status != LEAVING)
+        self.there = frozenset(self._beats.keys() - self.left_out.keys())
+        self.live = frozenset(w for w in self.there if self._beats[w].status != LEAVING)

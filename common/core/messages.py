@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Meta, UnsetType
 
-from common.core.bounds import (
+from common.core.field_types import (
     Count,
     Finite,
     HostPort,

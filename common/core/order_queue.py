@@ -45,11 +45,11 @@ class Assignments:
     def __init__(self, worker: WorkerId) -> None:
         self._worker = worker
         self._stream = TriggerStream()
-        self._last_trigger = _NOTHING
+        self.last_trigger = _NOTHING  # the newest taken in: where to listen on
         self._model: ModelId | None = None  # of the newest trigger
         self._weights: bytes | None = None  # likewise
         self._awaits = 0  # likewise, the oldest version at which a gradient is awaited
-        self._reply_to = ""  # the replica that posted it
+        self.reply_to = ""  # the replica that posted it; empty where none was heard of
         self._queue = deque[Compute]()
         self._under_way: Compute | None = None
         self._left = False
@@ -58,16 +58,6 @@ class Assignments:
     def stream(self) -> str:
         """The stream of triggers that it listens to."""
         return self._stream.name
-
-    @property
-    def last_trigger(self) -> TriggerId:
-        """The newest trigger taken in: where to listen on."""
-        return self._last_trigger
-
-    @property
-    def reply_to(self) -> str:
-        """The replica that leads, as far as is known; empty where none was heard of."""
-        return self._reply_to
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -78,9 +68,9 @@ class Assignments:
         A leader's first triggers may be heard before its status is seen: what was heard is as good
         a witness of a later leader as the status before.
         """
-        latest = max(self._stream.epoch, self._last_trigger.epoch)
+        latest = max(self._stream.epoch, self.last_trigger.epoch)
         if stream.name != self._stream.name or (stream != self._stream and stream.epoch < latest):
-            self._last_trigger = _NOTHING
+            self.last_trigger = _NOTHING
             self._queue.clear()
         self._stream = stream
 
@@ -108,15 +98,15 @@ class Assignments:
     def receive(self, triggers: Iterable[UpdateTrigger]) -> None:
         """Take in triggers, in any order and number."""
         for trigger in triggers:
-            if trigger.id <= self._last_trigger:
+            if trigger.id <= self.last_trigger:
                 continue
-            self._last_trigger, self._model, self._weights = (
+            self.last_trigger, self._model, self._weights = (
                 trigger.id,
                 trigger.model,
                 trigger.weights,
             )
             self._awaits = trigger.model.version if trigger.awaits is UNSET else trigger.awaits
-            self._reply_to = trigger.reply_to
+            self.reply_to = trigger.reply_to
             if self._queue:
                 self._queue = deque(filter(self._is_awaited, self._queue))
             for order in trigger.orders:

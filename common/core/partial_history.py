@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.core.history import History
-from common.core.messages import AuditRecord, Batch, Lead, ModelId, UpdateApplied
+from common.core.messages import AuditRecord, Lead, ModelId, UpdateApplied
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _REMEMBERED = 1000  # updates of the path: who goes back further is believed by its version alone
 
 
-class PartialHistory:
+class PartialHistory(History):
     """The fold over the updates topic, in bounded memory.
 
     Args:
@@ -28,68 +28,43 @@ class PartialHistory:
     """
 
     def __init__(self, start: int = 0) -> None:
+        super().__init__(position=start)
         self._guesses = start > 0
-        self._history = History(position=start)
         self._forget_at = 2 * _REMEMBERED
-
-    @property
-    def epoch(self) -> int:
-        """Of the Lead in force, -1 for none."""
-        return self._history.epoch
 
     @property
     def version(self) -> int:
         """J of the newest effective update."""
-        return self._history.head.version
+        return self.head.version
 
     @property
-    def position(self) -> int:
-        """Offset of the next record to feed."""
-        return self._history.position
-
-    @property
-    def head(self) -> ModelId:
-        """The newest effective update."""
-        return self._history.head
-
-    @property
-    def slices(self) -> int | UnsetType | None:
+    def known_slices(self) -> int | UnsetType | None:
         """Who holds the weights, as the Lead in force says; None: it is not known."""
-        return None if self._guesses or self.epoch < 0 else self._history.slices
-
-    @property
-    def poison(self) -> tuple[Batch, ...]:
-        """Quarantined batches that an operator may take back, as far as they are known."""
-        return self._history.poison
+        return None if self._guesses or self.epoch < 0 else self.slices
 
     def find(self, version: int) -> ModelId | None:
         """The effective update that made a version; None: there is none, or it is forgotten."""
-        path = self._history.path
-        place = version - path[0].version
-        return path[place] if 0 <= place < len(path) else None
+        place = version - self._path[0].version
+        return self._path[place] if 0 <= place < len(self._path) else None
 
     def holds(self, model: ModelId) -> bool:
         """Whether a version is part of the effective history.
 
         One that is older than what is remembered is believed: it was, when somebody told of it.
         """
-        return model.version < self._history.path[0].version or self.find(model.version) == model
+        return model.version < self._path[0].version or self.find(model.version) == model
 
-    def feed(self, offset: int, record: AuditRecord | None) -> bool:
-        """Fold the record at `offset` (None: does not parse); True where it counts.
-
-        Raises:
-            ValueError: If `offset` was fed before.
-        """
+    def feed(self, offset: int, record: AuditRecord | None, epoch: int = -1) -> bool:
+        """Fold the record at `offset`, as `History.feed` does; begin anew with an unseen leader."""
         unseen = self._unseen_leader(record)
         if unseen is not None:
             before = max(record.number - 1, 0) if isinstance(record, UpdateApplied) else 0
-            epoch = record.after if isinstance(record, Lead) else unseen.epoch
-            self._history = History(epoch, unseen, offset, self._history.poison, before)
-        counts = self._history.feed(offset, record)
+            led = record.after if isinstance(record, Lead) else unseen.epoch
+            super().__init__(led, unseen, offset, self.poison, before)
+        counts = super().feed(offset, record, epoch)
         self._guesses = self._guesses and not (counts and isinstance(record, Lead))
         if counts and self.version >= self._forget_at:
-            self._history.forget_before(self.version - _REMEMBERED)
+            self.forget_before(self.version - _REMEMBERED)
             self._forget_at = self.version + _REMEMBERED
         return counts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from common.core.bounds import Count, KafkaEpoch, NonEmpty, OrNone
+from common.core.field_types import Count, KafkaEpoch, NonEmpty, OrNone
 
 
 class Partition(NamedTuple):

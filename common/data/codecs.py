@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from common.data.columns import Column, assembled, bucket_of, damped
 from common.data.decoders import new_decoder
-from common.data.fields import DecodedColumns, Field, Keys, check_columns
+from common.data.fields import DecodedColumns, DescribedRecords, Field, Keys, check_columns
 from common.data.registered import RegisteredCodec
 from common.errors import UserError
 
@@ -209,6 +209,11 @@ REGISTERED: dict[str, SchemaKind] = {
     "protobuf": "PROTOBUF",
 }  # as a registry calls them
 CODEC_NAMES = ("tensor", "json", *REGISTERED)
+
+
+def codec_of(records: DescribedRecords, wanted: Collection[str] | None = None) -> Codec:
+    """Make the codec of a job's records; `wanted` as in `make_codec`."""
+    return make_codec(records.codec, records.described(), records.buckets, wanted)
 
 
 def make_codec(

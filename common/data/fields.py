@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,21 @@ class Field:
     def numpy_dtype(self) -> np.dtype[Any]:
         """Little-endian, whatever this machine is."""
         return np.dtype(self.dtype).newbyteorder("<")
+
+
+class DescribedRecords(Protocol):
+    """What a job says of its records."""
+
+    @property
+    def codec(self) -> str:
+        """Name of a codec."""
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets into which keys are hashed; 0 if none are."""
+
+    def described(self) -> Sequence[Field]:
+        """The fields of a record."""
 
 
 @dataclass(frozen=True, slots=True)

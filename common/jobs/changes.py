@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from common.core.bounds import Count
+from common.core.field_types import Count
 from common.telemetry.logging import event_logger
 
 Outcome: TypeAlias = Literal["done", "refused", "unknown"]

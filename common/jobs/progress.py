@@ -1153,7 +1153,7 @@ class JobProgress:
 
     def _handing_over(self, now: float) -> State | None:
         """Others are to hold the weights, and wait for the newest version to be stored."""
-        holds = self._history.slices
+        holds = self._history.known_slices
         if holds is None or holds == slices_of(self.record.spec.among) or not self._quiet(now):
             return None
         why = "`aggregation` was changed, and nothing is learned until the newest version is stored"

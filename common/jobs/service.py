@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UserError
 from common.jobs.models import in_storage, parse_version, pick
+from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import Remains, purge, remains_of
 from common.jobs.quarantine import Outcome, Quarantine, format_batches
-from common.jobs.store import AfterLoss, JobRecord, JobStore, StartCheckpoint
+from common.jobs.store import JobRecord, StartCheckpoint
 from common.jobs.watching import waits_for_checkpoint
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
@@ -39,7 +40,10 @@ class JobService:
     """
 
     def __init__(
-        self, store: JobStore, outside: Outside, check_given_back: Callable[[JobRecord], object]
+        self,
+        store: JobOperations,
+        outside: Outside,
+        check_given_back: Callable[[JobRecord], object],
     ) -> None:
         self._store = store
         self._outside = outside
@@ -156,12 +160,12 @@ class JobService:
         read_from: ReadFrom = "",
         revision: int | None = None,
     ) -> JobRecord:
-        """Change settings and what is wanted, both or nothing; see `JobStore.patch`.
+        """Change settings and what is wanted, both or nothing; see `JobOperations.patch`.
 
         Args:
             job: Name of the job.
             reason: Reason of the person.
-            changed: Settings, see `JobStore.change`.
+            changed: Settings, see `JobOperations.patch`.
             wanted: Optional. If unset, the wanted state stays.
             after_loss: True to go on with what is left.
             from_start: True to accept version 0 if no other version is left.

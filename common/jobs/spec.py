@@ -24,7 +24,7 @@ from common.config.synchronisation import (
     SynchronisationSpec,
 )
 from common.config.validation import complaint, field_names
-from common.core.schedule import CONSTANT, RateSchedule, ScheduleKind
+from common.core.settings import CONSTANT, RateSchedule, ScheduleKind
 from common.data.columns import fits, text_of
 from common.data.fields import (
     INTEGERS,
@@ -40,7 +40,7 @@ from common.data.fields import (
     keys_of,
 )
 from common.data.fields import Field as RecordField
-from common.errors import GivenError, UnknownTopicError, UserError
+from common.errors import GivenError, UserError
 from common.jobs.names import check_name
 from common.kafka import names as topics
 from common.learning.task_options import options_of
@@ -49,7 +49,6 @@ from doll.yaml_file import as_json, load_text, shown
 if TYPE_CHECKING:
     from common.core.messages import SynchronisationMode
     from common.core.settings import AggregationSettings, SliceSettings
-    from common.kafka.port import Log
 
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -226,6 +225,11 @@ class RecordsSpec(SpecPart):
     """Name to what it is and where it stands."""
     hashed: HashedSpec | None = Field(default=None, exclude_if=lambda value: value is None)
     """Of `json`: every other key of the object is a feature; it is hashed, not ignored."""
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets into which keys are hashed; 0 if none are."""
+        return self.hashed.buckets if self.hashed else 0
 
     def described(self) -> tuple[RecordField, ...]:
         """The fields as a codec wants them."""
@@ -746,6 +750,11 @@ class JobSpec(SpecPart):
         return self.checkpoint.every_updates or (200 if self.slices is None else 20)
 
     @property
+    def task_name(self) -> str:
+        """Name of a built-in task, or an entrypoint."""
+        return self.task.name or self.task.entrypoint or ""
+
+    @property
     def task_options(self) -> dict[str, Any]:
         """The task's options; sizes that are not given are those of the record's fields."""
         joined = {} if self._inputs == ("features",) else {"inputs": self._inputs}
@@ -1049,19 +1058,3 @@ def job_from_json(text: str | bytes) -> JobSpec:
     except ValidationError as error:
         message = complaint(error, allowed=partial(field_names, JobSpec))
         raise UserError(f"job file: {message}") from error
-
-
-def check_streams(spec: JobSpec, log: Log) -> None:
-    """Refuse a job whose datastreams do not exist.
-
-    Raises:
-        UserError: Naming the stream and how to make it.
-    """
-    for stream in spec.streams:
-        try:
-            log.partitions(stream)
-        except UnknownTopicError as error:
-            raise UserError(
-                f'job file: streams: there is no topic "{stream}" in this Kafka; create it, for'
-                f" example with `doll produce SOURCE --topic {stream} --create-partitions 4`"
-            ) from error

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from common.core.read_order import RunsInTurn
 from common.core.spans import Partition
+from common.core.turns import RunsInTurn
 from common.kafka.client import arrival_s, epochs_of, offsets_of, values_of
 from common.kafka.port import Fetched, LogEndReached
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,31 +34,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from common.core.messages import Vector
+    from common.learning.optimizers import Reduction
     from common.learning.tasks import Task
 
 # Batches whose records are this few bytes together share one pass: what a pass costs besides is
 # more then than what it computes. With more, one pass over all is slower: memory is not cached.
 TOGETHER_BYTES = 128 << 10
 
-Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
 # (passes, columns) float64: by pass, the sum of its losses, the sum of each metric over the samples
 # that have a value, the number of these samples for each metric, and the counts of its scores.
 Sums: TypeAlias = "npt.NDArray[np.float64]"
 _Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"  # names of metrics first
-DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
-
-
-def resolve_device(name: DeviceName) -> torch.device:
-    """Turn a setting into a device; "auto" is the GPU where there is one.
-
-    Raises:
-        UserError: If a GPU is asked for and there is none.
-    """
-    has_gpu = name != "cpu" and torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise UserError("device 'cuda': PyTorch finds no GPU here; use 'auto' or 'cpu'")
-    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OptimizerName: TypeAlias = Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"]
+Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]

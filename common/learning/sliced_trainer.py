@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
-    from common.learning.optimizers import OptimizerSettings
+    from common.learning.optimizers import OptimizerSettings, Reduction
 
 _SLICES, _WEIGHTS = "slices", "weights"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
+    from common.learning.optimizers import Reduction
 
 # Slices begin at multiples of so many numbers. Optimizers take a cache line at a time, and may
 # round what does not fill one in another way: so only the end of the whole is such a rest.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as functions
 from torch import Tensor, nn
 
-from common.data.fields import LABELS, NUMBERS, Field, Input
+from common.data.fields import LABELS, NUMBERS, DescribedRecords, Field, Input
 from common.errors import TaskMissingError, UserError
 from common.learning.errors import one_line, what_was_raised
 from common.learning.lda import TopicModel
@@ -48,6 +48,22 @@ class Task(Protocol):
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """(n,) each: values whose mean over the samples is the metric."""
+
+
+class DescribedTask(Protocol):
+    """What a job says of its task, and of the records that the task reads."""
+
+    @property
+    def task_name(self) -> str:
+        """Name of a built-in task, or an entrypoint."""
+
+    @property
+    def task_options(self) -> Mapping[str, object]:
+        """Options that the task is made with."""
+
+    @property
+    def records(self) -> DescribedRecords:
+        """Description of its records."""
 
 
 _OUR_PACKAGES = ("common", "services")
@@ -169,6 +185,21 @@ def _built_in(options: Options) -> Task:
             return TopicModel(
                 words, entries, topics, documents, alpha or prior, eta or prior, iterations
             )
+
+
+def task_of(described: DescribedTask, allowed: Collection[str]) -> Task:
+    """Make a job's task, checked against the fields of its records.
+
+    Args:
+        described: The job.
+        allowed: Entrypoints that this process may import (DOLL_TASKS).
+
+    Raises:
+        UserError: If it cannot be made, or reads other fields than the records have.
+    """
+    task = make_task(described.task_name, described.task_options, allowed)
+    check_fields(task, described.records.described())
+    return task
 
 
 def make_task(name: str, options: Mapping[str, object], allowed: Collection[str] = ()) -> Task:

@@ -32,7 +32,7 @@ from common.learning.optimizers import (
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
+    from common.learning.optimizers import Reduction
 
 
 EVERYWHERE = slice(None)
@@ -104,7 +104,7 @@ class Trainer:
         self._weights: Vector = np.array(weights, np.float32)
         self._sums = dict[int, _Sum]()  # by round
         self._spare: list[Vector] = []  # all zeros: what sums are made of
-        self._split = parameter_count
+        self.parameter_count = parameter_count  # P: behind them come the buffers
         self._settings = settings
         self._reduction = reduction
         buffers = len(self._weights) - parameter_count
@@ -137,7 +137,7 @@ class Trainer:
 
     def square(self, round_: int) -> float:
         """|gradient summed over the samples of a round|^2."""
-        return squared_norm(self._sums[round_].vector, self._split)
+        return squared_norm(self._sums[round_].vector, self.parameter_count)
 
     def apply(self, round_: int, learning_rate: float | None = None, scale: float = 1.0) -> None:
         """Make one update of all that was added to a round.
@@ -179,19 +179,14 @@ class Trainer:
         """
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
         set_learning_rate(self._optimizer, rate * scale)
-        moved = total[self._split :] / samples
+        moved = total[self.parameter_count :] / samples
         if self._reduction == "mean":
             total[where] /= samples
-        self._parameter.grad = torch.from_numpy(total[: self._split])
+        self._parameter.grad = torch.from_numpy(total[: self.parameter_count])
         if self._settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameter, self._settings.clip_norm)
         self._optimizer.step()
-        self._weights[self._split :] += moved
-
-    @property
-    def parameter_count(self) -> int:
-        """P: behind them come the buffers."""
-        return self._split
+        self._weights[self.parameter_count :] += moved
 
     def weights(self) -> memoryview:
         """The weights' bytes, not copied: they change with the next update."""

@@ -194,7 +194,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
                 jobs, job_store = found
                 records = job_store.refresh(JOBS_S)
                 if repairs:
-                    job_store.repair()
+                    job_store.table.repair()
                 for each in jobs:
                     each.follow(records)
                 outage.quiet()

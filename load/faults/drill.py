@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.core.audit import audit
+from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
-from common.jobs.build import codec_of
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
 from common.runtime.connect import open_board
@@ -120,7 +120,7 @@ class Drill:
             on.log,
             topic,
             conditions.partitions,
-            codec_of(spec).encode({"id": ids}),
+            codec_of(spec.records).encode({"id": ids}),
             self._records,
         )
         self._first = on.submit(spec).first

@@ -10,9 +10,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
+from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
-from common.jobs.build import codec_of
 from common.jobs.models import heads_on_board
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
@@ -166,7 +166,7 @@ class Trained:
 
     def _write(self) -> None:
         """Write records at their rate until the end."""
-        values = codec_of(self._spec).encode(find_records(_CASE, None, seed=0))
+        values = codec_of(self._spec.records).encode(find_records(_CASE, None, seed=0))
         with closing(self._log.writer()) as writer:
             began, written = time.monotonic(), 0
             while not self._ended.wait(_TICK_S):

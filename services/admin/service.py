@@ -16,8 +16,8 @@ from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it
 from common.api.keys import KeyRecord
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S, built_apart, check_submission, unasked
+from common.jobs.operations import JobOperations
 from common.jobs.service import JobService
-from common.jobs.store import JobStore
 from common.jobs.watching import one_by_one
 from common.runtime.http_server import CONNECTIONS
 from common.spot.api import billing_of, check_market, market_of
@@ -156,12 +156,12 @@ class AdminService:
         """Do what takes too long to be a `write`, with a reader of the jobs topic of its own."""
 
         def acted() -> T:
-            with closing(JobStore(self.log(), self.clock)) as store:
+            with closing(JobOperations(self.log(), self.clock)) as store:
                 return act(self._jobs(store, caller))
 
         return await self.histories.run(acted)
 
-    def _jobs(self, store: JobStore, caller: Caller | None) -> JobService:
+    def _jobs(self, store: JobOperations, caller: Caller | None) -> JobService:
         by = store if caller is None else store.acting(caller)
         return JobService(by, self.outside, lambda record: check_given_back(record, self.log()))
 

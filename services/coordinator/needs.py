@@ -95,7 +95,7 @@ class DemandMeter:
             runs=runs,
             target=spec.provisioning.workers if spec.provisioning is not None else 0,
             unserved_s=now - self._unserved_since if self._unserved_since is not None else 0.0,
-            task=spec.task.name or spec.task.entrypoint or "",
+            task=spec.task_name,
         )
 
     def _measure(self, spec: JobSpec, live: int, claimed: int, unclaimed: int, now: float) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import GENESIS, Batch, Evaluated, Lead, ModelId, UpdateApplied
 from common.core.partial_history import PartialHistory
-from common.core.snapshot_schedule import is_offered
+from common.core.snapshot_publishing import is_offered
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord

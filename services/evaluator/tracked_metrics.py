@@ -26,7 +26,7 @@ from common.core.messages import (
 )
 from common.core.partial_history import PartialHistory
 from common.core.scores import WINDOWED
-from common.core.snapshot_schedule import is_offered
+from common.core.snapshot_publishing import is_offered
 from common.tracking.port import Metric
 
 _ILLEGAL = re.compile(r"[^\w.-]")  # in the name that a task gives a metric

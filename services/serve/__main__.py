@@ -18,8 +18,8 @@ import torch
 
 from common.api.keys import KeyStore
 from common.config.program import command_line
+from common.data.codecs import codec_of
 from common.errors import UnavailableError, UnknownTopicError, UserError
-from common.jobs.build import codec_of
 from common.jobs.models import parse_version
 from common.jobs.servers import Outside
 from common.jobs.store import JobStore
@@ -155,7 +155,7 @@ def _open(
 def inputs_of(spec: JobSpec, model: ServedModel, schemas: JobSchemas) -> Inputs:
     """How requests become what a model reads."""
     fields, is_text = model.forward.fields, spec.records.codec == "json"
-    codec = codec_of(spec, [field.name for field in fields])
+    codec = codec_of(spec.records, [field.name for field in fields])
     return Inputs(fields, codec, schemas, is_text=is_text)
 
 

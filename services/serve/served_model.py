@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from common.errors import UnavailableError
-from common.jobs.build import task_of
 from common.learning.errors import TaskError, WrongTaskError, what_was_raised
-from common.learning.gradients import resolve_device
 from common.learning.inputs import forward_of
 from common.learning.outputs import check_outputs
-from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
+from common.learning.parameters import FlatModel, resolve_device
+from common.learning.tasks import build_model, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

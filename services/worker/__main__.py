@@ -74,7 +74,7 @@ def _work(only: str, process: ServiceProcess) -> None:
     process.serve_metrics(metrics)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
         if settings.device == "cuda":  # without a GPU here, no job can be worked for
-            from common.learning.gradients import resolve_device  # noqa: PLC0415 -- see above
+            from common.learning.parameters import resolve_device  # noqa: PLC0415 -- see above
 
             resolve_device(settings.device)
         process.logger.info("service_started")

@@ -1,6 +1,6 @@
 """Notices partitions that lag far behind the others in time: a model then learns two ages at once.
 
-Only reported: what is read next never depends on timestamps, see `common.core.read_order`.
+Only reported: what is read next never depends on timestamps, see `common.core.turns`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from common.core.read_order import FAR_BEHIND_S, behind_s
 from common.core.spans import Partition
+from common.core.turns import FAR_BEHIND_S, behind_s
 
 if TYPE_CHECKING:
     from common.kafka.port import Fetched

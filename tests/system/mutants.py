@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "partitions that are added are opened",
         100,
-        (Edit(CORE + "leader.py", "if self._ledger.generation(partition) is None:", "if False:"),),
+        (Edit(CORE + "leader.py", "if self.ledger.generation(partition) is None:", "if False:"),),
     ),
     Mutant(
         "a partition is opened once",
@@ -112,8 +112,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "LogPosition(self._ledger.position, self._control.topic_id, epoch)",
-                "LogPosition(self._ledger.position, *self._control[1:])",
+                "LogPosition(self.ledger.position, self._control.topic_id, epoch)",
+                "LogPosition(self.ledger.position, *self._control[1:])",
             ),
         ),
     ),
@@ -123,8 +123,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "self._position = self._position._replace(offset=offset + 1, epoch=epoch)",
-                "self._position = self._position._replace(offset=offset + 1)",
+                "self.log = self.log._replace(offset=offset + 1, epoch=epoch)",
+                "self.log = self.log._replace(offset=offset + 1)",
             ),
         ),
     ),
@@ -197,7 +197,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if not any(map(self._ledger.is_gone, batch.address)):",
+                "if not any(map(self.ledger.is_gone, batch.address)):",
                 "if True:",
             ),
             Edit(
@@ -237,7 +237,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "batching.py",
-                "return self._close() if self._samples >= batch_size else None",
+                "return self._close() if self.samples >= batch_size else None",
                 "return None",
             ),
         ),
@@ -337,7 +337,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "return record.epoch == self._epoch and record.number in (0, self._number + 1)",
+                "return record.epoch == self.epoch and record.number in (0, self.number + 1)",
                 "return True",  # numbers alone would void most of them
             ),
         ),
@@ -347,7 +347,7 @@ MUTANTS = (
         100,
         (
             Edit(CORE + "history.py", "or update.version != self.head.version + 1", ""),
-            Edit(CORE + "history.py", " and record.number in (0, self._number + 1)", ""),
+            Edit(CORE + "history.py", " and record.number in (0, self.number + 1)", ""),
         ),
     ),
     Mutant(
@@ -367,7 +367,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "coordinator.py",
-                "if self._leader is not None and counts:",
+                "if self.leader is not None and counts:",
                 "if False:",
             ),
         ),
@@ -378,7 +378,7 @@ MUTANTS = (
         300,
         (
             Edit(
-                CORE + "snapshot_schedule.py",
+                CORE + "snapshot_publishing.py",
                 "if pending is None or self._history.number < pending.after:",
                 "if pending is None:",
             ),
@@ -395,9 +395,9 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "unsettled = self._grouper.batches + self._rounds.batches",
+                "unsettled = self._grouper.batches + self.rounds.batches",
                 "unsettled = self._grouper.batches"
-                " + tuple(b for r in self._rounds for b in r.todo.values())",
+                " + tuple(b for r in self.rounds for b in r.todo.values())",
             ),
         ),
     ),
@@ -480,7 +480,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "late, rounds = self._rounds.assigner.overdue(now)",
+                "late, rounds = self.rounds.assigner.overdue(now)",
                 "late, rounds = (), ()",
             ),
         ),
@@ -503,8 +503,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if not self._rounds.may_begin(synchrony.staleness, self._made.version):",
-                "if len(self._rounds) > 9:",
+                "if not self.rounds.may_begin(synchrony.staleness, self._made.version):",
+                "if len(self.rounds) > 9:",
             ),
         ),
     ),
@@ -514,7 +514,7 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "if whole and self._rounds.may_apply(round_, self._made.version):",
+                "if whole and self.rounds.may_apply(round_, self._made.version):",
                 "if whole:",
             ),
         ),
@@ -603,8 +603,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "self._rounds.begin(mode, workers, settings, group, worker)",
-                "self._rounds.begin(settings.mode, workers, settings, group, worker)",
+                "self.rounds.begin(mode, workers, settings, group, worker)",
+                "self.rounds.begin(settings.mode, workers, settings, group, worker)",
             ),
         ),
     ),
@@ -682,8 +682,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "leader.py",
-                "unsettled = self._grouper.batches + self._rounds.batches",
-                "unsettled = self._grouper.batches + next((r.batches for r in self._rounds), ())",
+                "unsettled = self._grouper.batches + self.rounds.batches",
+                "unsettled = self._grouper.batches + next((r.batches for r in self.rounds), ())",
             ),
         ),
     ),
@@ -747,9 +747,8 @@ MUTANTS = (
         (
             Edit(
                 CORE + "history.py",
-                "        self._epoch, self._number = lead.epoch, 0\n",
-                "        self._epoch, self._number = lead.epoch, 0\n"
-                "        self._quarantined = {}\n",
+                "        self.epoch, self.number = lead.epoch, 0\n",
+                "        self.epoch, self.number = lead.epoch, 0\n        self._quarantined = {}\n",
             ),
         ),
     ),
@@ -823,7 +822,7 @@ MUTANTS = (
     Mutant(
         "a snapshot names what may be taken back",
         1000,
-        (Edit(CORE + "snapshot_schedule.py", "poison=self._history.poison,", "poison=(),"),),
+        (Edit(CORE + "snapshot_publishing.py", "poison=self._history.poison,", "poison=(),"),),
     ),
     Mutant(
         "an operator's record is none that a leader waits for",
@@ -832,7 +831,7 @@ MUTANTS = (
             Edit(
                 CORE + "history.py",
                 "        self._requeued[batch.offset] = batch\n",
-                "        self._requeued[batch.offset] = batch\n        self._number += 1\n",
+                "        self._requeued[batch.offset] = batch\n        self.number += 1\n",
             ),
         ),
     ),

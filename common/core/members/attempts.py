@@ -82,13 +82,8 @@ class Attempt:
         self.finished = dict["Member", int]()  # the digest that each found
         self.square: float | UnsetType = UNSET
         self._broken = set["Member"]()
-        self._deadline = now + allowed_s
+        self.due = now + allowed_s  # when it is judged by what has come by then
         self._diverged = False
-
-    @property
-    def due(self) -> float:
-        """When it is judged by what has come by then."""
-        return self._deadline
 
     def finish(self, member: Member, reduced: Reduced) -> None:
         """A member has the whole result."""
@@ -101,7 +96,7 @@ class Attempt:
         if member in self.members:
             self._broken.add(member)
             self._diverged |= broken.reason == "not_finite"
-            self._deadline = min(self._deadline, now + BROKEN_S)
+            self.due = min(self.due, now + BROKEN_S)
 
     def silent(self, there: Collection[Member]) -> frozenset[Member]:
         """Members that are there, and of which nothing was heard."""
@@ -123,7 +118,7 @@ class Attempt:
         hopeless = len(there) < len(self.members) and not self._is_enough(
             has_it | silent, there, copies
         )
-        if silent and now < self._deadline and not hopeless:
+        if silent and now < self.due and not hopeless:
             return "open"
         digests = {self.finished[member] for member in has_it}
         if len(digests) > 1:

@@ -52,7 +52,7 @@ from common.core.messages import (
     StateReport,
     Stored,
 )
-from common.core.snapshot_schedule import is_offered
+from common.core.snapshot_publishing import is_offered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -48,24 +48,28 @@ if TYPE_CHECKING:
 Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate
 
 
-class Enter(msgspec.Struct, frozen=True, gc=False):
+class ReplicaCommand(msgspec.Struct, frozen=True, gc=False):
+    """One thing that a member wants done."""
+
+
+class Enter(ReplicaCommand, frozen=True):
     """Add one's gradients to those of all members; report what came of it."""
 
     membership: Membership
     reduce: Reduce
 
 
-class Leave(msgspec.Struct, frozen=True, gc=False):
+class Leave(ReplicaCommand, frozen=True):
     """Break off the attempt under way, whatever it waits for."""
 
 
-class ApplyResult(msgspec.Struct, frozen=True, gc=False):
+class ApplyResult(ReplicaCommand, frozen=True):
     """The result in hand is that of a version: take the step."""
 
     made: ModelId
 
 
-class CopyState(msgspec.Struct, frozen=True, gc=False):
+class CopyState(ReplicaCommand, frozen=True):
     """Take over all that the source holds, if that is still this version; report."""
 
     source: Member | None  # None: from storage, or by the specification
@@ -74,7 +78,7 @@ class CopyState(msgspec.Struct, frozen=True, gc=False):
     slices: Slices = UNSET  # of whose optimizer state
 
 
-class OfferState(msgspec.Struct, frozen=True, gc=False):
+class OfferState(ReplicaCommand, frozen=True):
     """Let another take over all that is held."""
 
     to: Member
@@ -82,14 +86,14 @@ class OfferState(msgspec.Struct, frozen=True, gc=False):
     slices: Slices = UNSET
 
 
-class StoreState(msgspec.Struct, frozen=True, gc=False):
+class StoreState(ReplicaCommand, frozen=True):
     """Put this version into storage, or slices of it; report."""
 
     made: ModelId
     slices: Slices = UNSET
 
 
-class ShareWeights(msgspec.Struct, frozen=True, gc=False):
+class ShareWeights(ReplicaCommand, frozen=True):
     """Leave the weights of this version on the board; nobody waits for that."""
 
     made: ModelId
@@ -98,15 +102,10 @@ class ShareWeights(msgspec.Struct, frozen=True, gc=False):
     offered: bool  # for evaluators
 
 
-class Say(msgspec.Struct, frozen=True, gc=False):
+class Say(ReplicaCommand, frozen=True):
     """Tell the leader."""
 
     reply: GroupReply
-
-
-ReplicaCommand: TypeAlias = (
-    Enter | Leave | ApplyResult | CopyState | OfferState | StoreState | ShareWeights | Say
-)
 
 
 class WeightReplica:
@@ -133,7 +132,7 @@ class WeightReplica:
         self.made: ModelId | None = None  # the version that it holds
         self.origin = 0  # of version 0: the life of the member that made it
         self.slices: Slices = UNSET  # whose optimizer state it holds at that version
-        self._last_trigger = TriggerId(-1, 0)
+        self.last_trigger = TriggerId(-1, 0)  # the newest trigger taken in
         self._model = GENESIS  # of the newest trigger
         self._orders: GroupOrders | None = None  # likewise
         self._base: ModelId | None = None  # what the result in hand is a step from
@@ -148,11 +147,6 @@ class WeightReplica:
         self._stored = False  # that is done
         # At the version that it holds, each with its batches by value.
         self._gradients = dict[Gradient, tuple[GradientReady, tuple[Batch, ...]]]()
-
-    @property
-    def last_trigger(self) -> TriggerId:
-        """The newest trigger taken in."""
-        return self._last_trigger
 
     @property
     def held(self) -> tuple[ModelId | None, int]:
@@ -188,17 +182,17 @@ class WeightReplica:
 
     def listen(self, last_trigger: TriggerId) -> None:
         """Go on after what was heard of the leader's triggers: see `Assignments.listen`."""
-        self._last_trigger = min(self._last_trigger, last_trigger)
+        self.last_trigger = min(self.last_trigger, last_trigger)
 
     def receive(self, trigger: UpdateTrigger) -> tuple[ReplicaCommand, ...]:
         """Take in the next trigger; one that is older than the newest does nothing."""
-        if trigger.group is UNSET or trigger.id <= self._last_trigger:
+        if trigger.group is UNSET or trigger.id <= self.last_trigger:
             return ()
         return tuple(self._receive(trigger, trigger.group))
 
     def _receive(self, trigger: UpdateTrigger, orders: GroupOrders) -> Iterator[ReplicaCommand]:
-        first = trigger.id.epoch != self._last_trigger.epoch
-        self._last_trigger, self._model, self._orders = trigger.id, trigger.model, orders
+        first = trigger.id.epoch != self.last_trigger.epoch
+        self.last_trigger, self._model, self._orders = trigger.id, trigger.model, orders
         place = (trigger.id.epoch, orders.membership.number)
         if self._last is not None and self._last.epoch > place[0]:
             self._last = None  # of a leader whose record was lost
@@ -269,7 +263,7 @@ class WeightReplica:
         (worker, life), machine = self._member, self._machine
         return Say(
             StateReport(
-                *(worker, self._model, life, self._last_trigger, self.made, self.origin),
+                *(worker, self._model, life, self.last_trigger, self.made, self.origin),
                 *(unreachable, self._address, self._numbers, self.slices),
                 *((UNSET, UNSET, UNSET) if machine is None else machine.reported),
             )

@@ -27,8 +27,7 @@ from common.core.messages import (
     UpdateApplied,
     unused_number,
 )
-from common.core.schedule import RateSchedule
-from common.core.settings import AggregationSettings, CoordinatorSettings, Mode
+from common.core.settings import AggregationSettings, CoordinatorSettings, Mode, RateSchedule
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation, effective_updates

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.spot.experiments.fleet import SimulatedFleet
+from common.spot.experiments.fleet import SimulatedFleet, pool_uses
 from common.spot.experiments.policy_driver import Givens, PolicyDriver, Priors
 from common.spot.experiments.preemption import STEP_S, Offers
-from common.spot.experiments.results import SimulatedRun, pool_uses
+from common.spot.experiments.results import SimulatedRun
 
 if TYPE_CHECKING:
     from common.spot.experiments.prices import PoolPrices

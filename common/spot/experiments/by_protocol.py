@@ -18,7 +18,7 @@ from common.config.synchronisation import SYNCHRONOUS
 from common.core.messages import WorkerId
 from common.core.spans import Partition
 from common.spot.experiments.arrivals import SimulatedStream, arrivals_of, draw_rates
-from common.spot.experiments.fleet import SimulatedFleet
+from common.spot.experiments.fleet import SimulatedFleet, pool_uses
 from common.spot.experiments.policy_driver import PolicyDriver, Priors
 from common.spot.experiments.preemption import STEP_S
 from common.spot.experiments.protocol import (
@@ -29,7 +29,7 @@ from common.spot.experiments.protocol import (
     SimulatedJob,
     VirtualTime,
 )
-from common.spot.experiments.results import SimulatedRun, Throughput, pool_uses
+from common.spot.experiments.results import SimulatedRun, Throughput
 from common.spot.theory.lags import StreamLags
 from common.spot.traces.files import traced
 

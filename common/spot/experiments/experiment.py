@@ -1,4 +1,4 @@
-"""Runs an experiment: reads it, draws its runs, goes through them in the mode that it asks for."""
+"""Runs an experiment: draws its runs, goes through them in the mode that it asks for."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from common.config.validation import complaint, field_names
-from common.errors import UserError
 from common.learning.torch_here import need_torch
 from common.spot.experiments.analytic import Array, Conditions, simulate_analytically
 from common.spot.experiments.bids import simulate_bids
 from common.spot.experiments.by_protocol import ProtocolSimulation
 from common.spot.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
 from common.spot.experiments.policy_driver import Priors
-from common.spot.experiments.spec import Experiment
 from common.spot.policies.bidding import BidSettings
 from common.spot.policies.pools import Pools
 from common.spot.policies.registry import policy_of
 from common.spot.theory.capacity import update_capacity_per_s
 from common.spot.theory.estimates import RatePrior
 from common.spot.traces.files import starts_of, traced
-from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,25 +25,11 @@ if TYPE_CHECKING:
 
     from common.spot.experiments.learning import Sgd
     from common.spot.experiments.results import SimulatedRun
+    from common.spot.experiments.spec import Experiment
     from common.spot.policies.policy import Policy
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
 LEARNS = frozenset({"adaptive", "pools"})  # what is not known beforehand; the others plan once
-
-
-def load_experiment(path: Path) -> Experiment:
-    """Read an experiment's file.
-
-    Raises:
-        UserError: If there is none, or it does not say what an experiment must.
-    """
-    text = read_text(path)
-    try:
-        return Experiment.model_validate_json(as_json(load_text(text, str(path)), str(path)))
-    except ValidationError as error:
-        raise UserError(
-            f"{path}: {complaint(error, allowed=partial(field_names, Experiment))}"
-        ) from error
 
 
 def simulate(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-
-if TYPE_CHECKING:
-    from common.spot.experiments.fleet import SimulatedFleet
 
 Json: TypeAlias = "float | int | str | bool | list[Json] | dict[str, Json] | None"
 
@@ -75,21 +72,6 @@ _RUN_KEYS = (
     *("seed", "index", "finished", "met", "runtime_s", "deadline_s", "updates", "cost_usd"),
     *("on_demand_only_usd", "cost_ratio", "spot_share", "launches", "preemptions", "changes"),
 )
-
-
-def pool_uses(fleet: SimulatedFleet, run: int) -> tuple[PoolUse, ...]:
-    """Read off a fleet what a run has used of each pool."""
-    usage = fleet.usage
-    return tuple(
-        PoolUse(
-            pool.name,
-            float(usage.usd[index, run]),
-            float(usage.machine_s[index, run]),
-            int(usage.launches[index, run]),
-            int(usage.preemptions[index, run]),
-        )
-        for index, pool in enumerate(fleet.pools)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,12 @@ MOST_WEIGHTS = 10_000_000  # of a network that learns, each version: 200 MB with
 BUILT_IN = "digits"  # a data set that is no file
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What came of a simulation in a process of its own, see `apart`."""
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of a simulation in a process of its own, see `apart`, or how far it is."""
 
     results: msgspec.Raw = msgspec.Raw(b"null")  # as `compare.as_data` tells them
     refused: str = ""  # why there are none
+    progress: tuple[str, float] | None = None  # a policy, and the share of its runs that is done
 
 
 REPORT = msgspec.json.Decoder(Report)

@@ -8,7 +8,7 @@ whose fate is unknown, ends the process: what it knew can be read from the log.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,76 +17,65 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
 
 
-class AskProvisioningLease(msgspec.Struct, frozen=True):
+class ProvisionerCommand(msgspec.Struct, frozen=True):
+    """One thing that a provisioner wants done."""
+
+
+class AskProvisioningLease(ProvisionerCommand, frozen=True):
     """Take or renew the lease of the job's provisioning; answered by LeaseAnswered."""
 
 
-class ReleaseProvisioningLease(msgspec.Struct, frozen=True):
+class ReleaseProvisioningLease(ProvisionerCommand, frozen=True):
     """Let others try."""
 
 
-class AppendPlan(msgspec.Struct, frozen=True):
+class AppendPlan(ProvisionerCommand, frozen=True):
     """Append to the plans topic."""
 
     record: PlanRecord
 
 
-class Launch(msgspec.Struct, frozen=True):
+class Launch(ProvisionerCommand, frozen=True):
     """Ask the fleet for machines; answered by LaunchAnswered or FleetAway."""
 
     orders: tuple[LaunchRequest, ...]
 
 
-class Release(msgspec.Struct, frozen=True):
+class Release(ProvisionerCommand, frozen=True):
     """Give machines back, by the provider's ids; only a failure is answered, by FleetAway."""
 
     machines: tuple[str, ...]
     reason: str  # for the log
 
 
-class PollMachines(msgspec.Struct, frozen=True):
+class PollMachines(ProvisionerCommand, frozen=True):
     """Ask the fleet what there is; answered by MachinesSeen or FleetAway."""
 
 
-class PollPrices(msgspec.Struct, frozen=True):
+class PollPrices(ProvisionerCommand, frozen=True):
     """Ask what machines cost; answered by PricesSeen or PricesAway."""
 
 
-class PollPastPrices(msgspec.Struct, frozen=True):
+class PollPastPrices(ProvisionerCommand, frozen=True):
     """Ask what machines have cost until now; answered by PastSeen or PricesAway."""
 
 
-class BecameLeader(msgspec.Struct, frozen=True):
+class BecameLeader(ProvisionerCommand, frozen=True):
     """From now on this process decides; worth a log line."""
 
     term: int
 
 
-class StopProvisioning(msgspec.Struct, frozen=True):
+class StopProvisioning(ProvisionerCommand, frozen=True):
     """It decides no more; worth a log line. What it asked for may still be answered."""
 
     reason: str
 
 
-class FinishProvisioning(msgspec.Struct, frozen=True):
+class FinishProvisioning(ProvisionerCommand, frozen=True):
     """The job's provisioning is over: `finished` is true now, and no event does anything.
 
     A job that is resumed later gets another `Provisioner`.
     """
 
     reason: str
-
-
-ProvisionerCommand: TypeAlias = (
-    AskProvisioningLease
-    | ReleaseProvisioningLease
-    | AppendPlan
-    | Launch
-    | Release
-    | PollMachines
-    | PollPrices
-    | PollPastPrices
-    | BecameLeader
-    | StopProvisioning
-    | FinishProvisioning
-)

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from common.spot.provisioning.settings import ProvisionerSettings
 
 
+class ProvisionerFact(msgspec.Struct, frozen=True):
+    """Any event of a provisioner but a `Tick` and `LeaseAnswered`."""
+
+
 # --- what Kafka says; each topic from its beginning on, in order, in charge or not ---------------
 
 
-class PlansRead(msgspec.Struct, frozen=True):
+class PlansRead(ProvisionerFact, frozen=True):
     """Records of the plans topic by offset, None for one that does not parse.
 
     Those of this process come back here too: an order counts when it does. A candidate stands once
@@ -30,19 +34,19 @@ class PlansRead(msgspec.Struct, frozen=True):
     caught_up: bool = False  # nothing more was there at the time
 
 
-class UpdateRecordsRead(msgspec.Struct, frozen=True):
+class UpdateRecordsRead(ProvisionerFact, frozen=True):
     """Records of the updates topic by offset, from its beginning on."""
 
     records: tuple[tuple[int, AuditRecord | None], ...]
 
 
-class ClaimsRead(msgspec.Struct, frozen=True):
+class ClaimsRead(ProvisionerFact, frozen=True):
     """Records of the control topic, in order; it may begin anywhere, the newest are enough."""
 
     claims: tuple[ControlRecord | None, ...]
 
 
-class RecordsCounted(msgspec.Struct, frozen=True):
+class RecordsCounted(ProvisionerFact, frozen=True):
     """How many records the job's streams hold, from where the job began to their ends."""
 
     records: int
@@ -51,14 +55,14 @@ class RecordsCounted(msgspec.Struct, frozen=True):
 # --- what a person wants -------------------------------------------------------------------------
 
 
-class ProvisioningWanted(msgspec.Struct, frozen=True):
+class ProvisioningWanted(ProvisionerFact, frozen=True):
     """The job shall run, pause or be over; a job that is done or deleted is wanted stopped."""
 
     wanted: Wanted
     reason: str = ""  # in the job record's words
 
 
-class ProvisioningChanged(msgspec.Struct, frozen=True):
+class ProvisioningChanged(ProvisionerFact, frozen=True):
     """The job's settings are others now: its deadline, K, b, updates; or the market file is."""
 
     settings: ProvisionerSettings
@@ -67,65 +71,49 @@ class ProvisioningChanged(msgspec.Struct, frozen=True):
 # --- what the fleet and the prices say -----------------------------------------------------------
 
 
-class MachinesSeen(msgspec.Struct, frozen=True):
+class MachinesSeen(ProvisionerFact, frozen=True):
     """What `Fleet.machines` said."""
 
     machines: tuple[Machine, ...]
     as_of_s: float  # when the call was begun; an answer to an earlier call is passed over
 
 
-class HeartbeatsSeen(msgspec.Struct, frozen=True):
+class HeartbeatsSeen(ProvisionerFact, frozen=True):
     """Whose heartbeats there are, by name."""
 
     members: frozenset[str]
     as_of_s: float  # when they were asked for
 
 
-class LaunchAnswered(msgspec.Struct, frozen=True):
+class LaunchAnswered(ProvisionerFact, frozen=True):
     """`Fleet.launch` came back without an error."""
 
     launches: tuple[int, ...]  # all that were asked for in the call
     refused: tuple[Refused, ...]
 
 
-class FleetAway(msgspec.Struct, frozen=True):
+class FleetAway(ProvisionerFact, frozen=True):
     """A call to the fleet failed, whichever: it is made again later."""
 
     reason: str
 
 
-class PricesSeen(msgspec.Struct, frozen=True):
+class PricesSeen(ProvisionerFact, frozen=True):
     """What `Prices.look` said: USD per hour of one machine."""
 
     usd_per_hour: Mapping[Offer, float]
 
 
-class PastSeen(msgspec.Struct, frozen=True):
+class PastSeen(ProvisionerFact, frozen=True):
     """What `Prices.past` said, by pool."""
 
     prices: Mapping[str, PriceHistory]
 
 
-class PricesAway(msgspec.Struct, frozen=True):
+class PricesAway(ProvisionerFact, frozen=True):
     """`Prices` failed; what was known stays true."""
 
     reason: str
 
 
-ProvisionerEvent: TypeAlias = (
-    Tick
-    | LeaseAnswered
-    | PlansRead
-    | UpdateRecordsRead
-    | ClaimsRead
-    | RecordsCounted
-    | ProvisioningWanted
-    | ProvisioningChanged
-    | MachinesSeen
-    | HeartbeatsSeen
-    | LaunchAnswered
-    | FleetAway
-    | PricesSeen
-    | PastSeen
-    | PricesAway
-)
+ProvisionerEvent: TypeAlias = ProvisionerFact | Tick | LeaseAnswered

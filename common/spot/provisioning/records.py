@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from common.core.bounds import Count, NonEmpty, Ordinal, OrNone, Rate
+from common.core.field_types import Count, NonEmpty, Ordinal, OrNone, Rate
 from common.spot.machines import Offer
 
 

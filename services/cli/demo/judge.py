@@ -7,18 +7,69 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from common.config.program import command_of
 from common.core.audit import Audit, audit
-from common.errors import DollError
+from common.embedded.process import Child
+from common.embedded.services import environment_of
+from common.errors import DollError, UnavailableError
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
 from services.cli.demo.summary import Account, DemoBill, DemoSummary
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.config.settings import Settings
     from common.core.messages import Positions, UpdateApplied
     from common.core.spans import Partition, Span
     from services.cli.demo.run import Demo, DemoFleetView
-    from services.cli.demo.tested_model import ModelTest
+
+
+_TIMEOUT_S = 120.0  # torch may have to be loaded, on a busy machine
+_TESTED = msgspec.json.Decoder(dict[str, float])
+
+
+class ModelTest:
+    """A test in progress; make it in a thread that stays, see `Child`.
+
+    Args:
+        model: File that the test writes the model to.
+        log: File of the test's output, with its result.
+    """
+
+    def __init__(self, settings: Settings, job: str, model: Path, log: Path) -> None:
+        command = command_of("services.cli.demo.tested_model", job, str(model.absolute()))
+        self._child = Child(command, log, environment_of(settings), forks=True)
+
+    def result(self) -> dict[str, float]:
+        """Mean loss and accuracy.
+
+        Raises:
+            DollError: If the test did not end within two minutes, or failed. The message quotes
+                the last output of the test.
+        """
+        try:
+            exit_code = self._child.await_end(_TIMEOUT_S)
+        except UnavailableError as error:
+            raise DollError(f"the last model could not be tested: {error}") from error
+        finally:
+            self._child.kill()
+        return result_of(exit_code, self._child.last_words())
+
+
+def result_of(exit_code: int, said: str) -> dict[str, float]:
+    """Read the result of a test from its output, in which a library may have warned.
+
+    Raises:
+        DollError: If the test failed.
+    """
+    results = [line for line in said.splitlines() if line.startswith("{")]
+    if exit_code or not results:
+        raise DollError(f"the last model could not be tested (exit code {exit_code}): {said}")
+    return _TESTED.decode(results[-1])
 
 
 def judge(demo: Demo, test: ModelTest) -> DemoSummary:

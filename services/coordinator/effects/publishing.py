@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from common.core import events
 from common.core.messages import Gradient, ModelId
-from common.core.snapshot_schedule import is_offered
+from common.core.snapshot_publishing import is_offered
 from common.learning.significance import Compression, KnownWeights
 from common.wire.vectors import encode_sparse
 

@@ -22,7 +22,7 @@ from common.core.messages import (
     Requeued,
     UpdateApplied,
 )
-from common.core.snapshot_schedule import LOOKS
+from common.core.snapshot_publishing import LOOKS
 from common.core.snapshot_search import AGAIN_S as SEARCH_AGAIN_S
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition

@@ -15,8 +15,7 @@ from common.core import events
 from common.core.job_completion import LOSS_WINDOW, Completion
 from common.core.messages import Failed, Synchrony, UpdateApplied
 from common.core.modes import FEWER, ModeSelector
-from common.core.schedule import RateSchedule
-from common.core.settings import CoordinatorSettings, Mode, Rule
+from common.core.settings import CoordinatorSettings, Mode, RateSchedule, Rule
 from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET, Bench, changed
 from tests.unit.core.examples import A, B, answer, gradient, of_kind, the
@@ -25,7 +24,7 @@ from tests.unit.core.test_leader import leading
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
-    from common.core.schedule import ScheduleKind
+    from common.core.settings import ScheduleKind
 
 ROUNDS = 4
 OWN = Mode(8)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
-    from common.learning.optimizers import OptimizerName
+    from common.learning.optimizers import OptimizerName, Reduction
 
 RATE = 0.01
 SAMPLES = 7

@@ -32,7 +32,7 @@ from tests.unit.learning.examples import CPU, Counting, Regression, normalised, 
 
 if TYPE_CHECKING:
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
+    from common.learning.optimizers import Reduction
 
 SGD = OptimizerSettings("sgd", 1.0)
 PARAMETERS, BUFFERS = 40, 3

@@ -18,8 +18,9 @@ import pytest
 from common.config.program import EXIT_USAGE
 from common.core.spans import Partition
 from common.errors import UserError
+from common.jobs.operations import JobOperations
 from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord, JobStore
+from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS
 from common.kafka.port import NewTopic
@@ -216,7 +217,7 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
     recorded = list[str]()
     log = RecordedLog(recorded)
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
 
     def work(process: ServiceProcess) -> None:
         def parts(opened: OpenedServers) -> MakePart:
@@ -246,7 +247,7 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
     log, recorded, released = MemoryLog(), list[str](), threading.Event()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in ("a", "b", "c", "d", "e", "f", "g", "h", "digits"):
-        JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
+        JobOperations(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
 
     def work(process: ServiceProcess) -> None:
         def actors(at_turn: Callable[[], None]) -> MakePart:
@@ -277,7 +278,7 @@ def test_actors_beside_others_share_one_thread() -> None:
     log, threads = MemoryLog(), list[int]()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in "abcd":
-        JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
+        JobOperations(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
 
     def work(process: ServiceProcess) -> None:
         def at_turn() -> None:
@@ -303,7 +304,7 @@ def test_actors_beside_others_share_one_thread() -> None:
 def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs: bool) -> None:
     log = MemoryLog(lambda: 0.0)  # so all that is written is old
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     with closing(log.writer()) as writer:
         writer.append(JOBS, b"{}", key=b"digits", headers=[(NUMBER, b"1")])
     looks = list[JobRecord]()

@@ -33,7 +33,7 @@ from common.core.messages import (
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
 from common.errors import UnavailableError, UnknownTopicError
-from common.jobs.build import optimizer_of, task_of
+from common.jobs.build import optimizer_of
 from common.jobs.servers import Outside
 from common.jobs.spec import JobSpec, parse_job
 from common.kafka.memory import MemoryLog, MemoryTransactions
@@ -43,7 +43,7 @@ from common.kafka.read import read_decoded, records_of
 from common.kafka.schemas import JobSchemas
 from common.learning.errors import ErrorOrigin, Raised, TaskError
 from common.learning.parameters import FlatModel, layout_of
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs

@@ -160,7 +160,7 @@ def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     world.hold_out()
     world.update(1)
     world.offer(1)
-    world.job_store.want(NAME, "stopped", "enough")
+    world.job_store.patch(NAME, "enough", wanted="stopped")
     world.start().await_end()
     assert [each.model.version for each in world.evals()] == [1]
     process = Evaluator(world.log, world.redis)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
+    from common.learning.optimizers import Reduction
 
 PARAMETERS, BUFFERS, COUNT = 5 * BLOCK - 7, 30, 4
 NUMBERS = PARAMETERS + BUFFERS

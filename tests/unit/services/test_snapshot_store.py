@@ -12,10 +12,10 @@ import pytest
 
 from common.core.messages import ModelId, unused_number
 from common.core.snapshots import Snapshot, genesis
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import CorruptError, FutureFormatError, UserError
 from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord, StartCheckpoint
+from common.jobs.store import JobRecord, StartCheckpoint, by_stream
 from common.learning.checkpoint import Kind, unnamed
 from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from common.storage.port import Blobs
 
 FIRST = {Partition("clinic-a", 0): 5}
+KNOWN = {Partition("clinic-a", 0): LogPosition(5)}
 SPEC = parse_job(JOB + "checkpoint: {keep: 2}\n")
 FOLDER = "digits/checkpoints/"
 PATIENCE_S = 120.0
@@ -77,7 +78,7 @@ class Bench:
         self, blobs: Blobs | None, origin: StartCheckpoint | None = None, spec: JobSpec = SPEC
     ) -> SnapshotStore:
         """A replica's store."""
-        record = JobRecord(spec, "running", FIRST, "", 0.0, origin, seal=SEAL)
+        record = JobRecord(spec, "running", by_stream(FIRST), "", 0.0, origin, seal=SEAL)
         self._stores.append(
             SnapshotStore(
                 record,
@@ -359,7 +360,7 @@ def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench
         blobs.delete(name)
     assert found(store) == {}
     assert store.unreadable == ""
-    assert store.first(FIRST).snapshot == genesis(FIRST)
+    assert store.first(FIRST).snapshot == genesis(FIRST, KNOWN)
 
 
 def test_one_that_was_never_finished_hinders_nobody(bench: Bench) -> None:
@@ -418,7 +419,7 @@ def test_a_job_begins_with_the_weights_of_another(bench: Bench) -> None:
         "letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs")
     )
     first = bench.store(blobs, origin).first(FIRST)
-    assert (first.snapshot, first.trainer()) == (genesis(FIRST), b"theirs")
+    assert (first.snapshot, first.trainer()) == (genesis(FIRST, KNOWN), b"theirs")
 
 
 def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench) -> None:

@@ -12,8 +12,8 @@ import pytest
 from common.config.settings import Settings
 from common.core.job_placement import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
+from common.jobs.operations import JobOperations
 from common.jobs.spec import TaskSpec, parse_job
-from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
@@ -39,7 +39,7 @@ class Bench:
         self.clock = ManualClock(1000.0)
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("clinic-a")])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
         self.metrics = ProcessMetrics("worker")
@@ -57,7 +57,7 @@ class Bench:
         """One that has just started."""
         return JobSelector(
             SelectingWorker(name, only, ("image-classifier",)),
-            JobStore(self.log),
+            JobOperations(self.log),
             roster or MemoryBoards(self.redis).roster(),
             self.metrics,
             event_logger("worker"),
@@ -149,7 +149,7 @@ def test_a_worker_that_starts_joins_the_job_that_needs_it(bench: Bench) -> None:
 @pytest.mark.parametrize("wanted", ["stopped", "paused"])
 def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, wanted: str) -> None:
     bench.submit("digits")
-    bench.job_store.want("digits", "stopped" if wanted == "stopped" else "paused", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped" if wanted == "stopped" else "paused")
     worker = bench.worker()
     worker.turn()
 
@@ -186,7 +186,7 @@ def test_a_worker_for_one_job_alone_stays_and_says_so(bench: Bench) -> None:
 
     assert named(worker.selected()) == "a"
     assert bench.placement().pinned
-    bench.job_store.want("a", "paused", "a rest")
+    bench.job_store.patch("a", "a rest", wanted="paused")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "a"
 
@@ -213,7 +213,7 @@ def test_a_worker_that_others_need_for_what_it_holds_stays_while_the_job_runs(
     bench.turns(worker, 5, a=0, b=9000)
     assert (named(worker.selected()), bench.placement().pinned) == ("a", True)
 
-    bench.job_store.want("a", "paused", "a rest")
+    bench.job_store.patch("a", "a rest", wanted="paused")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "b"
 
@@ -274,7 +274,7 @@ def test_worker_learns_that_its_job_was_changed(bench: Bench) -> None:
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.job_store.change("digits", {"batch_size": 7, "group_size": 3}, "")
+    bench.job_store.patch("digits", "", changed={"batch_size": 7, "group_size": 3})
     worker.turn()
     spec = worker.still(job)
 
@@ -289,7 +289,7 @@ def test_a_worker_leaves_a_job_that_is_over(bench: Bench, why: str) -> None:
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.job_store.want("digits", "stopped", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped")
     if why != "stopped":
         bench.job_store.delete("digits")
     if why == "another":
@@ -419,7 +419,7 @@ def test_a_worker_leaves_a_job_that_was_purged_for_the_next_one_of_its_name(benc
     first = by_hand.selected()
     assert first is not None
     assert machine.selected() is None, "its own job is not there yet"
-    bench.job_store.want("digits", "stopped", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped")
     bench.job_store.free("digits")
     bench.submit("digits")
     bench.turns(by_hand)

@@ -11,11 +11,10 @@ from common.config.policy_names import STREAM_POLICIES
 from common.errors import UserError
 from common.spot.experiments.draws import draws_of
 from common.spot.experiments.experiment import (
-    load_experiment,
     simulate,
 )
 from common.spot.experiments.results import RunsSummary, Throughput
-from common.spot.experiments.spec import Experiment
+from common.spot.experiments.spec import Experiment, load_experiment
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Work, market
 

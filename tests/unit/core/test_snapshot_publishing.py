@@ -18,7 +18,7 @@ from common.core.messages import (
     Quarantined,
     UpdateApplied,
 )
-from common.core.snapshot_schedule import SnapshotSchedule
+from common.core.snapshot_publishing import SnapshotSchedule
 from common.core.snapshots import genesis
 from tests.unit.core.bench import QUIET
 from tests.unit.core.examples import FIRST, SAMPLES, batch, of_kind, the
