@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
 # What they import only when they need it.
 _LATER = (
-    *("common.kafka.log", "common.redis.exchange", "common.storage.disk"),
+    *("common.kafka.stream", "common.redis.exchange", "common.storage.disk"),
     "common.telemetry.rejections",
 )
 _LATER_OF = {

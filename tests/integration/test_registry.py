@@ -32,15 +32,15 @@ from common.data.tables import row_records
 from common.embedded.apache_kafka import resolve
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.dead_letters import read_dead_letters
 from common.kafka.names import schemas_topic, updates_topic
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
 from common.kafka.schemas import open_registry
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
 from tests.integration.looking import progress_of
