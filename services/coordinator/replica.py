@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobStore
     from common.kafka.port import Log
-    from common.redis.port import Boards, Exchange
+    from common.redis.port import Exchange, LeaderBoards
     from common.runtime.supervisor import Supervisor
     from common.storage.port import Blobs
     from common.telemetry.logging import EventLogger
@@ -87,7 +87,7 @@ class CoordinatorReplica:
     name: str  # unique among all that ever live
     settings: Settings
     log: Log
-    boards: Boards
+    boards: LeaderBoards
     exchange: Exchange
     blobs: Blobs | None  # None without object storage
     job_store: JobStore

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.learning.trainer import Trainer
-    from common.redis.port import Board
+    from common.redis.port import LeaderBoard
     from common.telemetry.logging import EventLogger
     from common.telemetry.outages import Outage
     from services.coordinator.inbox import CoordinatorInbox
@@ -27,7 +27,7 @@ class JobContext:
     replica: CoordinatorReplica
     record: JobRecord  # the newest that its actor has seen
     spec: JobSpec  # the newest
-    board: Board
+    board: LeaderBoard
     inbox: CoordinatorInbox
     observer: MetricsObserver
     log: EventLogger  # bound to the job, and to the epoch while this replica leads

@@ -34,7 +34,7 @@ from services.coordinator.dead_letters import DeadLetters
 if TYPE_CHECKING:
     from common.core import commands as do
     from common.jobs.store import JobRecord
-    from common.redis.port import Board
+    from common.redis.port import LeaderBoard
     from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
@@ -81,7 +81,7 @@ class SnapshotStore:
         self,
         record: JobRecord,
         replica: str,
-        board: Board,
+        board: LeaderBoard,
         checkpoints: CheckpointStore | None,
         *,
         logger: EventLogger,
