@@ -6,7 +6,8 @@ is here.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 from doll.errors import (
     ConflictError,
@@ -18,33 +19,18 @@ from doll.errors import (
     UserError,
 )
 
+# Imported from here, too. What is defined below needs no entry.
 __all__ = [
-    "BrokenWriterError",
     "ConflictError",
-    "CorruptError",
-    "DeliveryError",
     "DollError",
-    "ExpiredError",
-    "ForbiddenError",
-    "FutureFormatError",
     "GivenError",
-    "GroupError",
-    "LateError",
     "NotFoundError",
-    "OtherModelError",
     "OutsideError",
-    "RecordTooLargeError",
-    "RecreatedError",
-    "RefusedError",
-    "TaskMissingError",
-    "TruncatedError",
     "UnavailableError",
-    "UnknownOutcomeError",
-    "UnknownTopicError",
-    "UnreachableError",
     "UserError",
-    "WireError",
 ]
+
+T = TypeVar("T")
 
 
 class TaskMissingError(UserError):
@@ -150,3 +136,23 @@ class FutureFormatError(WireError):
 
     It must not be passed over, as garbage is: what it says counts for the newer program.
     """
+
+
+def decoded(
+    decode: Callable[[Any], T], data: object, what: str, kind: type[DollError] = WireError
+) -> T:
+    """Decode with msgspec what anybody may have written.
+
+    Args:
+        decode: Method of a decoder.
+        data: Bytes, or a text.
+        what: Beginning of the error's message.
+        kind: Class of the error.
+
+    Raises:
+        kind: If the data are nothing that the decoder knows.
+    """
+    try:
+        return decode(data)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{what}: {error}") from error

@@ -40,8 +40,8 @@ from common.core.messages import ModelId, SynchronisationMode
 from common.embedded.process import Child
 from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, OutsideError, UnavailableError, UserError
-from common.jobs.store import JobStore
-from common.runtime.connect import open_log
+from common.jobs.operations import AfterLoss, JobOperations
+from common.kafka.opening import open_log
 from common.testing.counting import ENTRYPOINT
 from load.faults.actions import Targets, actions_on
 from load.faults.fleet import Fleet, Slot
@@ -376,7 +376,7 @@ class _Owner:
         self._switch_at = time.monotonic() + SWITCH_S if switching else inf
         self.resumed = 0
         self.why_held = ""
-        self._job_store = JobStore(log)
+        self._job_store = JobOperations(log)
         self._job = job
         self._look_at = 0.0
 
@@ -389,12 +389,16 @@ class _Owner:
             record = self._job_store.refresh(0.0)[self._job]
             self.why_held = record.reason if record.held else ""
             if "--after-loss" in self.why_held:
-                self._job_store.resume_after_loss(self._job, "the run goes on", from_start=True)
+                self._job_store.patch(
+                    self._job, "the run goes on", after_loss=AfterLoss(from_start=True)
+                )
                 self.resumed += 1
             if time.monotonic() >= self._switch_at:
                 block = synchronised(next(self._modes))
                 self._switch_at = time.monotonic() + SWITCH_S
-                self._job_store.change(self._job, {"synchronisation": block}, "the run switches")
+                self._job_store.patch(
+                    self._job, "the run switches", changed={"synchronisation": block}
+                )
 
     def close(self) -> None:
         """Look no more."""

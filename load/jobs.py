@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from typing import TYPE_CHECKING
 
+from common.data.codecs import codec_of
 from common.embedded.services import environment_of, stop_all
 from common.errors import UnavailableError
-from common.jobs.build import codec_of
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_boards
+from common.redis.boards import open_boards
 from common.testing.counting import ENTRYPOINT
 from load.harness import report
 from load.harness.counting import CountingJob, counting_job
@@ -224,7 +224,7 @@ def _produce(log: Log, watched: list[_Watched]) -> None:
     with closing(log.writer()) as writer:
         for each in watched:
             spec = each.job.record.spec
-            values = codec_of(spec).encode({"id": np.arange(RECORDS)})
+            values = codec_of(spec.records).encode({"id": np.arange(RECORDS)})
             for number, value in enumerate(values):
                 writer.append(spec.streams[number % len(spec.streams)], value)
             writer.poll()
@@ -240,7 +240,7 @@ def measure_submit(on: Servers, jobs: int) -> Found:
     """
     here_s = list[float]()
     on.log.create_topics([NewTopic(STREAM, PARTITIONS)])
-    with closing(JobStore(on.log)) as job_store:
+    with closing(JobOperations(on.log)) as job_store:
         for number in range(jobs - _COMMANDS):
             began = monotonic()
             job_store.submit(parse_job(SPEC.format(name=f"submit-{number}")))

@@ -35,11 +35,11 @@ from common.core.spans import Partition, Span
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord, JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_boards
+from common.redis.boards import open_boards
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
 from load.harness.asking import Address, on_schedule
@@ -51,6 +51,7 @@ from load.harness.stack import NotMeasuredError, Servers, await_until, check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.jobs.store import JobRecord
     from common.kafka.port import Log
     from common.redis.port import Board
 
@@ -167,7 +168,7 @@ def _submit(log: Log, jobs: int) -> list[JobRecord]:
     """Submit all jobs, and pause nine of ten."""
     log.create_topics([NewTopic(STREAM, PARTITIONS)])
     running = jobs // 10
-    with closing(JobStore(log)) as job_store, ThreadPoolExecutor(_WRITERS) as threads:
+    with closing(JobOperations(log)) as job_store, ThreadPoolExecutor(_WRITERS) as threads:
         job_store.read()
 
         def submit(number: int) -> JobRecord:
@@ -175,7 +176,9 @@ def _submit(log: Log, jobs: int) -> list[JobRecord]:
             record = _again(lambda: job_store.submit(parse_job(SPEC.format(name=name))))
             if number < running:
                 return record
-            return _again(lambda: job_store.want(name, "paused", "prices are high: until Monday"))
+            return _again(
+                lambda: job_store.patch(name, "prices are high: until Monday", wanted="paused")
+            )
 
         return list(threads.map(submit, range(jobs)))
 

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
+from common.data.codecs import codec_of
 from common.embedded.services import stop_all
-from common.jobs.build import codec_of
-from common.jobs.store import JobStore
-from common.runtime.connect import open_board
+from common.jobs.operations import JobOperations
+from common.kafka.stream import open_stream_log
+from common.redis.board import open_board
 from load.harness import report
 from load.harness.processor import Block, Processor
 from load.harness.stack import (
@@ -61,7 +62,7 @@ class Pipeline:
 
     def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
         self._board = open_board(on.settings, job.name)
-        self._job_store = JobStore(on.log)
+        self._job_store = JobOperations(on.log)
         self._job = job.name
         self._records = records
         self._job_store.submit(job)
@@ -76,9 +77,9 @@ class Pipeline:
         """Wake up, warm up, measure, and rest again."""
         for service in self.services[1:]:
             thaw(service)
-        await_until(lambda: len(self._board.alive()) == _WORKERS, _TIMEOUT_S, "workers alive")
+        await_until(lambda: len(self._board.heartbeats()) == _WORKERS, _TIMEOUT_S, "workers alive")
         thaw(self.services[0])
-        self._job_store.want(self._job, "running", "measured")
+        self._job_store.patch(self._job, "measured", wanted="running")
         self._warm()
         processor = Processor(self._pids)
         pace = self._meter.measure(seconds)
@@ -108,7 +109,7 @@ class Pipeline:
         self._meter.measure(_WARM_S)
 
     def _rest(self) -> None:
-        self._job_store.want(self._job, "paused", "the reference is measured")
+        self._job_store.patch(self._job, "the reference is measured", wanted="paused")
         self._meter.await_quiet(_QUIET_S, _TIMEOUT_S)
         for service in self.services:
             freeze(service)
@@ -149,7 +150,7 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
     with ExitStack() as stack:
         on = stack.enter_context(servers(given.kafka))
         log, job = on.log, case.job(f"load-{case.name}", _TOPIC)
-        codec, reference = codec_of(job), None
+        codec, reference = codec_of(job.records), None
         per_s = _LOGISTIC_PER_S
         if case.name == "cnn":
             reference = stack.enter_context(closing(PlainLoops(case.name, given.data, _WORKERS)))
@@ -160,7 +161,8 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
         partitions = partitions_for(values, records, embedded=given.kafka == "embedded")
         produce(log, _TOPIC, partitions, values, records)
         pipeline = stack.enter_context(closing(Pipeline(on, job, records)))
-        yield pipeline, reference or SingleConsumer(log, _TOPIC, codec)
+        alone = stack.enter_context(closing(open_stream_log(on.settings, "load")))
+        yield pipeline, reference or SingleConsumer(alone, _TOPIC, codec)
 
 
 def main() -> int:

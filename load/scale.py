@@ -30,11 +30,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 
 from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from common.kafka.names import updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board, open_log
+from common.redis.board import open_board
 from common.storage.snapshot_file import from_bytes
 from common.testing.costless import ENTRYPOINT
 from load.harness import history, report
@@ -285,7 +286,7 @@ def with_distance(_: str, size: int) -> dict[str, float]:
         log = stack.enter_context(closing(open_log(outside.settings, "load")))
         board = stack.enter_context(closing(open_board(outside.settings, _JOB)))
         make_stream(log, 4)
-        with closing(JobStore(log)) as job_store:
+        with closing(JobOperations(log)) as job_store:
             job_store.submit(job())
         outside.kafka_links[0].slow(size / 1e3)
         settings = outside.worker_settings(0)

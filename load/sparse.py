@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout
 from rich.progress import track
 
 from common.core.spans import Partition
+from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
-from common.jobs.build import codec_of
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from load.harness import report
 from load.harness.counting import spec_of
 from load.harness.processor import used_s
@@ -196,7 +196,7 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
     """
     split = learning.data()
     spec = job_of(name, learning, split.train)
-    values = codec_of(spec).encode(split.train)
+    values = codec_of(spec.records).encode(split.train)
     rows = MOST_UPDATES * learning.workers * learning.batch_size
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka))

@@ -34,7 +34,6 @@ from common.spot.experiments.arrivals import SimulatedStream, even
 from common.spot.experiments.by_protocol import Reassign
 from common.spot.experiments.learning import Sgd, Training
 from common.spot.experiments.protocol import (
-    Costless,
     Delays,
     GradientTimeDraws,
     Learner,
@@ -172,7 +171,7 @@ def batches_per_s(
 ) -> float:
     """How many batches a fleet puts into updates, all of whose streams have a backlog."""
     time, streams = VirtualTime(), _backlogs(len(speeds))
-    protocol = _protocol(time, job, streams, Costless(), variation, link_s)
+    protocol = _protocol(time, job, streams, Learner(), variation, link_s)
     for speed, stream in zip(speeds, streams, strict=True):
         protocol.join(speed).own([stream])
     _run(time, protocol)
@@ -196,7 +195,7 @@ def _per_worker(size: int) -> float:
 
 
 @dataclass
-class _Counted(Costless):
+class _Counted(Learner):
     """Counts updates and the rounds that were begun and put back.
 
     Args:
@@ -242,7 +241,8 @@ def switches() -> report.Figure:
     modes: list[Mode | None] = []
 
     def applied(updates: int) -> None:
-        modes.append(protocol.mode)
+        leader = protocol.coordinator.leader
+        modes.append(None if leader is None else leader.mode)
         if updates == _ALL_ROUNDS:
             time.stop()
         elif updates == _ALL_ROUNDS // 2:

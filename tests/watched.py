@@ -17,15 +17,15 @@ from typing import NamedTuple
 import numpy as np
 
 from common.config.settings import Settings
+from common.data.codecs import codec_of
 from common.data.digits import load_digits
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, Kind, stop_all
 from common.embedded.stack import EmbeddedStack
-from common.jobs.build import codec_of
+from common.jobs.operations import JobOperations
 from common.jobs.spec import JobSpec, job_from_json
-from common.jobs.store import JobStore
+from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_log
 from doll.yaml_file import as_json, load_text
 from tests.prometheus import Prometheus
 
@@ -99,7 +99,7 @@ def watched_demo(
         log = open_log(settings)
         spec = job_from_json(as_json(load_text(_JOB)))
         parts.enter_context(_fed(log, spec, records_per_s))
-        JobStore(log).submit(spec)
+        JobOperations(log).submit(spec)
         wanted: dict[Kind, int] = {
             "coordinator": coordinators,
             "worker": 2,
@@ -122,7 +122,7 @@ def watched_demo(
 @contextmanager
 def _fed(log: Log, spec: JobSpec, records_per_s: float) -> Iterator[None]:
     """Write digits into the streams at a rate meanwhile; the test set first."""
-    digits, codec = load_digits(), codec_of(spec)
+    digits, codec = load_digits(), codec_of(spec.records)
     values = cycle(list(codec.encode(digits.train)))
     places = cycle([(stream, n) for stream in spec.streams for n in range(_PARTITIONS)])
     stopped = threading.Event()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from common.api.answers import (
     EvaluationAnswer,
     JobAnswer,
@@ -27,7 +29,7 @@ def progress_answer(job: JobProgress, now: float) -> ProgressAnswer:
     """How far a job is."""
     done = job.record.reason if job.record.wanted == "stopped" else ""
     evaluation = _evaluation_answer(job.evaluations)
-    return ProgressAnswer(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
+    return ProgressAnswer(**dict(job.numbers(now)), done=done, evaluation=evaluation)
 
 
 def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
@@ -65,7 +67,7 @@ def job_answer(record: JobRecord, state: State, progress: ProgressAnswer) -> Job
         "why": state.why,
         "progress": progress,
     }
-    return JobAnswer.model_validate(record._asdict() | others)
+    return JobAnswer.model_validate(asdict(record) | others)
 
 
 def job_summary(
@@ -83,14 +85,14 @@ def job_summary(
         spent_usd: Cost of its machines; None: not known, or it has none.
     """
     spec = record.spec
-    known = dict.fromkeys(Numbers._fields) if numbers is None else numbers._asdict()
+    known = dict.fromkeys(Numbers.model_fields) if numbers is None else dict(numbers)
     others = {
         "id": spec.name,
         "wanted": record.wanted,
         "reason": record.reason,
         "submitted_s": record.submitted_s,
         "streams": spec.streams,
-        "task": spec.task.name or spec.task.entrypoint or "",
+        "task": spec.task_name,
         "batch_size": spec.batch_size,
         "group_size": spec.group_size,
         "provisioned": spec.provisioning is not None,

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from common.errors import ConflictError, NotFoundError, UserError, WireError
+from common.errors import ConflictError, NotFoundError, UserError, WireError, decoded
 from common.jobs.changes import Change, change_by, local_user
-from common.jobs.names import check_name
 from common.kafka import names as topics
+from common.kafka.names import check_name
 from common.kafka.table import CompactedTable
 
 if TYPE_CHECKING:
@@ -159,10 +159,7 @@ def decode_key(key: bytes | None, value: bytes) -> KeyRecord:
     Raises:
         WireError: If it does not parse or stands under another name than its own.
     """
-    try:
-        record = _RECORD.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"key record: {error}") from error
+    record = decoded(_RECORD.decode, value, "key record")
     if key != record.name.encode():
         raise WireError(f"key record: stands under the key {key!r}, its name is {record.name!r}")
     return record

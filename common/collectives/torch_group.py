@@ -46,6 +46,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -53,14 +54,17 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError, ProcessGroupGloo, Work, is_nccl_available
 
 from common.collectives.port import TIMEOUT_S, Peer
-from common.errors import GroupError, OutsideError, UserError
+from common.errors import GroupError, OutsideError, UnavailableError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from common.collectives.port import Group, Rendezvous
+    from common.collectives.port import Group
+    from common.config.settings import Settings
     from common.core.messages import Vector
+    from common.redis.port import Rendezvous
 
+_REDIS_PORT = 6379
 _THREADS = 2  # of gloo, in a group: one sends while one receives
 _LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
 _PATIENCE_S = 0.25  # with a group that is being formed, until others are tried; 20 take 0.2 s
@@ -102,6 +106,44 @@ class _ProcessGroup(Protocol):
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work: ...
 
     def abort(self) -> None: ...
+
+
+def advertised(settings: Settings) -> str:
+    """The numeric address of this machine for others.
+
+    Raises:
+        UserError: If it is a loopback one, and Redis on another machine.
+        UnavailableError: If a name cannot be resolved now.
+    """
+    redis = urlsplit(settings.redis)
+    own = "127.0.0.1"  # by a socket of its own, Redis is here
+    if redis.hostname:
+        family, target = _resolved("DOLL_REDIS", redis.hostname)
+        with socket.socket(family, socket.SOCK_DGRAM) as towards:
+            try:
+                towards.connect((target, redis.port or _REDIS_PORT))  # which sends nothing
+            except OSError as error:
+                raise UnavailableError(f"DOLL_REDIS: no way to {target}: {error}") from error
+            own = towards.getsockname()[0]
+    if not settings.advertise:
+        return own
+    _, named = _resolved("DOLL_ADVERTISE", settings.advertise)
+    if ip_address(named).is_loopback and not ip_address(own).is_loopback:
+        raise UserError(
+            f"DOLL_ADVERTISE: {settings.advertise} is {named} here, a loopback address, but Redis"
+            f" is on another machine: name an address that others reach, such as {own}"
+        )
+    return named
+
+
+def _resolved(variable: str, host: str) -> tuple[socket.AddressFamily, str]:
+    """An address of a host, IPv4 where it has one: all members need the same kind."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UnavailableError(f"{variable}: {host} cannot be resolved: {error}") from error
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, str(address[0])
 
 
 class TorchGroups:

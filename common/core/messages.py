@@ -38,6 +38,7 @@ WorkerId = NewType("WorkerId", str)
 Positions: TypeAlias = dict[Partition, Count]  # a position per partition: the next offset to read
 Vector: TypeAlias = npt.NDArray[np.float32]  # (P + B,) parameters, then buffers
 Wanted: TypeAlias = Literal["running", "paused", "stopped"]  # of a job, by its owner
+ReadFrom: TypeAlias = Literal["", "earliest", "latest"]  # a topic that was created anew; empty: not
 
 
 class ModelId(NamedTuple):
@@ -730,3 +731,10 @@ class SchemaFound(msgspec.Struct, frozen=True, tag="schema-found"):
     # In the four bytes before a record.
     id: Annotated[int, Meta(ge=0, lt=2**32)]
     schema: Schema
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Event of every state machine: nothing happened, but `due()` has come.
+
+    A tick judges what did not happen in time, so a shell hands in all that it has heard first.
+    """

@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Self
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -31,14 +30,11 @@ from common.kafka.port import NewTopic
 from common.kafka.settings import KafkaSettings
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
-_START_TIMEOUT_S = 60.0
 _BROKER = "kafka.Kafka"
 _QUIET = (
     "-Xlog:cds=off",
     "-Xlog:cds+dynamic=off",
 )  # of an archive of other jars, which it leaves alone
-_STOP_GRACE_S = 20.0
-_ARCHIVE_GRACE_S = 120.0  # for a few seconds of a processor
 # How a record batch (of format 2) begins: base offset, length, then after leader epoch, format,
 # checksum and attributes the last offset's distance from the base.
 _BATCH = struct.Struct(">qi11xi")
@@ -147,7 +143,7 @@ def _archive_of(jars: Path) -> Path:
     return jars.parent / f"classes-{made}.jsa"
 
 
-class ApacheKafka:
+class ApacheKafka(Child):
     """A KRaft node on 127.0.0.1, broker and controller in one; it ends with its parent.
 
     Args:
@@ -162,8 +158,9 @@ class ApacheKafka:
         UnavailableError: If it does not start; the message quotes what it said.
     """
 
-    name = "Kafka"
     node = 1
+    start_s = 60.0
+    stop_s = 20.0
 
     def __init__(
         self,
@@ -185,38 +182,9 @@ class ApacheKafka:
         self._write_configuration()
         self._format()
         self.settings = KafkaSettings(bootstrap=f"127.0.0.1:{self._port}")
-        self._child = self._started()
-
-    @property
-    def pid(self) -> int:
-        """The broker's process id, to freeze it in a test."""
-        return self._child.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit code of the broker, minus the number of a signal, or None while it runs."""
-        return self._child.exit_code
-
-    def last_words(self) -> str:
-        """Return the end of the broker's output."""
-        return self._child.last_words()
-
-    def stop(self) -> None:
-        """Shut it down in order; `restart` brings it back."""
-        self._child.stop(_STOP_GRACE_S)
-
-    def kill(self) -> None:
-        """End it at once, as a crash would; `restart` brings it back."""
-        self._child.kill()
-
-    def restart(self) -> None:
-        """Stop it if it runs and start it again, with the same data at the same place.
-
-        Raises:
-            UnavailableError: If it does not start; the message quotes what it said.
-        """
-        self.stop()
-        self._child = self._started()
+        super().__init__(
+            self._java(_BROKER, str(data / "server.properties")), data / "console.log", name="Kafka"
+        )
 
     def cut(self, topic: str, partition: int, end: int) -> int:
         """Lose the records of a partition from an offset on, as a power loss or bad disk does.
@@ -230,7 +198,7 @@ class ApacheKafka:
         Raises:
             ValueError: If there are no records to lose.
         """
-        if self._child.running():
+        if self.running():
             raise ValueError("stop the broker first: it would not notice that its files change")
         (self.data / "log" / ".kafka_cleanshutdown").unlink(missing_ok=True)
         segments = sorted((self.data / "log" / f"{topic}-{partition}").glob("*.log"))
@@ -245,16 +213,6 @@ class ApacheKafka:
                     segment.with_suffix(kind).unlink(missing_ok=True)
                 return first
         raise ValueError(f"{topic}[{partition}] has no records from {end} on")
-
-    def await_end(self) -> None:
-        """Wait until the broker ends by itself."""
-        self._child.await_end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _write_configuration(self) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
@@ -293,18 +251,6 @@ class ApacheKafka:
                 f"Kafka's storage at {self.data} cannot be used: {ended.stdout}{ended.stderr}"
             )
 
-    def _started(self) -> Child:
-        child = Child(
-            self._java(_BROKER, str(self.data / "server.properties")),
-            log=self.data / "console.log",
-        )
-        try:
-            child.await_ready(self._answers, _START_TIMEOUT_S)
-        except UnavailableError:
-            child.kill()
-            raise
-        return child
-
     def _java(self, *main: str) -> list[str]:
         return [
             "java",
@@ -319,7 +265,7 @@ class ApacheKafka:
             *main,
         ]
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self._port)) != 0:
                 return False
@@ -334,13 +280,11 @@ class ApacheKafka:
 class _Archiving(ApacheKafka):
     """Leaves the classes that it has loaded in a file."""
 
+    stop_s = 120.0  # for a few seconds of a processor
+
     def __init__(self, jars: Path, data: Path, archive: Path) -> None:
         self._archive = archive
         super().__init__(jars, data)
-
-    def leave(self) -> None:
-        """End well, which takes some seconds of a processor."""
-        self._child.stop(_ARCHIVE_GRACE_S)
 
     def _java(self, *main: str) -> list[str]:
         java, *others = super()._java(*main)
@@ -360,15 +304,16 @@ def _see_to_archive(jars: Path) -> None:
         old.unlink()
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as folder, suppress(UnavailableError):
-        kafka = _Archiving(jars, Path(folder), part)
-        try:
-            with closing(KafkaLog(kafka.settings)) as log, closing(log.writer()) as writer:
-                log.create_topics([NewTopic("loaded")])
-                writer.append("loaded", b"")
-                writer.flush(_STOP_GRACE_S)
-        finally:
-            kafka.leave()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(UnavailableError),
+        _Archiving(jars, Path(folder), part) as kafka,
+        closing(KafkaLog(kafka.settings)) as log,
+        closing(log.writer()) as writer,
+    ):
+        log.create_topics([NewTopic("loaded")])
+        writer.append("loaded", b"")
+        writer.flush(kafka.stop_s)
     if not part.exists():
         part.touch()  # this Java cannot: it is not asked again
     part.rename(archive)

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Self
 
-from common.embedded.fork_server import fork_module
+from common.embedded.fork_server import Forked, fork_module
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -40,73 +40,8 @@ def _die_with_parent() -> Callable[[], None] | None:
     return ask_kernel
 
 
-class Process(Protocol):
-    """A started process, as `subprocess.Popen` and the fork server represent it."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None:
-        """Return the exit code, minus the number of a signal, or None while the process runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process and return its exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: If the process still runs after `timeout` seconds.
-        """
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-
-
-class Start(Protocol):
-    """A way to start a process."""
-
-    def __call__(
-        self,
-        command: Sequence[str],
-        output: BinaryIO,
-        environment: Mapping[str, str] | None,
-        *,
-        stays: bool,
-        forks: bool,
-    ) -> Process:
-        """Start a process; see `Child` for the arguments."""
-
-
-def start_process(
-    command: Sequence[str],
-    output: BinaryIO,
-    environment: Mapping[str, str] | None,
-    *,
-    stays: bool,
-    forks: bool,
-) -> Process:
-    """Start a process of the operating system; see `Child` for the arguments.
-
-    Raises:
-        OSError: If the process cannot be started.
-    """
-    if forks and sys.platform == "linux":
-        module, *arguments = command[command.index("-m") + 1 :]
-        return fork_module(module, arguments, output, environment)
-    return subprocess.Popen(  # noqa: S603 -- our own command line, no shell
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for us; we stop it in our order
-        preexec_fn=None if stays else _die_with_parent(),  # noqa: PLW1509 -- it takes no lock
-    )
-
-
 class Child:
-    """A started program and where it writes its log.
+    """A started program and where it writes its log: the base of servers and services.
 
     The kernel ties its life to the *thread* that made it, so make it in one that stays, such as the
     main thread. Elsewhere than on Linux it may survive a parent that was killed.
@@ -115,14 +50,18 @@ class Child:
         command: The program and its arguments.
         log: Where what it says is added.
         environment: All of its variables; None: ours.
+        name: Optional. Name of the process for people. If unset, the program.
         stays: It may survive us after all; then it does not matter which thread makes it.
         forks: The command is `python -m` and a module of ours: where that can be, it is forked by
             the fork server, which saves it 1.6 s of a processor; no matter in which thread.
-        start: Function that starts the process. A test may pass a scripted one.
 
     Raises:
         OSError: If there cannot be such a process.
+        UnavailableError: If the process does not become ready. The message quotes its last output.
     """
+
+    start_s = 10.0  # within which it must be ready
+    stop_s = 5.0  # between being asked to end and being killed
 
     def __init__(
         self,
@@ -130,15 +69,43 @@ class Child:
         log: Path,
         environment: Mapping[str, str] | None = None,
         *,
+        name: str = "",
         stays: bool = False,
         forks: bool = False,
-        start: Start = start_process,
     ) -> None:
-        self._name = command[0]
-        self._log = log
+        self.name = name or command[0]
+        self.log = log
+        self._command, self._environment = command, environment
+        self._stays, self._forks = stays, forks
+        self._begin()
+
+    def _begin(self) -> None:
         self._asked_to_end = False
-        with log.open("ab") as output:
-            self._process = start(command, output, environment, stays=stays, forks=forks)
+        with self.log.open("ab") as output:
+            self._process = self._started(output)
+        try:
+            self.await_ready(self._is_ready, self.start_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _started(self, output: BinaryIO) -> subprocess.Popen[bytes] | Forked:
+        if self._forks and sys.platform == "linux":
+            module, *arguments = self._command[self._command.index("-m") + 1 :]
+            return fork_module(module, arguments, output, self._environment)
+        return subprocess.Popen(  # noqa: S603 -- our own command line, no shell
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C is for us; we stop it in our order
+            preexec_fn=None if self._stays else _die_with_parent(),  # noqa: PLW1509 -- it takes no lock
+        )
+
+    def _is_ready(self) -> bool:
+        """Whether it can be used; at once, unless it is a server."""
+        return True
 
     @property
     def pid(self) -> int:
@@ -172,12 +139,12 @@ class Child:
                 return
             if exit_code is not None:
                 raise UnavailableError(
-                    f"{self._name} ended with exit code {exit_code} "
+                    f"{self.name} ended with exit code {exit_code} "
                     f"before it was ready: {self.last_words()}"
                 )
             if is_late:
                 raise UnavailableError(
-                    f"{self._name} was not ready after {timeout_s} s: {self.last_words()}"
+                    f"{self.name} was not ready after {timeout_s} s: {self.last_words()}"
                 )
             time.sleep(0.002)
 
@@ -198,7 +165,7 @@ class Child:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise UnavailableError(
-                f"{self._name} did not end within {timeout_s} s: {self.last_words()}"
+                f"{self.name} did not end within {timeout_s} s: {self.last_words()}"
             ) from error
 
     def ask_to_end(self) -> None:
@@ -207,17 +174,37 @@ class Child:
             self._asked_to_end = True
             self._process.terminate()
 
-    def stop(self, grace_s: float = 5.0) -> None:
-        """Ask it to end, and insist after `grace_s`."""
+    def stop(self, grace_s: float | None = None) -> None:
+        """Ask it to end, and insist after `grace_s`, or `stop_s` by default."""
         self.ask_to_end()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_s)
+            self._process.wait(self.stop_s if grace_s is None else grace_s)
         self.kill()
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
         self._process.kill()  # does nothing to one that has been waited for
         self._process.wait()
+
+    def restart(self) -> None:
+        """Stop it if it runs and start it again; its log goes on in the same file.
+
+        Raises:
+            OSError: If there cannot be such a process.
+            UnavailableError: If it does not become ready; the message quotes what it said.
+        """
+        self.stop()
+        self._begin()
+
+    def close(self) -> None:
+        """Stop it for good and leave nothing behind."""
+        self.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def let_go(self) -> None:
         """Leave one that stays to itself: nobody asks for its exit code any more."""
@@ -226,7 +213,7 @@ class Child:
 
     def last_words(self) -> str:
         """The end of its log."""
-        return self._log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it said nothing"
+        return self.log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it said nothing"
 
 
 def short_folder() -> str | None:

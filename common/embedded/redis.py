@@ -9,7 +9,6 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from common.embedded.process import Child, free_port, short_folder
 from common.errors import UserError
@@ -39,86 +38,44 @@ def find_redis_server() -> Path:
     )
 
 
-class EmbeddedRedis:
+class EmbeddedRedis(Child):
     """A server of its own that keeps nothing on disk and ends with its parent.
 
     Args:
         binary: The server to run; by default what `find_redis_server` finds.
         tcp: Listen on a free port of 127.0.0.1 instead of a unix socket, which is faster.
         options: More of the server's own, such as those of TLS and users.
-    """
 
-    name = "Redis"
+    Attributes:
+        url: Where clients find it; the same after a restart.
+    """
 
     def __init__(
         self, binary: Path | None = None, *, tcp: bool = False, options: Sequence[str] = ()
     ) -> None:
-        self._binary = binary or find_redis_server()
         # a socket's path has at most about 100 bytes: not under whatever folder a caller has
         self._folder = tempfile.TemporaryDirectory(prefix="doll-redis-", dir=short_folder())
         self._socket = Path(self._folder.name, "redis.sock")
-        self._port = free_port() if tcp else 0
-        self._options = tuple(options)
-        self._child = self._started()
-
-    @property
-    def url(self) -> str:
-        """Where clients find it; the same after a restart."""
-        return f"redis://127.0.0.1:{self._port}/0" if self._port else f"unix://{self._socket}"
-
-    @property
-    def pid(self) -> int:
-        """The server's process id, to freeze it in a test."""
-        return self._child.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit code of the server, minus the number of a signal, or None while it runs."""
-        return self._child.exit_code
-
-    def last_words(self) -> str:
-        """Return the end of the server's log."""
-        return self._child.last_words()
-
-    def kill(self) -> None:
-        """End it at once, as a crash would; `restart` brings it back."""
-        self._child.kill()
-
-    def restart(self) -> None:
-        """Stop it if it runs and start it again: empty, at the same place."""
-        self._child.stop()
-        self._child = self._started()
-
-    def close(self) -> None:
-        """Stop it for good and leave nothing behind."""
-        self._child.stop()
-        self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _started(self) -> Child:
-        child = Child(
+        port = free_port() if tcp else 0
+        self.url = f"redis://127.0.0.1:{port}/0" if tcp else f"unix://{self._socket}"
+        super().__init__(
             [
-                *(str(self._binary), "--port", str(self._port), "--bind", "127.0.0.1"),
+                *(str(binary or find_redis_server()), "--port", str(port), "--bind", "127.0.0.1"),
                 *("--unixsocket", str(self._socket), "--unixsocketperm", "700"),
                 *("--hz", str(_TICKS_PER_S)),
                 *("--save", "", "--appendonly", "no", "--dir", self._folder.name),
-                *self._options,
+                *options,
             ],
             Path(self._folder.name, "redis.log"),
+            name="Redis",
         )
-        try:
-            child.await_ready(self._answers)
-        except BaseException:
-            child.kill()
-            raise
-        return child
 
-    def _answers(self) -> bool:
+    def close(self) -> None:
+        """Stop it for good and leave nothing behind."""
+        super().close()
+        self._folder.cleanup()
+
+    def _is_ready(self) -> bool:
         """Whether it says PONG, or that it does not know us.
 
         Asked without a client library: that one lives in `adapters`.

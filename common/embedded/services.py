@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin", "serve"]
 
 _OURS = "DOLL_"  # variables of our settings begin so
-_STOP_GRACE_S = 10.0  # a worker finishes its gradient, a coordinator its last checkpoint
 
 
-class EmbeddedService:
+class EmbeddedService(Child):
     """A service in a process of its own, which ends with this one.
 
     Args:
@@ -33,6 +32,8 @@ class EmbeddedService:
         forks: Whether the fork server may start it, sooner than a machine of its own would.
     """
 
+    stop_s = 10.0  # a worker finishes its gradient, a coordinator its last checkpoint
+
     def __init__(
         self,
         kind: Kind | str,
@@ -43,47 +44,14 @@ class EmbeddedService:
         *,
         forks: bool = False,
     ) -> None:
-        self.name = name
-        self._forks = forks
-        self.log = logs / f"{name}.log"
-        self._command = command_of(
-            kind if "." in kind else f"services.{kind}", "--name", name, *arguments
+        module = kind if "." in kind else f"services.{kind}"
+        super().__init__(
+            command_of(module, "--name", name, *arguments),
+            logs / f"{name}.log",
+            environment_of(settings),
+            name=name,
+            forks=forks,
         )
-        self._environment = environment_of(settings)
-        self._child = self._started()
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._child.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """How it ended, minus the signal that ended it; None while it runs."""
-        return self._child.exit_code
-
-    def last_words(self) -> str:
-        """The end of its log."""
-        return self._child.last_words()
-
-    def kill(self) -> None:
-        """End it without notice, as a preemption would."""
-        self._child.kill()
-
-    def restart(self) -> None:
-        """Start it again after it has ended; its log goes on in the same file."""
-        self._child = self._started()
-
-    def ask_to_end(self) -> None:
-        """Ask it to leave well, without waiting for it."""
-        self._child.ask_to_end()
-
-    def stop(self) -> None:
-        """Let it leave well, and insist if it does not."""
-        self._child.stop(_STOP_GRACE_S)
-
-    def _started(self) -> Child:
-        return Child(self._command, self.log, self._environment, forks=self._forks)
 
 
 def start_machine(

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 
-from common.errors import LateError, UnavailableError, UnreachableError, WireError
+from common.errors import LateError, UnavailableError, UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from concurrent.futures import Future
-
-    import msgspec
 
 T = TypeVar("T")
 
@@ -54,7 +52,7 @@ class BoundedClient:
         """Send a request; for coroutines that run by `submit`.
 
         Args:
-            method: `GET` or `POST`.
+            method: `GET`, `POST` or `PUT`.
             url: Address.
             request: Further arguments of `httpx2.AsyncClient.request`.
 
@@ -98,18 +96,6 @@ class BoundedClient:
     def close(self) -> None:
         """Close the connections; requests that are being sent fail."""
         self.submit(self._http.aclose())
-
-
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a body.
-
-    Raises:
-        WireError: If the body is not the JSON that the decoder expects, or is nested too deeply.
-    """
-    try:
-        return decoder.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise WireError(str(error)) from error
 
 
 @cache

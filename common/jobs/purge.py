@@ -19,8 +19,8 @@ from common.jobs.changes import audit, change_by
 from common.kafka.names import group_name, own_topics, provisioning_board
 
 if TYPE_CHECKING:
+    from common.jobs.operations import JobOperations
     from common.jobs.servers import Outside
-    from common.jobs.store import JobStore
 
 
 class Remains(NamedTuple):
@@ -34,7 +34,7 @@ class Remains(NamedTuple):
         return bool(self.topics or self.files)
 
 
-def remains_of(name: str, job_store: JobStore, outside: Outside) -> Remains:
+def remains_of(name: str, job_store: JobOperations, outside: Outside) -> Remains:
     """What a purge would remove.
 
     Raises:
@@ -42,7 +42,7 @@ def remains_of(name: str, job_store: JobStore, outside: Outside) -> Remains:
         ConflictError: If it is not stopped, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
-    is_job, unreadable = name in job_store.read(), job_store.unreadable.get(name)
+    is_job, unreadable = name in job_store.read(), job_store.table.unreadable.get(name)
     if unreadable is not None:
         raise ConflictError(f'the job "{name}" may be of a newer program: {unreadable.reason}')
     if is_job:
@@ -54,7 +54,7 @@ def remains_of(name: str, job_store: JobStore, outside: Outside) -> Remains:
     return found
 
 
-def purge(name: str, job_store: JobStore, outside: Outside) -> Remains:
+def purge(name: str, job_store: JobOperations, outside: Outside) -> Remains:
     """Make a name free, and remove what all of its jobs have left; may be done again at any time.
 
     Returns:

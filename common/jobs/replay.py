@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from common.core.messages import Batch, Replayed
@@ -30,7 +31,7 @@ from common.kafka.dead_letters import (
     read_dead_letters,
 )
 from common.kafka.names import dead_letter_topic
-from common.kafka.port import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail
+from common.kafka.port import Bounds, Log, LogRecord, NewRecord, NewTopic, Tail, TransactionalLog
 from common.kafka.read import identified
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Replayer:
         by: Who wants it, for people.
     """
 
-    def __init__(self, log: Log, by: str) -> None:
+    def __init__(self, log: TransactionalLog, by: str) -> None:
         self._log = log
         self._by = by
         self._transactions = log.transactions(NAME)
@@ -319,13 +320,10 @@ def _records_of(
     found = dict[tuple[Partition, int], LogRecord]()
     for span in batch.address:
         place, _ = dead_letters.dead_letter(job, batch, span)
-        reader = _Reader(log, place)
-        try:
+        with closing(_Reader(log, place)) as reader:
             for offset in offsets_of(span, batch):
                 if (record := reader.at(offset)) is not None:
                     found[span.place, offset] = record
-        finally:
-            reader.close()
     if len(found) < batch.samples:
         raise ExpiredError(
             f"batch {batch.offset} had {batch.samples} records, only {len(found)} are there"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
-    from common.kafka.port import Log
+    from common.kafka.port import TransactionalLog
     from common.redis.port import Board, LiveStatus
     from common.storage.port import Blobs
 
@@ -18,7 +18,7 @@ class Outside:
     """Settings and how to open what they name; a program opens only what it needs."""
 
     settings: Settings
-    open_log: Callable[[], Log]
+    open_log: Callable[[], TransactionalLog]
     open_board: Callable[[str], Board]  # by job
     open_blobs: Callable[[], Blobs]
     # Looks at boards in a few packets; None if they share no connection.

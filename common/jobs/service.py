@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UserError
 from common.jobs.models import in_storage, parse_version, pick
+from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import Remains, purge, remains_of
-from common.jobs.quarantine import Quarantine, RequeuedBatch, format_batches
-from common.jobs.store import AfterLoss, JobRecord, JobStore, StartCheckpoint
+from common.jobs.quarantine import Outcome, Quarantine, format_batches
+from common.jobs.store import JobRecord, StartCheckpoint
 from common.jobs.watching import waits_for_checkpoint
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
@@ -20,8 +21,7 @@ from common.wire.messages import decode_audit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from common.core.losses import ReadFrom
-    from common.core.messages import Wanted
+    from common.core.messages import ReadFrom, Wanted
     from common.jobs.edit import Value
     from common.jobs.servers import Outside
     from common.jobs.spec import JobSpec
@@ -39,7 +39,10 @@ class JobService:
     """
 
     def __init__(
-        self, store: JobStore, outside: Outside, check_given_back: Callable[[JobRecord], object]
+        self,
+        store: JobOperations,
+        outside: Outside,
+        check_given_back: Callable[[JobRecord], object],
     ) -> None:
         self._store = store
         self._outside = outside
@@ -156,12 +159,12 @@ class JobService:
         read_from: ReadFrom = "",
         revision: int | None = None,
     ) -> JobRecord:
-        """Change settings and what is wanted, both or nothing; see `JobStore.patch`.
+        """Change settings and what is wanted, both or nothing; see `JobOperations.patch`.
 
         Args:
             job: Name of the job.
             reason: Reason of the person.
-            changed: Settings, see `JobStore.change`.
+            changed: Settings, see `JobOperations.patch`.
             wanted: Optional. If unset, the wanted state stays.
             after_loss: True to go on with what is left.
             from_start: True to accept version 0 if no other version is left.
@@ -216,7 +219,7 @@ class JobService:
             self._check_given_back(record)
         return purge(job, self._store, self._outside)
 
-    def requeue(self, job: str, batches: Sequence[int] | None, at_s: float) -> list[RequeuedBatch]:
+    def requeue(self, job: str, batches: Sequence[int] | None, at_s: float) -> dict[int, Outcome]:
         """Take batches out of quarantine, and add a note to the job's record.
 
         Args:
@@ -226,6 +229,6 @@ class JobService:
         """
         quarantine = Quarantine(self._outside.open_log(), job)
         outcomes = quarantine.requeue(batches, self._store.by.name, at_s)
-        if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
+        if requeued := [each for each in sorted(outcomes) if outcomes[each] == "requeued"]:
             self._store.note(job, "requeued", format_batches(requeued))
         return outcomes

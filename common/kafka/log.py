@@ -45,9 +45,7 @@ from common.kafka.offsets import Offset, OffsetsQuestion, Which
 from common.kafka.port import WRITER_BYTES, Bounds, FoundTopic, NewTopic
 from common.kafka.settings import client_properties, reader_properties
 from common.kafka.spans import KafkaSpanReader
-from common.kafka.stream import KafkaStreamReader
 from common.kafka.tail import Tails
-from common.kafka.transactions import KafkaTransactions
 from common.kafka.writer import KafkaWriter, SharedProducer
 
 if TYPE_CHECKING:
@@ -174,7 +172,7 @@ class KafkaLog:
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port."""
         doing = f"partitions of {topic}"
-        found = self._metadata(topic, doing)
+        found = self._listed(topic, doing)[topic]
         if found.error is not None:
             raise as_ours(found.error, doing, self._describe(topic))
         return tuple(Partition(topic, index) for index in sorted(found.partitions))
@@ -202,7 +200,7 @@ class KafkaLog:
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """See the port."""
         bounds = self.bounds(partition)
-        if not self._settings.time_index:
+        if self._settings.topic_maker is not None:
             return self._search_time(partition, bounds, timestamp_s)
         doing, right = f"position in {partition} by time", self._describe(partition.topic)
         wanted = TopicPartition(*partition, int(timestamp_s * 1e3))
@@ -248,7 +246,7 @@ class KafkaLog:
         if not topics:
             return {}
         found = dict[str, FoundTopic]()
-        if not self._settings.topic_ids:
+        if self._settings.topic_maker is not None:
             for topic in topics:
                 with suppress(UnknownTopicError):
                     found[topic] = FoundTopic("", len(self.partitions(topic)))
@@ -282,14 +280,6 @@ class KafkaLog:
         reached = self._reached(left, ends)
         diverged |= {place: reached[place] for place in left if reached[place] < left[place].offset}
         return diverged
-
-    def stream(
-        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
-    ) -> KafkaStreamReader:
-        """See the port."""
-        return KafkaStreamReader(
-            self._settings, lambda: self._admin, group, topics, member, hold=hold
-        )
 
     def spans(self) -> KafkaSpanReader:
         """See the port."""
@@ -329,10 +319,6 @@ class KafkaLog:
                 if self._producer.add(writer):
                     return writer
                 self._producer = None  # it is over
-
-    def transactions(self, name: str) -> KafkaTransactions:
-        """See the port."""
-        return KafkaTransactions(self._settings, lambda: self._admin, name, self.partitions)
 
     def close(self) -> None:
         """See the port."""
@@ -470,9 +456,6 @@ class KafkaLog:
             with suppress(KafkaException):
                 self._admin.list_topics(partition.topic, timeout=self._settings.request_timeout_s)
         return missing
-
-    def _metadata(self, topic: str, doing: str) -> TopicMetadata:
-        return self._listed(topic, doing)[topic]
 
     def _listed(self, topic: str | None, doing: str) -> dict[str, TopicMetadata]:
         """Ask about a topic or all; at first not for long, to hear early who does not let us in."""

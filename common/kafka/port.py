@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, Revoked
 
 if TYPE_CHECKING:
     from common.core.messages import (
@@ -450,18 +450,6 @@ class Log(Protocol):
             UnavailableError: If the broker is unavailable.
         """
 
-    def stream(
-        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
-    ) -> StreamReader:
-        """Join a consumer group.
-
-        Args:
-            group: The consumer group's name.
-            topics: The datastreams.
-            member: This member's stable name.
-            hold: A static member: its partitions wait for its return (`on_preemption: hold`).
-        """
-
     def spans(self) -> SpanReader:
         """Make a reader of addresses."""
 
@@ -502,6 +490,29 @@ class Log(Protocol):
             on_ready: As of `tail`: each time that `poll` comes to have something to do.
         """
 
+    def close(self) -> None:
+        """Let go of all connections that its tails and writers share, and of what is not sent."""
+
+
+class StreamLog(Log, Protocol):
+    """A `Log` whose user joins consumer groups."""
+
+    def stream(
+        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+    ) -> StreamReader:
+        """Join a consumer group.
+
+        Args:
+            group: The consumer group's name.
+            topics: The datastreams.
+            member: This member's stable name.
+            hold: A static member: its partitions wait for its return (`on_preemption: hold`).
+        """
+
+
+class TransactionalLog(Log, Protocol):
+    """A `Log` whose user writes by transactions."""
+
     def transactions(self, name: str) -> Transactions:
         """Write by transactions under a name.
 
@@ -512,6 +523,3 @@ class Log(Protocol):
             UnavailableError: If the broker is unavailable.
             OutsideError: If it refuses.
         """
-
-    def close(self) -> None:
-        """Let go of all connections that its tails and writers share, and of what is not sent."""

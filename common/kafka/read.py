@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
@@ -90,9 +91,8 @@ def records_of(
     """
     bounds = log.bounds(partition)
     start = max(bounds.start, start, 0 if last is None else bounds.end - last)
-    tail = log.tail(partition, start)
     last_s = monotonic()
-    try:
+    with closing(log.tail(partition, start)) as tail:
         while tail.position() < bounds.end:
             records = tail.read(_READ_RECORDS, _READ_S)
             for record in records:
@@ -102,5 +102,3 @@ def records_of(
                 last_s = monotonic()
             elif monotonic() > last_s + _PATIENCE_S:
                 raise UnavailableError(f"{partition.topic} cannot be read beyond {tail.position()}")
-    finally:
-        tail.close()

@@ -12,8 +12,8 @@ import msgspec
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from common.core.messages import Reference, Schema, SchemaKind
-from common.errors import LateError, RefusedError, UnavailableError, UserError, WireError
-from common.http.client import BoundedClient, decoded
+from common.errors import LateError, RefusedError, UnavailableError, UserError, decoded
+from common.http.client import BoundedClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,12 +162,10 @@ class ConfluentRegistry:
                 break
         if status in (401, 403):
             raise RefusedError(f"{self._name} refuses {path}: status {status}")
-        try:
-            if status == 200:
-                return decoded(_REGISTERED, body)
-            refusal = decoded(_REFUSAL, body)
-        except WireError as error:
-            raise self._odd(f"{path}: status {status}: {error}") from error
+        what = f"{self._name}: {path}: status {status}"
+        if status == 200:
+            return decoded(_REGISTERED.decode, body, what, UnavailableError)
+        refusal = decoded(_REFUSAL.decode, body, what, UnavailableError)
         if refusal.error_code == _NO_SCHEMA:
             return None
         self._first += 1
@@ -187,10 +185,8 @@ class ConfluentRegistry:
             status, body = await self._http.answer("POST", url, data=form, auth=auth)
             if status != 200:
                 raise RefusedError(f"{url} gives no token: status {status}")
-            try:
-                token = decoded(_TOKEN, body)
-            except WireError as error:
-                raise self._odd(f"{url} gives no token: {error}") from error
+            what = f"{self._name}: {url} gives no token"
+            token = decoded(_TOKEN.decode, body, what, UnavailableError)
             self._token = token.access_token
             self._token_until = monotonic() + 0.8 * token.expires_in
         headers = {

@@ -16,11 +16,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from common.core.messages import Schema, SchemaFound
 from common.core.spans import Partition
-from common.errors import BrokenWriterError, UnavailableError, UnknownTopicError, WireError
+from common.errors import (
+    BrokenWriterError,
+    UnavailableError,
+    UnknownTopicError,
+    UserError,
+    WireError,
+)
 from common.kafka.names import schemas_topic
 from common.kafka.port import Log, NewTopic, SchemaRegistry
 from common.kafka.read import records_of
@@ -28,10 +35,29 @@ from common.telemetry.logging import event_logger
 from common.wire.messages import decode_schema, encode_schema
 
 if TYPE_CHECKING:
+    from common.config.settings import Settings
     from common.data.registered import RegisteredCodec
 
 _log = event_logger(__name__)
 _PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+
+
+def open_registry(settings: Settings) -> SchemaRegistry | None:
+    """The schema registry, None where the settings name none; it is not asked before it is needed.
+
+    Raises:
+        UserError: If the settings make no sense, or what asks it is not installed.
+    """
+    if not settings.schema_registry:
+        return None
+    try:
+        from common.kafka.registry import ConfluentRegistry  # noqa: PLC0415 -- its client is optional
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "DOLL_SCHEMA_REGISTRY_URL: what asks a registry is not installed here:"
+            " pip install 'doll[registry]'"
+        ) from error
+    return ConfluentRegistry(settings.schema_registry)
 
 
 class JobSchemas:
@@ -101,12 +127,10 @@ class JobSchemas:
     def _write(self, found: SchemaFound) -> None:
         topic = NewTopic(self._place.topic, kept_forever=True)
         self._log.create_topics([topic])
-        writer = self._log.writer()
         try:
-            writer.append(topic.name, encode_schema(found))
-            if not writer.flush(_PATIENCE_S):
-                raise UnavailableError(f"Kafka has not taken schema {found.id} yet")
+            with closing(self._log.writer()) as writer:
+                writer.append(topic.name, encode_schema(found))
+                if not writer.flush(_PATIENCE_S):
+                    raise UnavailableError(f"Kafka has not taken schema {found.id} yet")
         except BrokenWriterError as error:
             raise UnavailableError(f"Kafka has not taken schema {found.id}: {error}") from error
-        finally:
-            writer.close()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from common.core.spans import LogPosition, Partition
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, LogPosition, Partition, Revoked
 from common.kafka.client import (
     AT_END,
     FORBIDDEN,
@@ -28,7 +27,9 @@ from common.kafka.client import (
 )
 from common.kafka.cursor import Cursor
 from common.kafka.epochs import TopicWatch, divergent_offset
-from common.kafka.port import Bounds, LogTruncated, OutOfRange, StreamEvent
+from common.kafka.log import KafkaLog
+from common.kafka.opening import kafka_settings
+from common.kafka.port import Bounds, LogTruncated, OutOfRange, StreamEvent, StreamLog
 from common.kafka.record_queue import WaitingRecords
 from common.kafka.settings import FETCH_BACKOFF_MS, member_properties
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
+    from common.config.settings import Settings
     from common.errors import OutsideError
     from common.kafka.client import ClientMessage
     from common.kafka.settings import KafkaSettings
@@ -57,6 +59,23 @@ _FETCHES_HELD = 2  # of each partition at least, so that one is here while the n
 # The client fetches from a topic created anew, which is longer, without a word. It needs longer for
 # that than to ask again after an error: records after such a silence wait for a look at the topic.
 _SILENCE_S = FETCH_BACKOFF_MS / 1000
+
+
+def open_stream_log(settings: Settings, client_id: str = "doll") -> StreamLog:
+    """Open Kafka, to join consumer groups, too: see `open_log`."""
+    return KafkaStreamLog(kafka_settings(settings, client_id))
+
+
+class KafkaStreamLog(KafkaLog):
+    """The `StreamLog` port."""
+
+    def stream(
+        self, group: str, topics: Sequence[str], member: str, *, hold: bool = False
+    ) -> KafkaStreamReader:
+        """See the port."""
+        return KafkaStreamReader(
+            self._settings, lambda: self._admin, group, topics, member, hold=hold
+        )
 
 
 class KafkaStreamReader:

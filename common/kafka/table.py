@@ -149,8 +149,6 @@ class CompactedTable(Generic[T]):
         # Writes of this process whose writer waits: True if the record counts, False if it lost,
         # None if it was not read back yet.
         self._outcomes = dict[bytes, bool | None]()
-        # Number of records so far that are not ours or do not parse.
-        self.rejected = 0
         self._arrived = threading.Condition()
         # Number of times that records arrived or that a thread read some.
         self._arrivals = 0
@@ -515,7 +513,6 @@ class CompactedTable(Generic[T]):
                 self._entries.pop(name, None)
 
     def _reject(self, record: LogRecord, reason: str) -> None:
-        self.rejected += 1
         _log.warning(f"{self._noun}_rejected", offset=record.offset, reason=reason)
 
 

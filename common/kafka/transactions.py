@@ -10,6 +10,7 @@ from confluent_kafka.admin._acl import AclOperation
 
 from common.errors import DeliveryError, OutsideError
 from common.kafka.client import as_ours, cause_of, made
+from common.kafka.log import KafkaLog
 from common.kafka.settings import writer_properties
 from common.kafka.writer import refusal_of
 
@@ -26,6 +27,14 @@ _ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
 # So long nobody reads beyond what a process that was killed had begun, unless another one begins.
 _TIMEOUT_MS = 15_000
 _WAIT_S = 30.0
+
+
+class KafkaTransactionalLog(KafkaLog):
+    """The `TransactionalLog` port."""
+
+    def transactions(self, name: str) -> KafkaTransactions:
+        """See the port."""
+        return KafkaTransactions(self._settings, lambda: self._admin, name, self.partitions)
 
 
 class KafkaTransactions:

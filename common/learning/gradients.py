@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,47 +18,35 @@ from common.core.messages import MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
 from common.data.fields import concatenate
 from common.errors import UserError
-from common.learning.errors import NotFiniteError, TaskError, what_was_raised
+from common.learning.errors import NotFiniteError, TaskError
 from common.learning.outputs import (
     check_gradient,
     check_losses,
     check_metrics,
     check_outputs,
     check_same_metrics,
+    count_scores,
+    guest,
 )
 from common.learning.parameters import FlatModel, has_batch_norm, is_finite
-from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor, nn
 
     from common.core.messages import Vector
+    from common.learning.optimizers import Reduction
     from common.learning.tasks import Task
 
 # Batches whose records are this few bytes together share one pass: what a pass costs besides is
 # more then than what it computes. With more, one pass over all is slower: memory is not cached.
 TOGETHER_BYTES = 128 << 10
 
-Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
 Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
 # (passes, columns) float64: by pass, the sum of its losses, the sum of each metric over the samples
 # that have a value, the number of these samples for each metric, and the counts of its scores.
 Sums: TypeAlias = "npt.NDArray[np.float64]"
 _Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"  # names of metrics first
-DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
-
-
-def resolve_device(name: DeviceName) -> torch.device:
-    """Turn a setting into a device; "auto" is the GPU where there is one.
-
-    Raises:
-        UserError: If a GPU is asked for and there is none.
-    """
-    has_gpu = name != "cpu" and torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise UserError("device 'cuda': PyTorch finds no GPU here; use 'auto' or 'cpu'")
-    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +245,8 @@ class GradientComputer:
         """Add a batch's part to the gradient; return metric names, and a row of `Sums`."""
         if self.model.buffer_count:
             self.model.buffers.copy_(self._buffers)
-        try:
+        with guest(self._task, index):
             losses, metrics, scores = self._run(batch)
-        except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # the machine failed, not the data
-        except TaskError:
-            raise  # what it returned was looked at already
-        except Exception as error:  # the task is the user's code and may raise anything
-            raise TaskError(index, what_was_raised(error, self._task, __name__)) from error
         if self.model.buffer_count:
             moved = self.model.buffers - self._buffers
             self.model.gradient[self.model.parameter_count :].add_(moved, alpha=len(losses))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 GIVEN_AWAY = 1 << 20
 # What to do about the weights of another model.
 OTHER_TASK = "give this process the task's code of the version that learned it"
+
+
+def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Turn a setting into a device; "auto" is the GPU where there is one.
+
+    Raises:
+        UserError: If a GPU is asked for and there is none.
+    """
+    has_gpu = name != "cpu" and torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise UserError("device 'cuda': PyTorch finds no GPU here; use 'auto' or 'cpu'")
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
 
 
 @dataclass(slots=True)

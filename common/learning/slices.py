@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.messages import Vector
-    from common.learning.gradients import Reduction
+    from common.learning.optimizers import Reduction
 
 # Slices begin at multiples of so many numbers. Optimizers take a cache line at a time, and may
 # round what does not fill one in another way: so only the end of the whole is such a rest.
@@ -79,14 +79,6 @@ def part_of(state: Mapping[str, npt.NDArray[Any]], place: slice) -> dict[str, np
     return {name: value[place] if value.ndim else value for name, value in state.items()}
 
 
-def joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """The state of which these are the parts, in the slices' order; of buffers there is none."""
-    return {
-        name: np.concatenate([part[name] for part in parts if part]) if value.ndim else value
-        for name, value in parts[0].items()
-    }
-
-
 class Slice:
     """One slice at its owner: a step is made beside what counts, and counts once it is committed.
 
@@ -140,7 +132,7 @@ class Slice:
         samples: int,
         rate: float,
         following: Vector,
-        norm: float | None = None,
+        norm: float,
     ) -> None:
         """Make a step; what was prepared before is forgotten.
 
@@ -154,7 +146,6 @@ class Slice:
                 rounded once more than in a step over the whole.
 
         Raises:
-            ValueError: If the norm is needed and not there.
             UserError: If the rate is not above zero and finite.
         """
         following[:] = weights
@@ -165,8 +156,6 @@ class Slice:
         if self._reduction == "mean":
             gradient /= samples
         if self._clip_norm is not None:
-            if norm is None:
-                raise ValueError("to clip a gradient, its norm over all slices is needed")
             gradient *= min(1.0, self._clip_norm / (norm + _CLIP_EPS))
         set_learning_rate(self._optimizer, rate)
         for name, value in self._state.items():

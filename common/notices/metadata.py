@@ -1,24 +1,17 @@
-"""EC2's instance metadata service, version 2: what a machine can ask about itself.
-
-Requests go to the machine's own link-local address, never by a proxy: `http.client` knows of none.
-"""
+"""EC2's instance metadata service, version 2: what a machine can ask about itself."""
 
 from __future__ import annotations
 
 import re
-import socket
-import threading
 import time
-from contextlib import suppress
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from common.errors import OutsideError, UnavailableError
+from common.http.client import BoundedClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 _TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
 _TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
@@ -27,7 +20,6 @@ _ZONE_ID = "/latest/meta-data/placement/availability-zone-id"
 _TOKEN_TTL_S = 21_600  # six hours, the longest that EC2 gives
 _RENEW_S = 60.0  # so long before it runs out: many looks, so that one that fails does no harm
 _TIMEOUT_S = 1.0  # the service answers in milliseconds, or the machine has none
-_LONGEST = 4096  # bytes that are read of an answer; a notice has under a hundred
 _TOKEN_SHAPE = re.compile(rb"[\x21-\x7e]+")  # what may stand in a header without becoming two
 _ZONE_SHAPE = re.compile(rb"[a-z0-9-]+")
 
@@ -47,8 +39,10 @@ class InstanceMetadata:
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._authority = urlsplit(endpoint).netloc
-        self._timeout_s = timeout_s
+        self._endpoint = endpoint.rstrip("/")
+        # Requests go to the machine's own link-local address, never by a proxy of the environment.
+        name = f"the metadata service at {self._endpoint}"
+        self._http = BoundedClient(name, timeout_s, trust_env=False)
         self._clock = clock
         self._token = ""
         self._renew_at = 0.0
@@ -62,7 +56,7 @@ class InstanceMetadata:
         """
         body = self.get(_ZONE_ID) or b""
         if not _ZONE_SHAPE.fullmatch(body):
-            raise OutsideError(f"{self._authority}{_ZONE_ID} told no zone but {body[:40]!r}")
+            raise OutsideError(f"{self._endpoint}{_ZONE_ID} told no zone but {body[:40]!r}")
         return body.decode()
 
     def get(self, path: str) -> bytes | None:
@@ -70,20 +64,21 @@ class InstanceMetadata:
 
         Raises:
             UnavailableError: If the service is away or slow; ask again.
-            OutsideError: If it refuses, or is no metadata service at all.
+            OutsideError: If it refuses.
         """
-        status, body = self._ask("GET", path, {_TOKEN_HEADER: self._valid_token()})
+        status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
         if status == HTTPStatus.UNAUTHORIZED:  # it ran out while our clock stood still: hibernation
             self._token = ""
-            status, body = self._ask("GET", path, {_TOKEN_HEADER: self._valid_token()})
+            status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
         return None if status == HTTPStatus.NOT_FOUND else self._granted(path, status, body)
 
     def _valid_token(self) -> str:
         asked_at = self._clock()
         if not self._token or asked_at >= self._renew_at:
-            token = self._granted(_TOKEN, *self._ask("PUT", _TOKEN, {_TTL_HEADER: _TOKEN_TTL_S}))
+            status, token = self._ask("PUT", _TOKEN, (_TTL_HEADER, str(_TOKEN_TTL_S)))
+            self._granted(_TOKEN, status, token)
             if not _TOKEN_SHAPE.fullmatch(token):
-                raise OutsideError(f"{self._authority}{_TOKEN} gave no token but {token[:40]!r}")
+                raise OutsideError(f"{self._endpoint}{_TOKEN} gave no token but {token[:40]!r}")
             self._token = token.decode()
             self._renew_at = asked_at + _TOKEN_TTL_S - _RENEW_S
         return self._token
@@ -93,38 +88,7 @@ class InstanceMetadata:
             return body
         passing = status == HTTPStatus.TOO_MANY_REQUESTS or status // 100 == 5
         kind = UnavailableError if passing else OutsideError
-        raise kind(f"{self._authority}{path} answered with status {status}")
+        raise kind(f"{self._endpoint}{path} answered with status {status}")
 
-    def _ask(self, method: str, path: str, headers: Mapping[str, str | int]) -> tuple[int, bytes]:
-        connection = HTTPConnection(self._authority, timeout=self._timeout_s)
-        late = threading.Event()
-        # The connection's own timeout is per read, and never ends a service that drips its answer.
-        deadline = threading.Timer(self._timeout_s, _shut, (connection, late))
-        deadline.daemon = True
-        try:
-            connection.connect()
-            deadline.start()
-            connection.request(method, path, headers=headers)
-            response = connection.getresponse()
-            body = response.read(_LONGEST)
-            if late.is_set():
-                raise TimeoutError("timed out")
-        except (OSError, HTTPException) as error:
-            if isinstance(error, OSError) or late.is_set():
-                failure = "timed out" if late.is_set() else error
-                reason = f"no answer from the metadata service at {self._authority}: {failure}"
-                raise UnavailableError(reason) from error
-            reason = f"{self._authority} is no metadata service: {type(error).__name__}"
-            raise OutsideError(reason) from error
-        else:
-            return response.status, body
-        finally:
-            deadline.cancel()
-            connection.close()
-
-
-def _shut(connection: HTTPConnection, late: threading.Event) -> None:
-    """End a read that another thread waits for."""
-    late.set()
-    with suppress(OSError, AttributeError):  # the answer has come, and the socket is closed
-        connection.sock.shutdown(socket.SHUT_RDWR)
+    def _ask(self, method: str, path: str, header: tuple[str, str]) -> tuple[int, bytes]:
+        return self._http.ask(method, self._endpoint + path, headers=[header])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from common.errors import OutsideError
 
 if TYPE_CHECKING:
-    from common.collectives.port import Rendezvous
     from common.core.job_placement import JobDemand, WorkerPlacement
     from common.core.liveness import Heartbeat
     from common.core.messages import (
@@ -41,12 +40,8 @@ class Board(Protocol):
     """One job's notice board: fast, shared, and allowed to be wiped at any moment.
 
     May be shared between threads. Every call may raise `UnavailableError`.
-    What does not parse is left out, logged and counted in `rejected`.
+    What does not parse is left out, and the first of each kind is logged.
     """
-
-    @property
-    def rejected(self) -> int:
-        """Messages read so far that did not parse."""
 
     def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
         """Publish a model; older versions than the last few are forgotten."""
@@ -95,9 +90,6 @@ class Board(Protocol):
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
         """Return the beat of each worker, if it has not run out and the worker's process lives."""
-
-    def alive(self) -> dict[WorkerId, str]:
-        """Return the statuses in `heartbeats`."""
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
         """Take or prolong the lease that says who may try to lead; False if another holds it.
@@ -159,9 +151,8 @@ class Board(Protocol):
 def live_status(board: Board) -> LiveStatus | Exception:
     """Look at one board; return what it says or why not."""
     try:
-        return LiveStatus(
-            board.is_leased(), board.get_leader_status(), board.alive(), board.unable()
-        )
+        statuses = {worker: beat.status for worker, beat in board.heartbeats().items()}
+        return LiveStatus(board.is_leased(), board.get_leader_status(), statuses, board.unable())
     except OutsideError as error:
         return error
 
@@ -169,12 +160,8 @@ def live_status(board: Board) -> LiveStatus | Exception:
 class Replies(Protocol):
     """What workers of all jobs sent to one replica of the coordinator. For one thread at a time.
 
-    What does not parse is left out, logged and counted in `rejected`.
+    What does not parse is left out, and the first of each kind is logged.
     """
-
-    @property
-    def rejected(self) -> int:
-        """Messages read so far that did not parse."""
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
         """Take replies, each with the job that it is about; waits for the first one only.
@@ -248,12 +235,8 @@ class Roster(Protocol):
     """Small records about all jobs and workers; fast, shared, and allowed to be wiped.
 
     May be shared between threads. Every call may raise `UnavailableError`.
-    What does not parse is left out, logged and counted in `rejected`.
+    What does not parse is left out, and the first of each kind is logged.
     """
-
-    @property
-    def rejected(self) -> int:
-        """Records read so far that did not parse."""
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Publish records, each in the place of the one before of its job or its worker."""
@@ -265,6 +248,29 @@ class Roster(Protocol):
         """Take the records of these away; nothing happens where there is none."""
 
 
+class Rendezvous(Protocol):
+    """Where those who form a group leave for each other how to connect. Shared between threads.
+
+    Each name has a list of entries, which is forgotten a minute after the last one was left: by
+    then the group stands or never will. Every call may raise `UnavailableError`.
+    """
+
+    def leave(self, name: str, key: str, value: bytes) -> None:
+        """Append an entry."""
+
+    def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
+        """Wait for entries behind a position; empty if none came.
+
+        Args:
+            name: Of the list.
+            after: The position of the last entry that is known; empty: all of them.
+            timeout_s: Wait no longer.
+
+        Returns:
+            Of each its position, key and value, in the order of the list, which is one for all.
+        """
+
+
 class Boards(Protocol):
     """The boards of all jobs, over connections that they share. May be shared between threads."""
 
@@ -274,12 +280,6 @@ class Boards(Protocol):
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
         """Look at several of these boards in a few packets; of each, what it says or why not."""
 
-    def replies(self, replica: str) -> Replies:
-        """Open what is sent to a replica."""
-
-    def exchange(self) -> Exchange:
-        """Open an exchange."""
-
     def roster(self) -> Roster:
         """Open the records of all jobs and workers."""
 
@@ -288,3 +288,13 @@ class Boards(Protocol):
 
     def close(self) -> None:
         """Let go of all connections."""
+
+
+class LeaderBoards(Boards, Protocol):
+    """What a process that leads jobs uses of Redis."""
+
+    def replies(self, replica: str) -> Replies:
+        """Open what is sent to a replica."""
+
+    def exchange(self) -> Exchange:
+        """Open an exchange."""

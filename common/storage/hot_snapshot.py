@@ -8,11 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from common.core.messages import ModelId  # noqa: TC001 -- msgspec reads it when run
-from common.errors import CorruptError, FutureFormatError, WireError
+from common.errors import CorruptError, FutureFormatError, WireError, decoded
 from common.wire.messages import frame, unframe
 
 FORMAT = 1  # of the protocol's part: the latest that this program knows
-MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+NO_PROTOCOL = "a snapshot's protocol part does not parse"
 
 
 class SnapshotProtocol(msgspec.Struct):
@@ -38,10 +38,7 @@ def decode_protocol(data: bytes | memoryview, title: str) -> SnapshotProtocol:
         CorruptError: If it is none.
         FutureFormatError: If a newer program wrote it.
     """
-    try:
-        protocol = PROTOCOL.decode(data)
-    except MALFORMED as error:
-        raise CorruptError(f"a snapshot's protocol part does not parse: {error}") from error
+    protocol = decoded(PROTOCOL.decode, data, NO_PROTOCOL, CorruptError)
     if protocol.format > FORMAT:
         raise FutureFormatError(
             f"{title} has format {protocol.format}, expected at most {FORMAT}: a newer program"
@@ -61,7 +58,7 @@ def with_weights(hot: bytes, made: ModelId, weights: bytes) -> bytes | None:
         protocol = decode_protocol(unframe(hot)[0], "a hot snapshot")
         if _NAMED.decode(protocol.snapshot).made != made:
             return None
-    except (*MALFORMED, WireError) as error:
+    except (ValueError, RecursionError, WireError) as error:
         raise CorruptError(f"a hot snapshot is torn: {error}") from error
     protocol.seal = b""
     return frame(msgspec.msgpack.encode(protocol), weights)

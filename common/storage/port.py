@@ -1,8 +1,18 @@
-"""What the product asks of object storage, as a protocol that one contract suite tests."""
+"""What the product asks of object storage, as a protocol that one contract suite tests.
+
+An adapter is imported when it is opened: a client library takes part of a second to load.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote, urlsplit
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.config.settings import Settings
 
 
 class Blobs(Protocol):
@@ -39,3 +49,25 @@ class Blobs(Protocol):
 
         False where somebody else was faster.
         """
+
+
+def open_blobs(settings: Settings) -> Blobs:
+    """Open object storage.
+
+    Raises:
+        UserError: If the settings name none.
+        UnavailableError: If it is a directory that cannot be used.
+    """
+    url = urlsplit(settings.blobs)
+    if url.scheme == "file":
+        from common.storage.disk import DiskBlobs  # noqa: PLC0415 -- see above
+
+        return DiskBlobs(Path(unquote(url.path)))
+    if url.scheme == "s3":
+        from common.storage.s3 import S3Blobs  # noqa: PLC0415 -- see above
+
+        prefix = unquote(url.path).strip("/")
+        return S3Blobs(url.netloc, f"{prefix}/" if prefix else "")
+    raise UserError(
+        "no object storage is named: set DOLL_BLOBS to file:///directory or s3://bucket/prefix"
+    )

@@ -17,15 +17,15 @@ import msgspec
 
 from common.core.messages import ModelId
 from common.core.snapshots import Snapshot
-from common.errors import CorruptError, UnavailableError, WireError
+from common.errors import CorruptError, UnavailableError, WireError, decoded
 from common.storage.hot_snapshot import (
     FORMAT,
-    MALFORMED,
+    NO_PROTOCOL,
     PROTOCOL,
     SnapshotProtocol,
     decode_protocol,
 )
-from common.storage.manifest import format_model_id
+from common.storage.store import format_model_id
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def is_sealed(data: bytes, key: str) -> bool:
     """
     try:
         protocol = PROTOCOL.decode(unframe(data)[0])
-    except (*MALFORMED, WireError) as error:
+    except (ValueError, RecursionError, WireError) as error:
         raise CorruptError(f"a hot snapshot is torn: {error}") from error
     return hmac.compare_digest(protocol.seal, _seal(protocol, key))
 
@@ -203,7 +203,4 @@ def _seal(protocol: SnapshotProtocol, key: str) -> bytes:
 
 def _decode(data: bytes | memoryview, title: str) -> Snapshot:
     protocol = decode_protocol(data, title)
-    try:
-        return _SNAPSHOT.decode(protocol.snapshot)
-    except MALFORMED as error:
-        raise CorruptError(f"a snapshot's protocol part does not parse: {error}") from error
+    return decoded(_SNAPSHOT.decode, protocol.snapshot, NO_PROTOCOL, CorruptError)

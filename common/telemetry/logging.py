@@ -14,7 +14,7 @@ import sys
 import traceback
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import structlog
 from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, plain_traceback
@@ -64,7 +64,7 @@ def line_formatter(
     if form == "json":
         chain += [JSONRenderer(_json)]
     else:
-        chain += [_readable, _traceback_below, _console(colours=colours)]
+        chain += [_readable, _console(colours=colours)]
     return ProcessorFormatter(processors=chain)
 
 
@@ -106,14 +106,10 @@ def _plain(value: object) -> object:
 
 def _readable(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
     """Names of fields are as plain as their values; two of them mean lines below to structlog."""
-    return {f"{key}_" if key in _BELOW else _line(key): value for key, value in entry.items()}
-
-
-def _traceback_below(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
-    if "traceback" in entry:
-        lines = entry.pop("traceback").splitlines()
-        entry["exception"] = "\n".join(f"{_INDENT}{_line(line)}" for line in lines)
-    return entry
+    lines = entry.pop("traceback", "").splitlines()
+    shown = {f"{key}_" if key in _BELOW else _line(key): value for key, value in entry.items()}
+    below = {"exception": "\n".join(f"{_INDENT}{_line(line)}" for line in lines)} if lines else {}
+    return shown | below
 
 
 def _console(*, colours: bool) -> ConsoleRenderer:
@@ -152,53 +148,23 @@ _TELLTALES = dict.fromkeys(
 ) | {"httpx2": logging.WARNING}  # which tells each request at `info` already
 
 
-class EventLogger(structlog.BoundLoggerBase):
-    """Writes events, each with what was bound: job, worker, version. Immutable.
-
-    Whether a level is on is asked of the standard library's logger at each event, not settled
-    when a logger is made: one that was made before `set_up_logging`, or bound, goes by it too.
-    """
-
-    @property
-    def bound(self) -> Mapping[str, object]:
-        """What each event carries."""
-        return self._context
-
-    def debug(self, event: str, **fields: object) -> None:
-        """Something that only helps to find a fault."""
-        self._write(logging.DEBUG, event, fields)
-
-    def info(self, event: str, **fields: object) -> None:
-        """A state changed, as it should."""
-        self._write(logging.INFO, event, fields)
-
-    def warning(self, event: str, **fields: object) -> None:
-        """Something went wrong that the process copes with."""
-        self._write(logging.WARNING, event, fields)
-
-    def error(self, event: str, **fields: object) -> None:
-        """Something went wrong that a person should see to."""
-        self._write(logging.ERROR, event, fields)
-
-    def exception(self, event: str, **fields: object) -> None:
-        """As `error`, with the traceback of the exception at hand."""
-        self._write(logging.ERROR, event, {**fields, "exc_info": True})
-
-    def _write(self, level: int, event: str, fields: Mapping[str, object]) -> None:
-        logger: logging.Logger = self._logger
-        if logger.isEnabledFor(level):
-            processed, carried = self._process_event("log", event, dict(fields))
-            logger.log(level, *processed, **carried)
+# Writes events, each with what was bound: job, worker, version. Immutable.
+EventLogger: TypeAlias = structlog.stdlib.BoundLogger
 
 
 def event_logger(name: str, **bound: object) -> EventLogger:
-    """Make a logger.
+    """Make a logger; one that is made before `set_up_logging` goes by its level, too.
 
     Args:
         name: Of the standard library's logger that its events go to: the service or the module.
         **bound: What each event carries besides its own fields.
     """
-    return EventLogger(logging.getLogger(name), (to_record,), bound)
+    return EventLogger(logging.getLogger(name), (filter_by_level, to_record), bound)
+
+
+def job_of(logger: EventLogger) -> str:
+    """Return the job that a logger is bound to; empty if there is none."""
+    return str(structlog.get_context(logger).get("job", ""))
 
 
 def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound: object) -> None:
@@ -218,7 +184,7 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound:
     logging.captureWarnings(capture=True)
     structlog.configure(  # for whoever else tells by it, as the code of a task may
         processors=[filter_by_level, PositionalArgumentsFormatter(), to_record],
-        wrapper_class=structlog.stdlib.BoundLogger,
+        wrapper_class=EventLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )

@@ -14,6 +14,7 @@ from weakref import ref
 
 from common.core.liveness import OUTAGE, OutageNotice
 from common.errors import ForbiddenError, UnavailableError
+from common.telemetry.logging import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +98,7 @@ class Outage:
         self, logger: EventLogger, server: str, clock: Callable[[], float] = monotonic
     ) -> None:
         self._logger = logger.try_unbind("job", "epoch")
-        self._job = str(logger.bound.get("job", ""))
+        self.job = job_of(logger)
         self._server = server
         self._clock = clock
         self._met = dict[str, float]()  # by server: when it had an error last
@@ -116,7 +117,7 @@ class Outage:
             if outage is None or begins:
                 outage = _ongoing[server] = _Ongoing()
             outage.newest_s = monotonic()
-            outage.errors[id(self)] = _Error(ref(self), self._job, reason)
+            outage.errors[id(self)] = _Error(ref(self), self.job, reason)
             is_right = isinstance(error, ForbiddenError) and len(outage.rights) < MOST_RIGHTS
             is_new = begins or (is_right and reason not in outage.rights)
             if is_right:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from common.errors import NotFoundError, UnavailableError, UserError, WireError
-from common.http.client import BoundedClient, decoded
+from common.errors import NotFoundError, UnavailableError, UserError, WireError, decoded
+from common.http.client import BoundedClient
 from common.tracking.port import ModelVersion, TrackedRun
 
 if TYPE_CHECKING:
@@ -190,19 +190,9 @@ class MlflowServer:
         wanted = " AND ".join([f"name = {_quoted(model)}", *_filters(tags)])
         found, page = list[ModelVersion](), ""
         for _ in range(PAGES):
-            answer = self._ask(
-                "GET",
-                "model-versions/search",
-                _VERSIONS,
-                parameters={
-                    "filter": wanted,
-                    "max_results": str(PAGE_VERSIONS),
-                    "page_token": page,
-                },
-            )
-            found += [
-                ModelVersion(each.version, _read(each.tags)) for each in answer.model_versions
-            ]
+            asked = {"filter": wanted, "max_results": str(PAGE_VERSIONS), "page_token": page}
+            answer = self._ask("GET", "model-versions/search", _VERSIONS, parameters=asked)
+            found += (ModelVersion(it.version, _read(it.tags)) for it in answer.model_versions)
             page = answer.next_page_token
             if not page:
                 return found
@@ -237,12 +227,8 @@ class MlflowServer:
 
     def _experiment(self, name: str) -> str:
         try:
-            found = self._ask(
-                "GET",
-                "experiments/get-by-name",
-                _FOUND,
-                parameters={"experiment_name": name},
-            ).experiment
+            asked = {"experiment_name": name}
+            found = self._ask("GET", "experiments/get-by-name", _FOUND, parameters=asked).experiment
         except _RefusedError as error:
             if error.code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -295,10 +281,8 @@ class MlflowServer:
         )
         if not 200 <= status < 300:
             raise self._refused(path, status, answer)
-        try:
-            return decoded(decoder, answer)
-        except WireError as error:
-            raise UserError(self._stranger(f"does not answer {path} as MLflow does")) from error
+        what = self._stranger(f"does not answer {path} as MLflow does")
+        return decoded(decoder.decode, answer, what, UserError)
 
     def _refused(self, path: str, status: int, answer: bytes) -> UserError | UnavailableError:
         where = self._name
@@ -310,7 +294,7 @@ class MlflowServer:
         if status == 429 or status >= 500:
             return UnavailableError(f"{where} answers {path} with status {status}")
         try:
-            error = decoded(_ERROR, answer)
+            error = decoded(_ERROR.decode, answer, "error")
         except WireError:
             return UserError(self._stranger(f"answers {path} with status {status}"))
         message = error.message.partition("\n")[0][:300]

@@ -58,7 +58,7 @@ from common.core.messages import (
 from common.core.scores import BINS
 from common.core.spans import Address, Partition, address_of
 from common.core.vectors import SparseVector
-from common.errors import FutureFormatError, WireError
+from common.errors import FutureFormatError, WireError, decoded
 from common.wire.vectors import decode_sparse, encode_sparse
 
 
@@ -277,8 +277,6 @@ T = TypeVar("T")
 _Encoder: TypeAlias = msgspec.json.Encoder | msgspec.msgpack.Encoder
 _Decoder: TypeAlias = msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]
 
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises
-
 # --- how it is written ---------------------------------------------------------------------------
 
 
@@ -333,7 +331,7 @@ class MessageCodec(Generic[T]):
             self._check_format(data)
         try:
             message = self._decoder.decode(data)
-        except _MALFORMED as error:
+        except (ValueError, RecursionError) as error:
             raise WireError(f"{self._kind}: {self._unknown_tag(data) or error}") from error
         if self._check is not None:
             try:
@@ -345,7 +343,7 @@ class MessageCodec(Generic[T]):
     def _check_format(self, data: bytes | memoryview) -> None:
         try:
             found = self._tagged.decode(data)
-        except _MALFORMED:
+        except (ValueError, RecursionError):
             return  # it will not be read as a message either
         if found.format > 1:
             raise FutureFormatError(
@@ -356,7 +354,7 @@ class MessageCodec(Generic[T]):
     def _unknown_tag(self, data: bytes | memoryview) -> str:
         try:
             tag = self._tagged.decode(data).type
-        except _MALFORMED:
+        except (ValueError, RecursionError):
             return ""
         if not self._tags or tag in self._tags:
             return ""
@@ -423,10 +421,7 @@ def decode_reply(data: bytes | memoryview) -> tuple[str, Reply]:
         WireError: If the bytes are none, or make no sense.
     """
     header, body = unframe(data)
-    try:
-        addressed = _ADDRESSED.decode(header)
-    except _MALFORMED as error:
-        raise WireError(f"reply: {error}") from error
+    addressed = decoded(_ADDRESSED.decode, header, "reply")
     reply: Reply = _REPLY.decode(addressed.reply)
     if not isinstance(reply, Gradient):
         if body:

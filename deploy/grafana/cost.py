@@ -2,178 +2,144 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panel import Annotation, ColourThreshold, Dashboard, Panel, Query
+from deploy.grafana.panel import Dashboard, Lines, Query, Stat, States, annotation
 from deploy.grafana.queries import lately, newest, selected
 
 _NOW = (
-    Panel(
+    Stat(
         "USD per hour",
         "Of all machines that run now. Normal: what the plan expects; `doll provisioning show`.",
-        "currencyUSD",
-        (Query(newest("doll_cost_usd_per_hour"), "USD/h"),),
-        "stat",
+        Query(newest("doll_cost_usd_per_hour"), "USD/h"),
+        unit="currencyUSD",
     ),
-    Panel(
+    Stat(
         "Spent",
         "Since the job began, by the second and at the prices of the time.",
-        "currencyUSD",
-        (Query(newest("doll_spent_usd_total"), "spent"),),
-        "stat",
+        Query(newest("doll_spent_usd_total"), "spent"),
+        unit="currencyUSD",
     ),
-    Panel(
+    Stat(
         "Of on-demand machines alone",
         "Spent over what the same updates would have cost on demand. Normal: 20 to 80 %. From 100 %"
         " on, spot machines do not pay: alert DollCostAboveOnDemand.",
-        "percentunit",
-        (
-            Query(
-                f"{newest('doll_spent_usd_total')} / {newest('doll_on_demand_only_usd')}", "share"
-            ),
-        ),
-        "stat",
-        (
-            ColourThreshold(None, "green"),
-            ColourThreshold(0.8, "orange"),
-            ColourThreshold(1.0, "red"),
-        ),
+        Query(f"{newest('doll_spent_usd_total')} / {newest('doll_on_demand_only_usd')}", "share"),
+        unit="percentunit",
+        steps={None: "green", 0.8: "orange", 1.0: "red"},
     ),
-    Panel(
+    Stat(
         "Per million records",
         "Spent over records in updates: to compare jobs. Falls after the start-up of machines.",
-        "currencyUSD",
-        (Query(newest("doll_cost_usd_per_million_records"), "USD"),),
-        "stat",
+        Query(newest("doll_cost_usd_per_million_records"), "USD"),
+        unit="currencyUSD",
     ),
-    Panel(
+    Stat(
         "Time to spare",
         "Until the deadline, less what the plan needs. Below 0 the deadline will be missed unless"
         " the plan changes: alert DollDeadlineAtRisk. Empty without a deadline.",
-        "s",
-        (
-            Query(
-                newest("doll_deadline_left_seconds")
-                + " - "
-                + newest("doll_planned_time_left_seconds"),
-                "to spare",
-            ),
+        Query(
+            newest("doll_deadline_left_seconds") + " - " + newest("doll_planned_time_left_seconds"),
+            "to spare",
         ),
-        "stat",
-        (ColourThreshold(None, "red"), ColourThreshold(0, "green")),
+        unit="s",
+        steps={None: "red", 0: "green"},
     ),
-    Panel(
+    Stat(
         "Capacity over arrivals",
         "What machines can do over what arrives (Proposition 1). Normal: above 1. Below: they do"
         " not keep up; for a moment after a preemption that is as it must be.",
-        "percentunit",
-        (Query(newest("doll_fleet_capacity_ratio"), "capacity"),),
-        "stat",
-        (ColourThreshold(None, "red"), ColourThreshold(1.0, "green")),
+        Query(newest("doll_fleet_capacity_ratio"), "capacity"),
+        unit="percentunit",
+        steps={None: "red", 1.0: "green"},
     ),
 )
 
 _COURSE = (
-    Panel(
+    Lines(
         "Spent, and on demand alone",
         "Normal: spent stays below. The distance is what was saved.",
-        "currencyUSD",
-        (
-            Query(newest("doll_spent_usd_total"), "spent"),
-            Query(newest("doll_on_demand_only_usd"), "on demand alone"),
-        ),
+        Query(newest("doll_spent_usd_total"), "spent"),
+        Query(newest("doll_on_demand_only_usd"), "on demand alone"),
+        unit="currencyUSD",
     ),
-    Panel(
+    Lines(
         "Cost per hour",
         "Of all machines that run. Steps: machines come, go, or are preempted; slopes: prices.",
-        "currencyUSD",
-        (Query(newest("doll_cost_usd_per_hour"), "USD/h"),),
+        Query(newest("doll_cost_usd_per_hour"), "USD/h"),
+        unit="currencyUSD",
     ),
-    Panel(
+    Lines(
         "Cost per update",
         "Spent over updates made. Normal: falls at first, then is flat. Rises: machines run and"
         " little is trained.",
-        "currencyUSD",
-        (Query(newest("doll_cost_usd_per_update"), "USD"),),
+        Query(newest("doll_cost_usd_per_update"), "USD"),
+        unit="currencyUSD",
     ),
-    Panel(
+    Lines(
         "Prices by pool",
         "Of one machine and hour. A plan is made anew whenever one changes.",
-        "currencyUSD",
-        (Query(newest("doll_price_usd_per_hour", "pool"), "{{pool}}"),),
+        Query(newest("doll_price_usd_per_hour", "pool"), "{{pool}}"),
+        unit="currencyUSD",
     ),
-    Panel(
+    Lines(
         "Machines",
         "Those paid for by pool, and those that the plan wants by kind. Normal: they agree, but for"
         " minutes after a preemption. Wanted for long and not there: pools refuse; see the log.",
-        "none",
-        (
-            Query(newest("doll_machines_running", "pool"), "{{pool}}"),
-            Query(newest("doll_machines_wanted", "kind"), "wanted: {{kind}}"),
-        ),
+        Query(newest("doll_machines_running", "pool"), "{{pool}}"),
+        Query(newest("doll_machines_wanted", "kind"), "wanted: {{kind}}"),
     ),
-    Panel(
+    Lines(
         "Machines that ended, in an hour",
         "Normal: preempted as often as availability says, released by plans. failed, refused, lost:"
         " see the provisioner's log, and the machines'.",
-        "none",
-        (Query(lately("doll_machines_ended_total", "cause", window="1h"), "{{cause}}"),),
+        Query(lately("doll_machines_ended_total", "cause", window="1h"), "{{cause}}"),
     ),
-    Panel(
+    Lines(
         "Availability of spot pools",
         "What is believed of alpha, and where it lies with 90 %. Narrows as machines are watched."
         " Falls: the plan buys more on demand.",
-        "percentunit",
-        (
-            Query(
-                newest("doll_estimated_availability_ratio", "pool", "bound"), "{{pool}} {{bound}}"
-            ),
-        ),
+        Query(newest("doll_estimated_availability_ratio", "pool", "bound"), "{{pool}} {{bound}}"),
+        unit="percentunit",
     ),
-    Panel(
+    Lines(
         "Arrivals",
         "Records per second of all streams, as believed, and where they lie with 90 %. Wide at"
         " first: plans before are guesses.",
-        "suffix: records/s",
-        (Query(newest("doll_estimated_arrival_records_per_second", "bound"), "{{bound}}"),),
+        Query(newest("doll_estimated_arrival_records_per_second", "bound"), "{{bound}}"),
+        unit="suffix: records/s",
     ),
-    Panel(
+    Lines(
         "A batch's gradient",
         "Seconds, as believed, and where they lie with 90 %. Rises: slower machines, or larger b.",
-        "s",
-        (Query(newest("doll_estimated_gradient_seconds", "bound"), "{{bound}}"),),
+        Query(newest("doll_estimated_gradient_seconds", "bound"), "{{bound}}"),
+        unit="s",
     ),
-    Panel(
+    Lines(
         "Time left",
         "Until the deadline, and what the plan needs. Normal: the plan stays below. Empty without"
         " stop.deadline_s.",
-        "s",
-        (
-            Query(newest("doll_deadline_left_seconds"), "until the deadline"),
-            Query(newest("doll_planned_time_left_seconds"), "by the plan"),
-        ),
+        Query(newest("doll_deadline_left_seconds"), "until the deadline"),
+        Query(newest("doll_planned_time_left_seconds"), "by the plan"),
+        unit="s",
     ),
-    Panel(
+    Lines(
         "Plans in 5 minutes",
         "Normal: a few. feasible no: nothing meets the deadline; more workers, a later deadline or"
         " fewer updates (alert DollDeadlineAtRisk).",
-        "none",
-        (Query(lately("doll_plans_total", "feasible"), "feasible: {{feasible}}"),),
+        Query(lately("doll_plans_total", "feasible"), "feasible: {{feasible}}"),
     ),
-    Panel(
+    States(
         "Who rents",
         "Normal: one replica for a long time. None: machines run on and cost, and no plan changes"
         " (alert DollNoProvisioner).",
-        "none",
-        (Query(f"max by (instance) ({selected('doll_provisioning')})", "{{instance}}"),),
-        "states",
-        (ColourThreshold(None, "gray"), ColourThreshold(1, "green")),
-        ("stands by", "rents"),
+        Query(f"max by (instance) ({selected('doll_provisioning')})", "{{instance}}"),
+        steps={None: "gray", 1: "green"},
+        names=("stands by", "rents"),
     ),
 )
 
 COST = Dashboard(
     "cost",
-    "DOLL: cost",
     "What machines a job has, what they cost against on-demand ones, and whether it is in time.",
     (*_NOW, *_COURSE),
-    (Annotation("Plans", f"{lately('doll_plans_total', window='1m')} > 0", "a new plan", "blue"),),
+    (annotation("Plans", f"{lately('doll_plans_total', window='1m')} > 0", "a new plan", "blue"),),
 )

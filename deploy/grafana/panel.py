@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, TypeAlias
 
 Json: TypeAlias = dict[str, object]
+Steps: TypeAlias = Mapping[float | None, str]
 
 _SCHEMA = 41  # of Grafana 12
 COLUMNS = 24
 _SOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 _JOBS = "label_values(doll_model_version, job_name)"
+_SOURCE_VARIABLE: Json = {
+    "name": "datasource",
+    "label": "Prometheus",
+    "type": "datasource",
+    "query": "prometheus",
+    "refresh": 1,
+    "includeAll": False,
+    "multi": False,
+}
+_JOB_VARIABLE: Json = {
+    "name": "job_name",
+    "label": "Job",
+    "type": "query",
+    "datasource": _SOURCE,
+    "definition": _JOBS,
+    "query": {
+        "qryType": 1,  # values of a label
+        "query": _JOBS,
+        "refId": "PrometheusVariableQueryEditor-VariableQuery",
+    },
+    "refresh": 2,  # whenever the time range changes: jobs come and go
+    "sort": 1,
+    "includeAll": False,
+    "multi": False,
+}
 
 
 class Query(NamedTuple):
@@ -20,66 +47,48 @@ class Query(NamedTuple):
     legend: str
 
 
-class ColourThreshold(NamedTuple):
-    """From which value on something has a colour."""
-
-    value: float | None  # None: from the least on
-    color: str
+_LEGEND: Json = {"displayMode": "list", "placement": "bottom", "showLegend": True}
 
 
-class Annotation(NamedTuple):
-    """Moments that are marked in all panels: those at which the query gives anything."""
-
-    name: str
-    expression: str
-    title: str
-    color: str
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One picture.
+class Lines:
+    """One picture: lines along time.
 
     Args:
         title: What is seen.
         description: What is normal, and what to do where it is not.
-        unit: By Grafana's name.
         queries: Whose lines are drawn.
-        kind: `stat` is the newest number, `states` is 0 or 1 along time.
-        steps: Colours by value; lines are drawn at them.
+        unit: By Grafana's name.
+        steps: Colours, each from a value on, the first from the least; lines are drawn at them.
         names: What 0 and 1 are called.
     """
 
-    title: str
-    description: str
-    unit: str
-    queries: tuple[Query, ...]
-    kind: Literal["timeseries", "stat", "states"] = "timeseries"
-    steps: tuple[ColourThreshold, ...] = ()
-    names: tuple[str, str] | None = None
+    kind = "timeseries"
+    size = 8  # columns, and rows
+    options: ClassVar[Json] = {"legend": _LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}}
 
-    @property
-    def width(self) -> int:
-        """Columns."""
-        return 4 if self.kind == "stat" else 8
-
-    @property
-    def height(self) -> int:
-        """Rows."""
-        return 4 if self.kind == "stat" else 8
+    def __init__(
+        self,
+        title: str,
+        description: str,
+        *queries: Query,
+        unit: str = "none",
+        steps: Steps | None = None,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        self.title, self.description, self.queries = title, description, queries
+        self._unit, self._steps, self._names = unit, steps, names
 
     def json(self, number: int, column: int, row: int) -> Json:
         """As Grafana reads it, in its place."""
-        kind = {"states": "state-timeline"}.get(self.kind, self.kind)
         return {
             "id": number,
-            "type": kind,
+            "type": self.kind,
             "title": self.title,
             "description": self.description,
             "datasource": _SOURCE,
-            "gridPos": {"x": column, "y": row, "w": self.width, "h": self.height},
+            "gridPos": {"x": column, "y": row, "w": self.size, "h": self.size},
             "fieldConfig": {"defaults": self._defaults(), "overrides": []},
-            "options": _OPTIONS[self.kind],
+            "options": self.options,
             "targets": [
                 {
                     "refId": chr(ord("A") + place),
@@ -94,15 +103,16 @@ class Panel:
         }
 
     def _defaults(self) -> Json:
-        steps = self.steps or (ColourThreshold(None, "green"),)
-        lines = self.kind == "timeseries"
+        lines = self.kind == Lines.kind
+        steps = self._steps or {None: "green"}
+        colours = [{"value": value, "color": colour} for value, colour in steps.items()]
         defaults: Json = {
-            "unit": self.unit,
+            "unit": self._unit,
             "color": {"mode": "palette-classic" if lines else "thresholds"},
-            "thresholds": {"mode": "absolute", "steps": [step._asdict() for step in steps]},
+            "thresholds": {"mode": "absolute", "steps": colours},
         }
-        if self.names is not None:
-            options = {str(value): {"text": name} for value, name in enumerate(self.names)}
+        if self._names:
+            options = {str(value): {"text": name} for value, name in enumerate(self._names)}
             defaults["mappings"] = [{"type": "value", "options": options}]
         if lines:
             defaults["custom"] = {
@@ -111,24 +121,36 @@ class Panel:
                 "lineWidth": 1,
                 "showPoints": "auto",
                 "spanNulls": False,
-                "thresholdsStyle": {"mode": "dashed" if self.steps else "off"},
+                "thresholdsStyle": {"mode": "dashed" if self._steps else "off"},
             }
         return defaults
 
 
-_LEGEND: Json = {"displayMode": "list", "placement": "bottom", "showLegend": True}
-_OPTIONS: dict[str, Json] = {
-    "timeseries": {"legend": _LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}},
-    "stat": {
+class Stat(Lines):
+    """The newest number."""
+
+    kind = "stat"
+    size = 4
+    options: ClassVar[Json] = {
         "colorMode": "value",
         "graphMode": "area",
         "justifyMode": "auto",
         "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": "auto",
-    },
-    "states": {"legend": _LEGEND, "mergeValues": True, "rowHeight": 0.8, "showValue": "auto"},
-}
+    }
+
+
+class States(Lines):
+    """0 or 1 along time."""
+
+    kind = "state-timeline"
+    options: ClassVar[Json] = {
+        "legend": _LEGEND,
+        "mergeValues": True,
+        "rowHeight": 0.8,
+        "showValue": "auto",
+    }
 
 
 @dataclass(frozen=True)
@@ -136,24 +158,22 @@ class Dashboard:
     """A page of panels, laid out from left to right.
 
     Args:
-        name: Of the file; `doll-<name>` is its lasting id.
-        title: As people see it.
+        name: Of the file; `doll-<name>` is its lasting id, and `DOLL: <name>` its title.
         description: What it is for.
         panels: In order.
         annotations: Drawn into all of them.
     """
 
     name: str
-    title: str
     description: str
-    panels: tuple[Panel, ...]
-    annotations: tuple[Annotation, ...] = field(default=())
+    panels: tuple[Lines, ...]
+    annotations: tuple[Json, ...] = ()
 
     def json(self) -> Json:
         """As Grafana reads it."""
         return {
             "uid": f"doll-{self.name}",
-            "title": self.title,
+            "title": f"DOLL: {self.name}",
             "description": self.description,
             "tags": ["doll"],
             "schemaVersion": _SCHEMA,
@@ -175,71 +195,34 @@ class Dashboard:
                     "icon": "external link",
                 }
             ],
-            "templating": {"list": [_source_variable(), _job_variable()]},
-            "annotations": {"list": [_annotation(each) for each in self.annotations]},
+            "templating": {"list": [_SOURCE_VARIABLE, _JOB_VARIABLE]},
+            "annotations": {"list": list(self.annotations)},
             "panels": [
                 panel.json(number, *place)
-                for number, (panel, place) in enumerate(laid_out(self.panels), 1)
+                for number, (panel, *place) in enumerate(laid_out(self.panels), 1)
             ],
         }
 
 
-class GridPosition(NamedTuple):
-    """Where a panel begins on the grid."""
-
-    column: int
-    row: int
-
-
-def laid_out(panels: tuple[Panel, ...]) -> list[tuple[Panel, GridPosition]]:
-    """Each panel with its place, from left to right in rows of 24 columns."""
+def laid_out(panels: tuple[Lines, ...]) -> list[tuple[Lines, int, int]]:
+    """Each panel with its column and row, from left to right in rows of 24 columns."""
     column = row = tallest = 0
-    found = list[tuple[Panel, GridPosition]]()
+    found = list[tuple[Lines, int, int]]()
     for panel in panels:
-        if column + panel.width > COLUMNS:
+        if column + panel.size > COLUMNS:
             column, row, tallest = 0, row + tallest, 0
-        found.append((panel, GridPosition(column, row)))
-        column, tallest = column + panel.width, max(tallest, panel.height)
+        found.append((panel, column, row))
+        column, tallest = column + panel.size, max(tallest, panel.size)
     return found
 
 
-def _source_variable() -> Json:
+def annotation(name: str, expression: str, title: str, color: str) -> Json:
+    """Mark moments in all panels: those at which the query gives anything."""
     return {
-        "name": "datasource",
-        "label": "Prometheus",
-        "type": "datasource",
-        "query": "prometheus",
-        "refresh": 1,
-        "includeAll": False,
-        "multi": False,
-    }
-
-
-def _job_variable() -> Json:
-    return {
-        "name": "job_name",
-        "label": "Job",
-        "type": "query",
-        "datasource": _SOURCE,
-        "definition": _JOBS,
-        "query": {
-            "qryType": 1,  # values of a label
-            "query": _JOBS,
-            "refId": "PrometheusVariableQueryEditor-VariableQuery",
-        },
-        "refresh": 2,  # whenever the time range changes: jobs come and go
-        "sort": 1,
-        "includeAll": False,
-        "multi": False,
-    }
-
-
-def _annotation(annotation: Annotation) -> Json:
-    return {
-        "name": annotation.name,
+        "name": name,
         "datasource": _SOURCE,
         "enable": True,
-        "expr": annotation.expression,
-        "titleFormat": annotation.title,
-        "iconColor": annotation.color,
+        "expr": expression,
+        "titleFormat": title,
+        "iconColor": color,
     }

@@ -13,7 +13,7 @@ from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.redis import EmbeddedRedis
 from common.kafka.names import control_topic, updates_topic
-from common.runtime.connect import open_log
+from common.kafka.opening import open_log
 from common.wire import messages as wire
 from load.faults.fleet import Fleet, Slot
 from load.faults.tiers import Tiers

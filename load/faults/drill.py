@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.core.audit import audit
+from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
-from common.jobs.build import codec_of
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.wire import messages as wire
 from load.harness.counting import Aggregation, aggregated, counting_spec
 from load.harness.stack import Servers, await_until, check
@@ -120,7 +120,7 @@ class Drill:
             on.log,
             topic,
             conditions.partitions,
-            codec_of(spec).encode({"id": ids}),
+            codec_of(spec.records).encode({"id": ids}),
             self._records,
         )
         self._first = on.submit(spec).first

@@ -13,13 +13,14 @@ from common.core.audit import Audit, audit
 from common.core.messages import GENESIS, ModelId, SynchronisationMode, Vector
 from common.core.spans import Partition
 from common.errors import UnavailableError
+from common.jobs.operations import JobOperations
 from common.jobs.spec import JobSpec, job_from_json
-from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import unpack
-from common.runtime.connect import open_blobs, open_board
+from common.redis.board import open_board
+from common.storage.port import open_blobs
 from common.storage.snapshot_file import from_bytes, from_store, in_hand
 from common.storage.store import CheckpointStore
 from common.testing import costless
@@ -134,7 +135,7 @@ class CountingJob:
     def __init__(self, spec: JobSpec, settings: Settings, log: Log, partitions: int) -> None:
         for stream in spec.streams:
             log.create_topics([NewTopic(stream, partitions)])
-        with closing(JobStore(log)) as job_store:
+        with closing(JobOperations(log)) as job_store:
             self.record = job_store.submit(spec)
         self.name = spec.name
         self.places = list(self.record.first)  # those included that `grow` added

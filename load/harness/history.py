@@ -26,7 +26,8 @@ from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Span
 from common.jobs.build import trainer_of
 from common.kafka.names import control_topic, updates_topic
-from common.runtime.connect import open_blobs, open_board
+from common.redis.board import open_board
+from common.storage.port import open_blobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.storage.store import CheckpointStore
 from common.wire.messages import encode_audit, encode_claim

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.data.codecs import codec_of
 from common.errors import UnavailableError
-from common.jobs.build import codec_of
 from load.harness.stack import NotMeasuredError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Producers:
     ) -> None:
         self.produced = 0
         self._capacity = int(job.spec.task_options["records"])
-        self._codec = codec_of(job.spec)
+        self._codec = codec_of(job.spec.records)
         self._due = due
         self._began_s = time.monotonic()
         self._lock = threading.Lock()  # guards `produced`

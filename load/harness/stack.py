@@ -24,8 +24,8 @@ from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
 from common.embedded.services import EmbeddedService, Kind
-from common.jobs.store import JobStore
-from common.runtime.connect import open_log
+from common.jobs.operations import JobOperations
+from common.kafka.opening import open_log
 
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
@@ -83,7 +83,7 @@ class Servers:
 
     def submit(self, spec: JobSpec) -> JobRecord:
         """Submit a job."""
-        with closing(JobStore(self.log)) as job_store:
+        with closing(JobOperations(self.log)) as job_store:
             return job_store.submit(spec)
 
     def close(self) -> None:
@@ -93,9 +93,9 @@ class Servers:
 
     def stop_jobs(self, *names: str) -> None:
         """Have jobs stopped that were measured."""
-        with closing(JobStore(self.log)) as job_store:
+        with closing(JobOperations(self.log)) as job_store:
             for name in names:
-                job_store.want(name, "stopped", "measured")
+                job_store.patch(name, "measured", wanted="stopped")
 
 
 class Process(Protocol):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.embedded.services import stop_all
 from common.kafka.names import plans_topic
+from common.kafka.opening import open_log
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_log
 from common.spot.connect import open_fleet
 from common.spot.market.market_file import load_market
 from common.spot.plans import decode_plan
@@ -205,7 +205,7 @@ def _watching(
                 status = job.board.get_leader_status()
                 unread.look(
                     now_s,
-                    ready=bool(job.board.alive()),
+                    ready=bool(job.board.heartbeats()),
                     read={} if status is None else status.claimed,
                     ends=log.ends(job.places),
                 )

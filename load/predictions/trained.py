@@ -10,14 +10,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.history import History
+from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
-from common.jobs.build import codec_of
 from common.jobs.models import heads_on_board
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.wire.messages import decode_audit
 from load.harness.counting import Aggregation, aggregated
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events
@@ -166,7 +166,7 @@ class Trained:
 
     def _write(self) -> None:
         """Write records at their rate until the end."""
-        values = codec_of(self._spec).encode(find_records(_CASE, None, seed=0))
+        values = codec_of(self._spec.records).encode(find_records(_CASE, None, seed=0))
         with closing(self._log.writer()) as writer:
             began, written = time.monotonic(), 0
             while not self._ended.wait(_TICK_S):

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 
 from common.collectives.port import TIMEOUT_S, Group, Peer
+from common.collectives.torch_group import TorchGroups, advertised
 from common.config.settings import Settings
 from common.errors import GroupError
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import is_finite
 from common.learning.slices import digest
 from common.learning.trainer import Trainer
-from common.runtime.connect import open_boards, open_groups
+from common.redis.boards import open_boards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,8 @@ class _Process:
     def __init__(self, redis: str, weights: int) -> None:
         torch.set_num_threads(1)
         settings = Settings(redis=redis)
-        self._groups = open_groups(settings, open_boards(settings).rendezvous("load"))
+        rendezvous = open_boards(settings).rendezvous("load")
+        self._groups = TorchGroups(advertised(settings), rendezvous)
         self._made: dict[str, Group] = {}
         self._gradient = np.full(weights, 1e-3, np.float32)
         self._sum = np.empty_like(self._gradient)

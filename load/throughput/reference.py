@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from common.core.worker_messages import Assigned
-from common.kafka.port import Bounds, Fetched, Log, StreamReader
+from common.core.spans import Assigned
+from common.kafka.port import Bounds, Fetched, StreamLog, StreamReader
 from load.harness.processor import Block, Processor
 from load.harness.stack import NotMeasuredError
 
@@ -76,7 +76,7 @@ class SingleConsumer:
 
     name = "one consumer that reads and decodes"
 
-    def __init__(self, log: Log, topic: str, codec: Codec) -> None:
+    def __init__(self, log: StreamLog, topic: str, codec: Codec) -> None:
         self._log = log
         self._topic = topic
         self._codec = codec

@@ -20,8 +20,8 @@ from joserfc import jwt
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
-from common.errors import OutsideError, UnavailableError, UserError, WireError
-from common.http.client import BoundedClient, decoded
+from common.errors import OutsideError, UnavailableError, UserError, WireError, decoded
+from common.http.client import BoundedClient
 from services.admin.limiter import Limiter
 
 if TYPE_CHECKING:
@@ -225,7 +225,8 @@ class Issuer:
             sub={"essential": True},
         )
         try:
-            decoded(_HEADER, base64.urlsafe_b64decode(token.partition(".")[0] + "=="))
+            header = base64.urlsafe_b64decode(token.partition(".")[0] + "==")
+            decoded(_HEADER.decode, header, "header")
             claims = jwt.decode(token, known.keys, algorithms=ALGORITHMS).claims
             registry.validate(claims)
             until_s = float(claims["exp"]) + LEEWAY_S
@@ -316,10 +317,8 @@ class Issuer:
             raise UserError("the OpenID Connect issuer did not take this sign-in: sign in again")
         if status != 200:
             raise self._strange(f"status {status}")
-        try:
-            return decoded(decoder, body)
-        except WireError as error:
-            raise self._strange(error) from error
+        what = f"{self._name} does not say what it should"
+        return decoded(decoder.decode, body, what, UnavailableError)
 
     def _strange(self, what: object) -> UnavailableError:
         return UnavailableError(f"{self._name} does not say what it should: {what}")

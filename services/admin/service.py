@@ -16,8 +16,8 @@ from starlette.requests import HTTPConnection  # noqa: TC002 -- FastAPI reads it
 from common.api.keys import KeyRecord
 from common.errors import NotFoundError, OutsideError, UserError
 from common.jobs.check import PATIENCE_S, built_apart, check_submission, unasked
+from common.jobs.operations import JobOperations
 from common.jobs.service import JobService
-from common.jobs.store import JobStore
 from common.jobs.watching import one_by_one
 from common.runtime.http_server import CONNECTIONS
 from common.spot.api import billing_of, check_market, market_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from common.jobs.servers import Outside
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.kafka.port import Log
+    from common.kafka.port import TransactionalLog
     from common.spot.theory.billing import Billing
     from services.admin.middleware.access import Caller
 
@@ -91,7 +91,7 @@ class AdminService:
         )
         self.watchdog = Watchdog(what="the event loop")
         self._lock = threading.Lock()
-        self._log: Log | None = None
+        self._log: TransactionalLog | None = None
         self.stores = Stores(self.log, clock)
         self.issuer = Issuer(self.settings, clock) if self.settings.oidc_issuer else None
         self._servers = Servers(outside, self.log, self.stores)
@@ -106,7 +106,7 @@ class AdminService:
         self.followers = Followers(sources, self.ending)
         self.checks = Checks(self._servers.asked(), reported=self.followers.outages)
 
-    def log(self) -> Log:
+    def log(self) -> TransactionalLog:
         """Kafka, opened when first wanted, shared by all threads.
 
         Raises:
@@ -156,12 +156,12 @@ class AdminService:
         """Do what takes too long to be a `write`, with a reader of the jobs topic of its own."""
 
         def acted() -> T:
-            with closing(JobStore(self.log(), self.clock)) as store:
+            with closing(JobOperations(self.log(), self.clock)) as store:
                 return act(self._jobs(store, caller))
 
         return await self.histories.run(acted)
 
-    def _jobs(self, store: JobStore, caller: Caller | None) -> JobService:
+    def _jobs(self, store: JobOperations, caller: Caller | None) -> JobService:
         by = store if caller is None else store.acting(caller)
         return JobService(by, self.outside, lambda record: check_given_back(record, self.log()))
 

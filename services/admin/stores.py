@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError, UnknownOutcomeError
-from common.jobs.store import JobRecord, JobStore
+from common.jobs.operations import JobOperations
 from common.kafka import names as topics
 from common.kafka.table import RESTORE
 from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
+    from common.jobs.store import JobRecord
     from common.kafka.port import Log
     from common.kafka.table import Unreadable
 
-    Order: TypeAlias = tuple[Callable[[JobStore], Any], Future[Any]] | None
+    Order: TypeAlias = tuple[Callable[[JobOperations], Any], Future[Any]] | None
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class Stores:
         self._end_asked = threading.Event()
         # True once no thread takes orders any more.
         self._ended = False
-        self._opened: tuple[JobStore, KeyStore] | None = None
+        self._opened: tuple[JobOperations, KeyStore] | None = None
         self._read = False
         self._away = ""
         self._refused = "", 0.0  # why the newest change was not made, and when
@@ -135,7 +136,7 @@ class Stores:
                 raise UnavailableError(self.unread)
             await asyncio.sleep(LOOK_S)
 
-    async def write(self, act: Callable[[JobStore], T]) -> T:
+    async def write(self, act: Callable[[JobOperations], T]) -> T:
         """Have a thread do something, and wait for it; what it changed is in `jobs` then.
 
         Raises:
@@ -192,7 +193,7 @@ class Stores:
         """
         if self._opened is None:
             log = self._open_log()
-            jobs, keys = JobStore(log, self._clock), KeyStore(log, self._clock)
+            jobs, keys = JobOperations(log, self._clock), KeyStore(log, self._clock)
             self._opened = jobs, keys
         jobs, keys = self._opened
         self._fold(jobs)
@@ -200,14 +201,14 @@ class Stores:
         if records is not self._records and records != self._records:
             self._records, self.keys = records, Keys(records.values())
         self._read = True
-        jobs.repair()
+        jobs.table.repair()
         keys.repair()
-        self.unreadable = jobs.unreadable
-        self.missing = {topics.JOBS: len(jobs.missing), topics.KEYS: len(keys.missing)}
+        self.unreadable = jobs.table.unreadable
+        self.missing = {topics.JOBS: len(jobs.table.missing), topics.KEYS: len(keys.missing)}
         self._away = ""
         self._end_asked.wait(NEWS_S)
 
-    def _fold(self, store: JobStore) -> None:
+    def _fold(self, store: JobOperations) -> None:
         """Take over what the jobs topic says.
 
         Raises:
@@ -237,7 +238,7 @@ class Stores:
             else:
                 asked.set_result(done)
 
-    def _jobs_store(self) -> JobStore:
+    def _jobs_store(self) -> JobOperations:
         if self._opened is None or not self._read:
             raise UnavailableError(self.unread)
         return self._opened[0]

@@ -14,7 +14,7 @@ from common.api.keys import KeyStore, Role
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, Kind
 from common.errors import UserError
-from common.runtime.connect import open_log
+from common.kafka.opening import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

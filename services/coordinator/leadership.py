@@ -39,6 +39,7 @@ from common.kafka.names import (
 from common.kafka.port import NewTopic
 from common.storage.snapshot_file import FoundSnapshot
 from services.coordinator.replies import SoundReplies
+from services.coordinator.streams import WatchedJob
 from services.coordinator.tails import (
     TopicTail,
     decoded_claims,
@@ -358,12 +359,11 @@ class Leadership:
         replies = partial(inbox.put_replies, inbox.leadership)
         job.replica.replies.follow(job.id, epoch, replies)
         job.replica.streams.follow(
-            job.id,
-            epoch,
-            job.record.first,
-            job.observer,
-            lambda reason: deliver(events.HoldRequired(reason)),
-            deliver,
+            WatchedJob(
+                *(job.id, epoch, job.record.first, job.observer),
+                lambda reason: deliver(events.HoldRequired(reason)),
+                deliver,
+            )
         )
 
     def stand_by(self) -> None:

@@ -67,7 +67,6 @@ class JobCoordinator:
         if first is None:
             raise AssertionError("nobody begins with a job that is gone")
         self._newest = record
-        self._record = first
         self.job = first.spec.name
         self._replica = replica
         self._log = replica.logger.bind(job=self.job)
@@ -142,9 +141,12 @@ class JobCoordinator:
 
     def _see_hold(self) -> None:
         """Pause once the hold is written, before any record is looked at: each is newer."""
-        if self._effects.ending.hold_written:
-            self._effects.ending.hold_written = False
+        ending = self._effects.ending
+        record, ending.hold_written = ending.hold_written, None
+        if record is not None:
             self._want("paused")
+            if record.wanted == "running":
+                self._want("running")
 
     def _see_workers(self) -> None:
         """Tell how busy they are, and K; log it when they have become too few for the mode."""
@@ -157,8 +159,9 @@ class JobCoordinator:
         if self._changes("left out", left_out):
             for worker, reason in sorted(left_out.items()):
                 self._log.warning("worker_left_out", worker=worker, reason=reason)
-        if self._changes("live", (live, self._record.revision)):
-            note = window_note(self._record.spec, live)
+        job = self._context.record
+        if self._changes("live", (live, job.revision)):
+            note = window_note(job.spec, live)
             if self._changes("window", note) and note:
                 self._log.warning("window_too_small", reason=note)
 
@@ -182,25 +185,26 @@ class JobCoordinator:
 
     def _follow(self, record: JobRecord | None) -> None:
         """Hear what the owner has made of the job."""
-        if record is self._record:
+        known = self._context.record
+        if record is known:
             return
-        if record is None or record.submitted_s != self._record.submitted_s:
+        if record is None or record.submitted_s != known.submitted_s:
             self._stopping = True  # one that was submitted at another time is another
             self._want("stopped")
             return
-        if record.revision != self._record.revision:
+        if record.revision != known.revision:
             self._log.info("job_changed", revision=record.revision)
             self._effects.models.change(record.spec)
             self.decide(events.SettingsChanged(protocol_settings(record)))
             if self.leads and (reason := self._effects.leadership.lacking):
                 self.decide(events.HoldRequired(reason))
-        self._record, self._measuring.spec = record, record.spec
-        if self._gave_up and record.wanted == "running" and self._request.wanted == "paused":
-            self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
+        self._context.record, self._measuring.spec = record, record.spec
         self._want(record.wanted)
 
     def _want(self, wanted: Wanted) -> None:
-        request = replace(request_of(self._record), wanted=wanted)
+        if self._gave_up and (self._request.wanted, wanted) == ("paused", "running"):
+            self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
+        request = replace(request_of(self._context.record), wanted=wanted)
         if request != self._request:
             self._request = request
             self.decide(request)

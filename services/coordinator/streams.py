@@ -20,12 +20,11 @@ from common.core.liveness import TURN
 from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, LogPositions, Positions, unused_number
 from common.core.spans import LogPosition, Partition
-from common.core.stability import necessary_load, sufficient_load
 from common.errors import DollError, UnknownTopicError
 from common.kafka.names import control_topic
 from common.telemetry.metrics.coordinator import StreamFigures
 from common.telemetry.outages import Outage
-from services.coordinator.needs import ArrivalMeter, DemandMeter
+from services.coordinator.needs import ArrivalMeter, DemandMeter, necessary_load, sufficient_load
 from services.coordinator.tails import missing
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def ratios(
     )
 
 
-class _Watched:
+class WatchedJob:
     """A job that is led.
 
     Args:
@@ -297,22 +296,14 @@ class StreamWatch:
         self._clock = clock
         self._used = used
         self._lock = threading.Lock()
-        self._watched = dict[str, _Watched]()
+        self._watched = dict[str, WatchedJob]()
         self._look_at = -inf  # at any
         self._look_at_all = -inf
 
-    def follow(
-        self,
-        job: str,
-        epoch: int,
-        first: Positions,
-        measuring: MetricsObserver,
-        lost: Callable[[str], None],
-        seen: Callable[[events.StreamsSeen], None],
-    ) -> None:
-        """Look after a job from its next turn on, until `forget`; see `_Watched`."""
+    def follow(self, watched: WatchedJob) -> None:
+        """Look after a job from its next turn on, until `forget`."""
         with self._lock:
-            self._watched[job] = _Watched(job, epoch, first, measuring, lost, seen)
+            self._watched[watched.job] = watched
 
     def forget(self, job: str) -> None:
         """It is led no longer."""
@@ -336,7 +327,7 @@ class StreamWatch:
         return self._clock() + PUBLISH_S
 
     def _publish_turns(
-        self, watched: list[_Watched], demands: list[JobDemand | None], now: float
+        self, watched: list[WatchedJob], demands: list[JobDemand | None], now: float
     ) -> None:
         """Tell jobs that wait for a worker at which jobs the workers are."""
         waiting = [
@@ -356,7 +347,7 @@ class StreamWatch:
     def close(self) -> None:
         """There is nothing of its own."""
 
-    def _look(self, watched: list[_Watched], now: float) -> None:
+    def _look(self, watched: list[WatchedJob], now: float) -> None:
         """Look at all, or at those that are not calm, and say when to look again."""
         used = self._used()
         self._look_at = now
@@ -367,7 +358,7 @@ class StreamWatch:
             self._look_at_ends(due, now)
         self._look_at += (self._used() - used) / SHARE
 
-    def _look_at_ends(self, due: list[_Watched], now: float) -> None:
+    def _look_at_ends(self, due: list[WatchedJob], now: float) -> None:
         """Tell jobs where their streams end."""
         try:
             ends = self._source.ends({partition for each in due for partition in each.first})
@@ -376,7 +367,7 @@ class StreamWatch:
             return
         self._saw(due, ends, now)
 
-    def _look_at_logs(self, watched: list[_Watched], now: float) -> None:
+    def _look_at_logs(self, watched: list[WatchedJob], now: float) -> None:
         """Tell each job the same, which partitions there are, and whether logs are what they were.
 
         Two requests for all of them, and one more where a log has records of a new leader epoch.
@@ -399,12 +390,12 @@ class StreamWatch:
         self._saw(watched, ends, now)
         self._compare(watched, leader_statuses, found, positions, now)
 
-    def _away(self, watched: list[_Watched], error: DollError, now: float) -> None:
+    def _away(self, watched: list[WatchedJob], error: DollError, now: float) -> None:
         self._outage.met(error)
         for each in watched:
             each.saw({}, now)
 
-    def _saw(self, watched: list[_Watched], ends: Positions, now: float) -> None:
+    def _saw(self, watched: list[WatchedJob], ends: Positions, now: float) -> None:
         self._outage.over()
         for each in watched:
             each.saw(ends, now)
@@ -412,7 +403,7 @@ class StreamWatch:
 
     def _compare(
         self,
-        watched: list[_Watched],
+        watched: list[WatchedJob],
         leader_statuses: list[LeaderStatus | None],
         found: Mapping[str, FoundTopic],
         positions: LogPositions,
@@ -443,7 +434,7 @@ class StreamWatch:
             if leader_status is not None and each.compare(leader_status, found, ends, own, now):
                 self._look_at_all = -inf
 
-    def _look_for_topics(self, watched: _Watched, ends: Positions) -> None:
+    def _look_for_topics(self, watched: WatchedJob, ends: Positions) -> None:
         """Tell a job that one of its streams was deleted, once two looks have found it so."""
         lacking = sorted({place.topic for place in watched.first.keys() - ends.keys()})
         suspected, watched.suspected = watched.suspected, False

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Batch, Drifted, Evaluated, ModelId
 from common.core.scores import ScoreWindow
+from common.kafka.schemas import open_registry
 from common.learning.errors import TaskError
-from common.runtime.connect import open_registry
 from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import ErrorWatch
 from services.evaluator.model_evaluator import ModelEvaluator, TestRecords

@@ -7,16 +7,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Partition, Span
+from common.data.codecs import codec_of
 from common.data.fields import Columns, DecodedColumns, concatenate
 from common.data.registered import RegisteredCodec
 from common.errors import ExpiredError, UnknownTopicError
-from common.jobs.build import codec_of, task_of
 from common.kafka.schemas import JobSchemas
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import per_record
-from common.learning.gradients import resolve_device
-from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
+from common.learning.parameters import FlatModel, resolve_device
+from common.learning.tasks import build_model, task_of
 from common.telemetry.logging import Changes, EventLogger
 from services.evaluator.drift import errors_of
 
@@ -98,7 +97,7 @@ class TestRecords:
     ) -> None:
         self._source = log
         self._spans = log.spans()
-        self._codec = codec_of(spec)
+        self._codec = codec_of(spec.records)
         self._schemas = JobSchemas(log, job, registry)
         self._topic = evaluation.stream
         self._most = evaluation.records

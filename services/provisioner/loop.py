@@ -262,7 +262,7 @@ class JobProvisioner:
     def _look_for_workers(self) -> None:
         as_of_s = time()
         with suppress(UnavailableError):  # the lease tells of it
-            members = frozenset[str](self._workers.alive())
+            members = frozenset[str](self._workers.heartbeats())
             self._inbox.put(events.HeartbeatsSeen(members, as_of_s))
 
     def _release_lease(self) -> None:

@@ -10,7 +10,7 @@ if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
 import sys
 import threading
 from contextlib import ExitStack, closing, suppress
-from functools import partial
+from functools import cache, partial
 from logging import getLogger
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,15 +18,19 @@ import torch
 
 from common.api.keys import KeyStore
 from common.config.program import command_line
+from common.data.codecs import codec_of
 from common.errors import UnavailableError, UnknownTopicError, UserError
-from common.jobs.build import codec_of
 from common.jobs.models import parse_version
+from common.jobs.servers import Outside
 from common.jobs.store import JobStore
-from common.kafka.schemas import JobSchemas
-from common.runtime.connect import connect, open_registry
-from common.runtime.http_server import HttpServer
-from common.runtime.listen import listen, url_of
+from common.kafka.opening import kafka_settings
+from common.kafka.schemas import JobSchemas, open_registry
+from common.kafka.stream import KafkaStreamLog
+from common.kafka.transactions import KafkaTransactionalLog
+from common.redis.board import open_board
+from common.runtime.http_server import HttpServer, listen, url_of
 from common.runtime.service import keep_imports, run
+from common.storage.port import open_blobs
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.metrics.serve import ServeMetrics
 from common.telemetry.outages import Outage
@@ -53,6 +57,10 @@ T = TypeVar("T")
 
 AGAIN_S = 0.5  # between attempts while Kafka is unavailable
 MOST_CONNECTIONS = 1000  # of all clients together, as many as may wait for the model
+
+
+class _KafkaAnswererLog(KafkaStreamLog, KafkaTransactionalLog):
+    """The `AnswererLog` port."""
 
 
 class _EndedError(Exception):
@@ -83,25 +91,29 @@ def _open(
     stack: ExitStack,
 ) -> None:
     """Open everything, and serve until told to end."""
-    job, settings, outside = arguments.job, process.settings, connect(process.settings)
+    job, settings = arguments.job, process.settings
+    open_log = cache(lambda: _KafkaAnswererLog(kafka_settings(settings, "doll")))
+    outside = Outside(
+        settings, open_log, partial(open_board, settings), partial(open_blobs, settings)
+    )
     logger = process.logger.bind(job=job)
-    record = _awaited(process, lambda: JobStore(outside.open_log()).get(job))
+    record = _awaited(process, lambda: JobStore(open_log()).get(job))
     models = [ServedModel(record.spec, settings, selector) for selector in selectors]
     model = models[0]
     metrics = ServeMetrics(lambda: model.number, model.behind_s)
-    schemas = JobSchemas(outside.open_log(), record.id, open_registry(settings))
+    schemas = JobSchemas(open_log(), record.id, open_registry(settings))
     inputs = inputs_of(record.spec, model, schemas)
     writer: PredictionWriter | None = None
     if topic := arguments.predictions:
         make = partial(PredictionWriter, topic=topic, job=job, metrics=metrics)
-        writer = _awaited(process, lambda: make(outside.open_log()))
+        writer = _awaited(process, lambda: make(open_log()))
         stack.callback(writer.close)
     faults = list[BaseException]()
     if arguments.source:
         route = Route(record.id, arguments.source, arguments.to)
         answerer = _awaited(
             process,
-            lambda: TopicAnswerer(outside.open_log(), route, model, inputs, arguments.name, logger),
+            lambda: TopicAnswerer(open_log(), route, model, inputs, arguments.name, logger),
         )
         stack.callback(answerer.close)
         thread = threading.Thread(
@@ -127,7 +139,7 @@ def _open(
     ]
     looks = [each.look for each in followers]
     if arguments.keys:
-        keys = stack.enter_context(closing(KeyStore(outside.open_log())))
+        keys = stack.enter_context(closing(KeyStore(open_log())))
         gate = KeyGate(keys, _awaited(process, keys.read), job, logger)
         app, looks = gate.before(app), [gate.look, *looks]
     _listen(app, process, stack)
@@ -142,7 +154,7 @@ def _open(
 def inputs_of(spec: JobSpec, model: ServedModel, schemas: JobSchemas) -> Inputs:
     """How requests become what a model reads."""
     fields, is_text = model.forward.fields, spec.records.codec == "json"
-    codec = codec_of(spec, [field.name for field in fields])
+    codec = codec_of(spec.records, [field.name for field in fields])
     return Inputs(fields, codec, schemas, is_text=is_text)
 
 

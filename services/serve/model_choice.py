@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from common.errors import DollError, NotFoundError
 from common.jobs.models import find_model, heads_on_board
 from common.learning.checkpoint import weights_in
-from common.storage.snapshot_file import from_bytes, in_hand
+from common.storage.snapshot_file import from_bytes
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import Changes, EventLogger
 from common.telemetry.outages import Outage
@@ -92,8 +92,7 @@ class Follower:
         better = self._is_better(best.snapshot)
         for data in self._board.snapshots(best.snapshot.by, whole=True) if better else ():
             saved = from_bytes(data)
-            found = weights_in(saved.trainer)
-            self._take(saved.snapshot, *found, in_hand(saved).title)
+            self._take(saved.snapshot, *weights_in(saved.trainer))
         self._model.confirm()
         return True
 
@@ -116,7 +115,7 @@ class Follower:
             return False
         kept = model.kept
         if self._model.alias != "newest" or self._is_better(kept.snapshot):
-            self._take(kept.snapshot, model.weights, model.layout, kept.title)
+            self._take(kept.snapshot, model.weights, model.layout)
         self._found = found
         self._model.confirm()
         return True
@@ -124,13 +123,13 @@ class Follower:
     def _is_better(self, snapshot: Snapshot) -> bool:
         return self._rank is None or snapshot.rank > self._rank
 
-    def _take(self, snapshot: Snapshot, weights: Vector, layout: Layout, title: str) -> None:
+    def _take(self, snapshot: Snapshot, weights: Vector, layout: Layout) -> None:
         """Serve a snapshot.
 
         Raises:
             CorruptError: If it is not this model's.
         """
-        version = Version(snapshot.made, title, snapshot.made_at_s or time())
+        version = Version(snapshot.made, snapshot.made_at_s or time())
         before = self._model.version
         self._model.load(version, weights, layout)
         self._rank = snapshot.rank

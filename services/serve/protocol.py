@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from common.data.fields import Columns, Field, concatenate
 from common.data.registered import RegisteredCodec
-from common.errors import UserError
+from common.errors import UserError, decoded
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -102,7 +102,6 @@ class Metadata(msgspec.Struct):
 
 
 _REQUEST = msgspec.json.Decoder(Request)
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Inputs:
@@ -137,10 +136,7 @@ class Inputs:
         Raises:
             UserError: If it is not one that this model can answer.
         """
-        try:
-            request = _REQUEST.decode(body)
-        except _MALFORMED as error:
-            raise UserError(f"not an inference request: {error}") from error
+        request = decoded(_REQUEST.decode, body, "not an inference request", UserError)
         given = {tensor.name: tensor for tensor in request.inputs}
         if self._is_text and RECORD in given:
             return self._decoded(given[RECORD]), request.id
@@ -170,11 +166,8 @@ class Inputs:
         count = data.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') // 2
         if tensor.shape not in ((count,), (count, 1)):
             raise UserError(f"input {RECORD!r}: must have {tensor.shape} texts, got {count:,}")
-        try:
-            values = [each.encode() for each in _RECORDS.decode(data)]
-        except _MALFORMED as error:
-            raise UserError(f"input {RECORD!r}: {error}") from error
-        columns, wrong = self.decode(values)
+        texts = decoded(_RECORDS.decode, data, f"input {RECORD!r}", UserError)
+        columns, wrong = self.decode([text.encode() for text in texts])
         for index, reason in wrong.items():
             raise UserError(f"record {index}: {reason}")
         return columns
@@ -207,10 +200,9 @@ def _column(field: Field, tensor: _Tensor | None) -> npt.NDArray[Any]:
     if shape[1:] != field.shape:
         raise UserError(f"input {field.name!r}: shape {shape}, expected (n, {field.shape})")
     _check_records(field.name, shape)
-    try:
-        numbers = _DATA[field.dtype].decode(_flat(tensor.data, shape))
-    except (*_MALFORMED, ValueError) as error:
-        raise UserError(f"input {field.name!r}: its data are not {datatype}: {error}") from error
+    what = f"input {field.name!r}: its data are not {datatype}"
+    decode = _DATA[field.dtype].decode
+    numbers = decoded(lambda data: decode(_flat(data, shape)), tensor.data, what, UserError)
     with np.errstate(over="ignore"):
         found = np.array(numbers, field.numpy_dtype).reshape(shape)
     if not np.isfinite(found).all():

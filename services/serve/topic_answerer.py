@@ -11,15 +11,22 @@ So a process that stood still for long is refused, and none of its answers is th
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from common.core.spans import Partition
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, Partition, Revoked
 from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
 from common.kafka.names import positions_topic
-from common.kafka.port import Log, LogRecord, NewRecord, NewTopic, Tail, Transactions
+from common.kafka.port import (
+    LogRecord,
+    NewRecord,
+    NewTopic,
+    StreamLog,
+    Tail,
+    TransactionalLog,
+    Transactions,
+)
 from common.kafka.read import records_of
 from common.learning.errors import TaskError
 from common.telemetry.outages import Outage
@@ -38,6 +45,10 @@ ROWS = 256  # of one transaction
 RETRY_S = 0.5
 _NEAR_END = 100  # offsets in which the last position lies: after each comes a transaction's marker
 _HEADER = "from"  # names the record that was answered
+
+
+class AnswererLog(StreamLog, TransactionalLog, Protocol):
+    """A `Log` that reads by groups, and writes by transactions."""
 
 
 class Route(NamedTuple):
@@ -74,7 +85,7 @@ class TopicAnswerer:
 
     def __init__(
         self,
-        log: Log,
+        log: AnswererLog,
         route: Route,
         model: ServedModel,
         inputs: Inputs,

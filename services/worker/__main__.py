@@ -24,15 +24,10 @@ from common.core.messages import WorkerId
 from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
-from common.runtime.connect import (
-    open_blobs,
-    open_boards,
-    open_groups,
-    open_log,
-    open_notices,
-    open_tracer,
-)
+from common.notices.ec2 import open_notices
 from common.runtime.service import keep_imports, run
+from common.runtime.traces import open_tracer
+from common.storage.port import open_blobs
 from common.storage.store import CheckpointStore
 from common.telemetry.metrics.registry import ProcessMetrics
 from common.telemetry.outages import Outage
@@ -45,7 +40,7 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.kafka.port import Log
+    from common.kafka.port import StreamLog
     from common.redis.port import Boards
     from common.runtime.service import ServiceProcess
     from common.telemetry.metrics.serving import Watchdog
@@ -78,13 +73,15 @@ def _work(only: str, process: ServiceProcess) -> None:
     process.serve_metrics(metrics)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
         if settings.device == "cuda":  # without a GPU here, no job can be worked for
-            from common.learning.gradients import resolve_device  # noqa: PLC0415 -- see above
+            from common.learning.parameters import resolve_device  # noqa: PLC0415 -- see above
 
             resolve_device(settings.device)
         process.logger.info("service_started")
         log = _opened(process, watchdog)
         if log is None:
             return
+        from common.redis.boards import open_boards  # noqa: PLC0415 -- a wrong command needs none
+
         boards = open_boards(settings)
         selector = JobSelector(
             SelectingWorker(process.name, only, (*BUILT_IN_TASKS, *settings.tasks)),
@@ -140,7 +137,7 @@ def _select(selector: JobSelector, leaving: threading.Event, faults: list[BaseEx
 def _work_for(
     job: JobRecord,
     selector: JobSelector,
-    log: Log,
+    log: StreamLog,
     boards: Boards,
     process: ServiceProcess,
     observers: Observers,
@@ -192,25 +189,28 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
     Raises:
         UserError: If the settings name no object storage, or an address that others cannot reach.
     """
-    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- see above
+    from common.collectives.torch_group import TorchGroups, advertised  # noqa: PLC0415 -- see above
+    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- likewise
 
     origin, among = job.origin, spec.aggregation
     transport = "gloo" if among is None else among.transport
     return GroupAccess(
-        open_groups(settings, boards.rendezvous(job.id), transport),
+        TorchGroups(advertised(settings), boards.rendezvous(job.id), transport),
         CheckpointStore(open_blobs(settings), job.id),
         "" if origin is None else origin.sha256,
         min(LEAVE_S, settings.leave_s),
     )
 
 
-def _opened(process: ServiceProcess, watchdog: Watchdog) -> Log | None:
+def _opened(process: ServiceProcess, watchdog: Watchdog) -> StreamLog | None:
     """Kafka; None where the process is told to end before it can be had."""
+    from common.kafka.stream import open_stream_log  # noqa: PLC0415 -- a wrong command needs none
+
     outage = Outage(process.logger, "kafka")
     while not process.stopping.is_set():
         watchdog.beat()
         try:
-            log = open_log(process.settings, process.name)
+            log = open_stream_log(process.settings, process.name)
         except UnavailableError as error:
             outage.met(error)
             _loaded(process.settings.threads or 1)  # meanwhile

@@ -39,7 +39,6 @@ from common.core.order_queue import Assignments
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
-from common.storage.states import stored_state
 from services.worker.effects.weights import StateUploader, WeightsSharer
 from services.worker.held import Formed
 from services.worker.traffic import LIFE_BITS, TrafficCounter, counted
@@ -484,7 +483,7 @@ class GroupLoop:
         """What the job begins with, or what a member has stored."""
         checkpoints, origin = self._access.checkpoints, self._access.origin
         if made != GENESIS:
-            return stored_state(checkpoints, made), 0
+            return checkpoints.state(made), 0
         return checkpoints.origin(origin) if origin else b"", self._member.life
 
     def _receive(self, pair: Group) -> tuple[bytes, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from msgspec import UNSET
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from common.learning.trainer import Trainer
 
 Gradients: TypeAlias = Sequence[tuple["Vector", int]]  # and their samples
+HeldWeights: TypeAlias = "HeldWhole | HeldSlices"
 
 
 @dataclass(slots=True)
@@ -49,60 +50,6 @@ class Formed:
     def members(self) -> tuple[Member, ...]:
         """In order of their ranks."""
         return self.membership.members
-
-
-class HeldWeights(Protocol):
-    """One member's numbers."""
-
-    def weights(self) -> memoryview:
-        """The weights' bytes, not copied."""
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a result is in hand, which `apply` may take at any time."""
-
-    def add_own(self, vector: Vector, samples: int) -> None:
-        """Add a gradient before members enter; only while no result is in hand."""
-
-    def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
-        """Do what all members do together; a result in hand is none any more.
-
-        Raises:
-            GroupError: If the group breaks, or others have added to another update.
-            NotFiniteError: If the sum is not finite.
-        """
-
-    def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
-        """What came of it: digest and |sum|^2, where that is asked for.
-
-        Raises:
-            NotFiniteError: As `add_up` does.
-        """
-
-    def apply(self) -> None:
-        """The result counts."""
-
-    def settle(self) -> None:
-        """Look at what counts now, if no result is in hand; gradients are computed meanwhile."""
-
-    def snapshot(self, slices: Slices) -> bytes:
-        """Copy all that another takes over."""
-
-    def stored(self, slices: Slices) -> bytes:
-        """Copy what is put into storage."""
-
-    def model(self) -> bytes:
-        """Copy the weights alone."""
-
-    def restore(self, data: bytes, slices: Slices) -> None:
-        """Take over what another has copied or stored.
-
-        Raises:
-            CorruptError: If it is nothing such.
-        """
-
-    def adopt(self, other: HeldWeights, slices: Slices) -> None:
-        """Take over slices of the version that is held from other numbers of it."""
 
 
 class _OwnSum:
@@ -170,7 +117,11 @@ class HeldWhole:
         self._own.add(vector, samples)
 
     def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
-        """Sum all gradients."""
+        """Sum all gradients; a result in hand is none any more.
+
+        Raises:
+            GroupError: If the group breaks, or others have added to another update.
+        """
         self._reduce = None
         counts = self._sum[-2:]
         counts[:] = self._own.take(mine), 1
@@ -180,7 +131,11 @@ class HeldWhole:
         _check_samples(samples, members, reduce, formed)
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
-        """The digest of the sum, and of the weights that it is to be applied to."""
+        """The digest of the sum, and of the weights that it is to be applied to.
+
+        Raises:
+            NotFiniteError: If the sum is not finite.
+        """
         total = self._sum[:-2]
         if not is_finite(total):
             raise NotFiniteError("the gradient", None)
@@ -253,7 +208,12 @@ class HeldSlices:
         self._own.add(vector, samples)
 
     def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
-        """Send gradients to the owners of their slices, step what is owned, have all weights."""
+        """Send gradients to the owners of their slices, step what is owned, have all weights.
+
+        Raises:
+            GroupError: If the group breaks, or others have added to another update.
+            NotFiniteError: If the sum is not finite.
+        """
         self._pending = False
         trainer, membership = self._trainer, formed.membership
         owners, rank = membership.owners or (), formed.rank

@@ -12,15 +12,18 @@ from msgspec import UNSET
 
 from common.core.settings import WorkerSettings, slices_of
 from common.core.worker import Worker
+from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
-from common.jobs.build import codec_of, sliced_trainer_of, task_of, trainer_of
+from common.jobs.build import parts_of
 from common.kafka.names import group_name
-from common.kafka.schemas import JobSchemas
+from common.kafka.schemas import JobSchemas, open_registry
 from common.learning.checkpoint import digest_of
-from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.gradients import GradientComputer
 from common.learning.optimizers import STATE_NAMES
-from common.learning.tasks import build_model
-from common.runtime.connect import open_registry
+from common.learning.parameters import resolve_device
+from common.learning.sliced_trainer import SlicedTrainer
+from common.learning.tasks import build_model, task_of
+from common.learning.trainer import Trainer
 from common.telemetry.metrics.serving import Watchdog
 from common.telemetry.metrics.worker import WorkerMetrics
 from common.telemetry.outages import Outage
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from common.core.messages import Tier, WorkerId
     from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
-    from common.kafka.port import Log
+    from common.kafka.port import StreamLog
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
@@ -97,7 +100,7 @@ class JobWorker:
         worker: WorkerId,
         job: JobRecord,
         settings: Settings,
-        log: Log,
+        log: StreamLog,
         board: Board,
         observers: Observers,
         logger: EventLogger,
@@ -118,7 +121,7 @@ class JobWorker:
             autocast=spec.autocast,
             reduction=spec.reduction,
         )
-        codec, schemas = codec_of(spec), None
+        codec, schemas = codec_of(spec.records), None
         if isinstance(codec, RegisteredCodec):
             found = JobSchemas(log, job.id, open_registry(settings))
             schemas = SchemaFinder(codec, found, self._log)
@@ -312,7 +315,5 @@ class JobWorker:
 
 
 def _held(spec: JobSpec, settings: Settings, slices: int) -> HeldWeights:
-    made_by = spec, settings.tasks
-    if not slices:
-        return HeldWhole(trainer_of(*made_by)())
-    return HeldSlices(sliced_trainer_of(*made_by, slices)())
+    parts = parts_of(spec, settings.tasks)
+    return HeldSlices(SlicedTrainer(*parts, count=slices)) if slices else HeldWhole(Trainer(*parts))

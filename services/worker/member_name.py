@@ -16,8 +16,9 @@ import msgspec
 
 from common.core.messages import WorkerId
 from common.core.spans import Partition
-from common.errors import FutureFormatError, UnknownTopicError, WireError
+from common.errors import UnknownTopicError
 from common.kafka.names import plans_topic
+from common.kafka.read import decoded
 from common.wire.messages import MessageCodec
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
     worker: str = ""
 
 
-_RECORD = MessageCodec("plan", msgspec.json.Decoder(SlotRecord), lambda _: None)
+SLOT_RECORD = MessageCodec("plan", msgspec.json.Decoder(SlotRecord), lambda _: None)
 
 
 @dataclass(slots=True)
@@ -135,25 +136,10 @@ def await_member_name(
     with closing(log.tail(plans, bounds.start)) as tail:
         while stays():
             for record in tail.read(READ_RECORDS, READ_S):
-                ledger.feed(record.offset, decode(record.value))
+                ledger.feed(record.offset, decoded(SLOT_RECORD.decode, record))
             machine = ledger.own
             if machine is None and tail.position() >= bounds.end:
                 return WorkerId(name)  # an order stands there before its machine is asked for
             if machine is not None and machine.has_slot:
                 return WorkerId(machine.worker)
     return None
-
-
-def decode(value: bytes | None) -> SlotRecord | None:
-    """Read a record of the plans topic; None if it does not parse.
-
-    Raises:
-        FutureFormatError: If a newer program wrote it.
-    """
-    try:
-        record: SlotRecord = _RECORD.decode(value or b"")
-    except FutureFormatError:
-        raise
-    except WireError:
-        return None
-    return record

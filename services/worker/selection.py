@@ -197,7 +197,7 @@ class JobSelector:
                 self._job = ""  # stopped, deleted, or another of its name
             self._jobs = known
         for name, record in known.items():
-            task = _task_of(record)
+            task = record.spec.task_name
             if task not in self._me.tasks and name not in self._left:
                 self._left.add(name)
                 reason = f"its task {task} is not in DOLL_TASKS here"
@@ -210,7 +210,7 @@ class JobSelector:
                 weight=record.spec.weight,
                 runs=record.wanted == "running",
                 most_workers=len(record.first),
-                task=_task_of(record),
+                task=record.spec.task_name,
             )
             for name, record in self._jobs.items()
         }
@@ -286,7 +286,3 @@ class JobSelector:
 
 def _free() -> bool:
     return False
-
-
-def _task_of(record: JobRecord) -> str:
-    return record.spec.task.name or record.spec.task.entrypoint or ""

@@ -22,7 +22,9 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.kafka.log import KafkaLog
 from common.kafka.memory import MemoryLog
-from common.kafka.port import NewTopic
+from common.kafka.port import NewTopic, StreamLog, TransactionalLog
+from common.kafka.stream import KafkaStreamLog
+from common.kafka.transactions import KafkaTransactionalLog
 from tests.servers import configure
 
 if TYPE_CHECKING:
@@ -40,11 +42,19 @@ _PREFETCH_KB = 1_024  # little, so that some thousand records do not fit
 _ids = count()
 
 
+class FullLog(StreamLog, TransactionalLog, Protocol):
+    """All that a `Log` can be asked for."""
+
+
+class KafkaFullLog(KafkaStreamLog, KafkaTransactionalLog):
+    """Likewise, of Kafka."""
+
+
 class Rig(Protocol):
     """A log and what happens to one from outside."""
 
     @property
-    def log(self) -> Log:
+    def log(self) -> FullLog:
         """The port."""
 
     @property
@@ -144,7 +154,7 @@ class KafkaRig:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self.log = KafkaLog(settings)
+        self.log = KafkaFullLog(settings)
         self.writer = self.log.writer()
 
     @cached_property
@@ -294,12 +304,12 @@ class ApacheRig(KafkaRig):
 # A member in a process of its own, because only a process can die without leaving its group.
 _DOOMED = """\
 import sys
-from common.kafka.log import KafkaLog
+from common.kafka.stream import KafkaStreamLog
 from common.kafka.settings import KafkaSettings
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned
 bootstrap, protocol, group, topic = sys.argv[1:]
 settings = KafkaSettings(bootstrap, group_protocol=protocol, session_timeout_ms=1500)
-reader = KafkaLog(settings).stream(group, [topic], "doomed")
+reader = KafkaStreamLog(settings).stream(group, [topic], "doomed")
 while True:
     if any(isinstance(event, Assigned) for event in reader.poll(1, 0.1)):
         print("joined", flush=True)

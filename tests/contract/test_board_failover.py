@@ -14,7 +14,7 @@ from common.embedded.redis import EmbeddedRedis
 from common.errors import OutsideError, UnavailableError
 from common.redis.board import RedisBoard
 from load.harness.proxy import Network
-from tests.contract.board_fixtures import WORKER, leader_status
+from tests.contract.board_fixtures import WORKER, leader_status, statuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,7 +103,7 @@ def test_a_server_that_refuses_for_a_while_is_away_and_then_works_again(
             attempt()
     REFUSALS[name].end(admin)
     board.beat(WORKER, "alive", 60.0)
-    assert board.alive() == {WORKER: "alive"}
+    assert statuses(board) == {WORKER: "alive"}
     board.put_leader_status(leader_status(3))
     found = board.get_leader_status()
     assert found is not None
@@ -151,7 +151,7 @@ def test_behind_the_address_of_a_server_that_became_a_replica_the_new_one_is_fou
                 board.beat(WORKER, "alive", 60.0)
             board.beat(WORKER, "alive", 60.0)
             other = RedisBoard(second.url, JOB)
-            assert other.alive() == {WORKER: "alive"}  # its connection moved, too
+            assert statuses(other) == {WORKER: "alive"}  # its connection moved, too
             other.close()
         board.close()
 
@@ -179,10 +179,10 @@ def test_a_server_that_is_flushed_is_an_empty_one(board: RedisBoard, admin: redi
     board.put_leader_status(leader_status(1))
     board.beat(WORKER, "alive", 60.0)
     admin.flushall()
-    assert board.alive() == {}
+    assert statuses(board) == {}
     assert not board.put_leader_status(leader_status(2))
     board.beat(WORKER, "alive", 60.0)
-    assert board.alive() == {WORKER: "alive"}
+    assert statuses(board) == {WORKER: "alive"}
 
 
 @pytest.mark.redis

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, Revoked
 from common.errors import OutsideError
 from common.kafka.port import Fetched, NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually, on_kafka
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from common.core.spans import Partition
-    from common.kafka.port import Log, Writer
+    from common.kafka.port import StreamLog, Writer
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
@@ -29,7 +29,7 @@ class Member:
 
     def __init__(
         self,
-        log: Log,
+        log: StreamLog,
         topic: str,
         name: str,
         frontier: dict[Partition, int],
@@ -63,7 +63,7 @@ class Member:
 class Company:
     """A topic that is written to, and the members of its group, stepped in turn."""
 
-    def __init__(self, log: Log, topic: str) -> None:
+    def __init__(self, log: StreamLog, topic: str) -> None:
         log.create_topics([NewTopic(topic, _PARTITIONS)])
         self._log = log
         self._topic = topic

@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.spans import LogPosition, Partition
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, LogPosition, Partition
 from common.kafka.epochs import TopicsQuestion
 from common.kafka.port import Bounds, Fetched, LogEndReached, LogTruncated, NewTopic, OutOfRange
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled
 
 if TYPE_CHECKING:
-    from common.kafka.port import Log, StreamEvent, StreamReader
+    from common.kafka.port import StreamEvent, StreamLog, StreamReader
     from tests.contract.log_fixtures import Rig
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 
 
-def joined(log: Log, topic: str) -> StreamReader:
+def joined(log: StreamLog, topic: str) -> StreamReader:
     """The only member of a new group, with all partitions of a topic, none of them placed."""
     reader = log.stream(f"{topic}-group", [topic], "alone")
     owned: set[Partition] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.errors import UnavailableError
-from common.notices.port import Notice
+from common.notices.ec2 import Notice
 
 
 class MemoryNotices:
@@ -11,26 +11,22 @@ class MemoryNotices:
 
     def __init__(self) -> None:
         self.looks = 0  # how often somebody looked
-        self.rejected = 0
         self._away = False
         self._interruption: Notice | None = None
-        self._nonsense = False
 
     def look(self) -> Notice | None:
         self.looks += 1
         if self._away:
             raise UnavailableError("the provider does not answer")
-        if self._nonsense:
-            self.rejected += 1
         return self._interruption
 
     def interrupt(self, at_s: float, action: str = "terminate") -> None:
         """Give notice: the machine goes then."""
-        self._interruption, self._nonsense = Notice(at_s, action), False
+        self._interruption = Notice(at_s, action)
 
     def talk_nonsense(self) -> None:
         """Say something that is no notice, where an interruption would stand."""
-        self._interruption, self._nonsense = None, True
+        self._interruption = None
 
     def go_away(self) -> None:
         """Answer no more."""

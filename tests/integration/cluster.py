@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.embedded.control import EmbeddedControl
+from common.data.codecs import codec_of
 from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
-from common.jobs.build import codec_of
+from common.jobs.job_file import parse_job
+from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import purge
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
-from common.runtime.connect import connect, open_blobs, open_log
+from common.kafka.embedded import EmbeddedControl
+from common.kafka.opening import open_log
+from common.runtime.connect import connect
+from common.storage.port import open_blobs
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
 from services.cli.local import open_page
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.audit import Audit
-    from common.core.losses import ReadFrom
-    from common.core.messages import LeaderStatus, Vector, Wanted
+    from common.core.messages import LeaderStatus, ReadFrom, Vector, Wanted
     from common.jobs.edit import Value
     from common.jobs.purge import Remains
     from common.jobs.store import JobRecord
@@ -133,7 +134,7 @@ class Cluster:
         self._counting = CountingJob(spec, settings, self.log, partitions=2)
         self.board = self._counting.board
         self._writer = self.log.writer()
-        self._job_store = JobStore(self.log)
+        self._job_store = JobOperations(self.log)
         self._produced = 0
 
     def start(self, service: str, name: str, job: str = "", **settings: object) -> None:
@@ -197,7 +198,7 @@ class Cluster:
     def _all_stopped(self) -> bool:
         for job, record in self._job_store.read().items():
             if record.wanted != "stopped":
-                self._job_store.want(job, "stopped", "the test is over")
+                self._job_store.patch(job, "the test is over", wanted="stopped")
         return True
 
     def said(self, name: str) -> str:
@@ -213,7 +214,7 @@ class Cluster:
         """Write the next ids, spread over all partitions; some records beside them are garbage."""
         ids = np.arange(self._produced, self._produced + count)
         for number, value in zip(
-            ids.tolist(), codec_of(self.spec).encode({"id": ids}), strict=True
+            ids.tolist(), codec_of(self.spec.records).encode({"id": ids}), strict=True
         ):
             place = number % 4
             stream, partition = self.streams[place // 2], place % 2
@@ -227,7 +228,7 @@ class Cluster:
         """Write these ids to one stream, of two partitions, or to one of them."""
         log = open_log(self.settings)  # a producer that knows nothing of what was before
         writer = log.writer()
-        values = codec_of(self.spec).encode({"id": np.array(ids)})
+        values = codec_of(self.spec.records).encode({"id": np.array(ids)})
         for number, value in enumerate(values):
             writer.append(stream, value, partition=number % 2 if partition is None else partition)
         assert writer.flush(30.0)
@@ -244,7 +245,7 @@ class Cluster:
 
     def want(self, wanted: Wanted) -> None:
         """Stop or resume the job."""
-        self._job_store.want(self.job, wanted, "the test says so")
+        self._job_store.patch(self.job, "the test says so", wanted=wanted)
 
     def purge(self) -> Remains:
         """Make the job's name free."""
@@ -259,11 +260,13 @@ class Cluster:
 
     def resume_after_loss(self, read_from: ReadFrom = "") -> None:
         """Let the job go on after it was held for a loss."""
-        self._job_store.resume_after_loss(self.job, "the test says so", read_from=read_from)
+        self._job_store.patch(
+            self.job, "the test says so", after_loss=AfterLoss(read_from=read_from)
+        )
 
     def change(self, **changed: Value) -> None:
         """Change settings of the job while it runs."""
-        self._job_store.change(self.job, changed, "the test says so")
+        self._job_store.patch(self.job, "the test says so", changed=changed)
 
     def bootstrap(self) -> str:
         """Kafka's address, for a plain client."""

@@ -15,8 +15,8 @@ from common.api.keys import KeyStore
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService
 from common.embedded.stack import EmbeddedStack
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_log
 from services.admin.routes.requests import JOB
 from tests.certificates import Authority
 

@@ -14,9 +14,9 @@ import pytest
 from common.api.keys import KeyStore
 from common.embedded.process import free_port
 from common.errors import ConflictError
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from common.kafka.names import JOBS, KEYS
-from common.runtime.connect import open_log
+from common.kafka.opening import open_log
 from tests.integration.cluster import Cluster, await_condition
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
             lambda: all(job.version() > before for job, before in zip(jobs, versions, strict=True)),
             "running services continue",
         )
-        with closing(JobStore(log)) as job_store, pytest.raises(ConflictError) as refused:
+        with closing(JobOperations(log)) as job_store, pytest.raises(ConflictError) as refused:
             job_store.submit(first.spec)
         assert "bring the records back with `doll restore FILE`" in str(refused.value)
         assert "--purge" not in str(refused.value)
@@ -118,7 +118,7 @@ def test_jobs_and_keys_that_kafka_lost_come_back_from_a_backup(
         restored = doll(settings, "restore", file)
         assert restored.returncode == 0, restored.stderr
         await_condition(lambda: readiness(api) == "", "the admin service is ready again")
-        with closing(JobStore(log)) as job_store:
+        with closing(JobOperations(log)) as job_store:
             assert [job_store.get(name) for name in NAMES] == records
 
     answer = api.patch(f"/v1/jobs/{first.job}", json={"group_size": 3, "reason": "a test"})

@@ -15,8 +15,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from common.config.settings import Settings
-from common.jobs.build import codec_of
-from common.jobs.spec import parse_job
+from common.data.codecs import codec_of
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, JobStore
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.testing.counting import ENTRYPOINT
@@ -97,7 +97,7 @@ class World:
 
     def values(self, name: str, count: int) -> list[bytes]:
         """The first records of a job, as a producer writes them."""
-        return codec_of(self.jobs[name].record.spec).encode({"id": np.arange(count)})
+        return codec_of(self.jobs[name].record.spec.records).encode({"id": np.arange(count)})
 
     def produce(self, name: str, values: list[bytes]) -> None:
         """Write to a job's stream as somebody else's producer does."""

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from common.config.settings import Settings
-from common.jobs.build import codec_of
-from common.jobs.spec import parse_job
+from common.data.codecs import codec_of
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobStore
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob
@@ -101,7 +101,7 @@ def submitted(
 def produce(cluster: Cluster, job: CountingJob, begin: int, end: int) -> None:
     """Write records with ids from `begin` to `end`."""
     writer = cluster.log.writer()
-    values = codec_of(job.record.spec).encode({"id": np.arange(begin, end)})
+    values = codec_of(job.record.spec.records).encode({"id": np.arange(begin, end)})
     for number, value in enumerate(values):
         writer.append(f"{job.name}-a", value, partition=number % len(job.places))
     assert writer.flush(30.0)

@@ -17,8 +17,8 @@ from common.embedded.services import EmbeddedService, environment_of, stop_all
 from common.embedded.stack import EmbeddedStack
 from common.jobs.store import JobStore
 from common.kafka.names import control_topic, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_log
 from common.wire.messages import decode_audit, decode_claim
 from services.cli import exits
 from tests.integration.cluster import await_condition, served

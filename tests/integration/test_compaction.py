@@ -18,7 +18,7 @@ from confluent_kafka.admin._resource import ResourceType
 from common.config.settings import Settings
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Partition, Span, address_of
-from common.jobs.build import codec_of
+from common.data.codecs import codec_of
 from common.kafka.names import control_topic
 from common.wire import messages as wire
 from tests.contract.log_fixtures import everything
@@ -42,7 +42,7 @@ CLAIMED, OVERWRITTEN, NEW = 16, 4, 40  # records of the first partition
 def produce(cluster: Cluster, place: Partition, keys: Mapping[int, str]) -> None:
     """Records of these ids under these keys."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap(), "log_level": 2})
-    values = codec_of(cluster.spec).encode({"id": np.array(list(keys))})
+    values = codec_of(cluster.spec.records).encode({"id": np.array(list(keys))})
     for value, key in zip(values, keys.values(), strict=True):
         producer.produce(place.topic, value, key, place.index)
     assert producer.flush(PATIENCE_S) == 0

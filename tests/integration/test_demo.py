@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from common.config.settings import read_settings
-from common.jobs.build import codec_of
+from common.data.codecs import codec_of
 from common.kafka import names as topics
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob, counting_job
@@ -302,7 +302,7 @@ def test_task_that_ends_its_process_ends_no_stack_and_no_other_job(
             partitions=1,
         )
         with closing(innocent.log.writer()) as writer:
-            for value in codec_of(spec).encode({"id": np.arange(8)}):
+            for value in codec_of(spec.records).encode({"id": np.arange(8)}):
                 writer.append("dying-a", value, partition=0)
             assert writer.flush(END_S)
         await_condition(lambda: len(dying.audit().quarantined) == 1, "the batch is quarantined")

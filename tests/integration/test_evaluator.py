@@ -10,18 +10,19 @@ import pytest
 
 from common.core.audit import audit
 from common.core.messages import Drifted, Evaluated, ModelId
+from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
-from common.jobs.build import codec_of, task_of
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.names import control_topic, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
-from common.runtime.connect import open_board, open_log
+from common.learning.tasks import build_model, task_of
+from common.redis.board import open_board
 from common.wire.messages import decode_audit, decode_claim
 from tests.integration.cluster import await_condition
 
@@ -71,7 +72,7 @@ class Training:
         self.log = open_log(settings)
         for stream in (*self.streams, f"{name}-held-out"):
             self.log.create_topics([NewTopic(stream)])
-        with closing(JobStore(self.log)) as job_store:
+        with closing(JobOperations(self.log)) as job_store:
             self.first = job_store.submit(self.spec).first
         self.board = open_board(settings, name)
         self._writer = self.log.writer()
@@ -91,8 +92,8 @@ class Training:
 
     def close(self) -> None:
         """End all processes, and the job."""
-        with closing(JobStore(self.log)) as job_store:
-            job_store.want(self.spec.name, "stopped", "the test is over")
+        with closing(JobOperations(self.log)) as job_store:
+            job_store.patch(self.spec.name, "the test is over", wanted="stopped")
         stop_all([each for each in self._services if each.exit_code is None])
         self._writer.close()
         self.board.close()
@@ -128,7 +129,7 @@ class Training:
         return {"features": features, "label": 1 - label if turned else label}
 
     def _write(self, topic: str, columns: Columns) -> None:
-        for value in codec_of(self.spec).encode(columns):
+        for value in codec_of(self.spec.records).encode(columns):
             self._writer.append(topic, value)
         assert self._writer.flush(30.0)
 

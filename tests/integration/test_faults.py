@@ -113,7 +113,7 @@ def test_a_leader_and_a_worker_that_slept_through_a_purge_count_for_nothing_afte
     await_condition(lambda: cluster.version() >= 3, "three updates of the second")
     for name in ("c1", "w1"):
         cluster.thaw(name)
-    await_condition(lambda: "w1" in cluster.board.alive(), "w1 works for the second")
+    await_condition(lambda: "w1" in cluster.board.heartbeats(), "w1 works for the second")
     cluster.produce(1000)
     assert_each_record_counts_once(cluster, 2000)
     assert cluster.ended() == []

@@ -12,19 +12,20 @@ import pytest
 import torch
 from msgspec import UNSET
 
-from common.config.aggregation import SLICES as SLICES_OF_ALL
+from common.config.synchronisation import SLICES as SLICES_OF_ALL
 from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
+from common.data.codecs import codec_of
 from common.embedded.process import Child
-from common.jobs.build import codec_of, task_of, trainer_of
+from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.jobs.models import on_board
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from common.kafka.names import updates_topic
+from common.kafka.opening import open_log
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
-from common.learning.tasks import build_model
-from common.runtime.connect import open_log
+from common.learning.tasks import build_model, task_of
 from common.wire import messages as wire
 from load.harness.counting import CountingJob
 from tests.integration.cluster import await_condition
@@ -171,7 +172,7 @@ aggregation: {mode: group}
     }
     job = CountingJob(spec, settings, log, partitions=2)
     with closing(log.writer()) as writer:
-        for number, value in enumerate(codec_of(spec).encode(records)):
+        for number, value in enumerate(codec_of(spec.records).encode(records)):
             writer.append("tables-a", value, partition=number % 2)
         assert writer.flush(30.0)
     environment = {**os.environ, **settings.model_copy(update={"threads": 1}).environ()}
@@ -184,7 +185,7 @@ aggregation: {mode: group}
         await_condition(lambda: len(job.audit().updates) == 12, "twelve updates")
         found = job.weights(job.audit())
         # The coordinator writes the end after the last update.
-        with closing(JobStore(log)) as job_store:
+        with closing(JobOperations(log)) as job_store:
             await_condition(lambda: job_store.read()["tables"].wanted == "stopped", "it has ended")
 
     task = task_of(spec, ())
@@ -224,8 +225,8 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
 
 
 def switch(cluster: Cluster, **aggregation: str) -> None:
-    with closing(open_log(cluster.settings)) as log, closing(JobStore(log)) as job_store:
-        job_store.change(cluster.job, {"aggregation": {**aggregation}}, "test")
+    with closing(open_log(cluster.settings)) as log, closing(JobOperations(log)) as job_store:
+        job_store.patch(cluster.job, "test", changed={"aggregation": {**aggregation}})
 
 
 def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:

@@ -17,13 +17,13 @@ import pytest
 
 from common.config.settings import Settings
 from common.data.digits import load_digits
-from common.embedded.control import embedded_settings
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, environment_of
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import ProvisioningSpec, job_from_json
+from common.kafka.embedded import embedded_settings
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_log
 from common.spot.market.market_file import (
     Ec2Provider,
     Market,

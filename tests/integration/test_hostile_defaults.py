@@ -15,9 +15,9 @@ from common.config.settings import Settings
 from common.core.spans import Partition
 from common.embedded.apache_kafka import ApacheKafka
 from common.kafka.names import JOBS, control_topic, dead_letter_topic, differences, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.table import table_topic
-from common.runtime.connect import open_log
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import Cluster, await_condition
 from tests.servers import configure, kafka_jars

@@ -17,8 +17,8 @@ import httpx2
 import pytest
 
 from common.embedded.process import free_port
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_log
 from services.admin.routes.requests import JOB
 from tests.dockerfiles import DOCKERFILE
 from tests.integration.cluster import await_condition

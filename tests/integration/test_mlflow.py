@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
+from msgspec.structs import replace
 
 from common.config.settings import Settings
 from common.embedded.process import free_port
@@ -170,7 +171,7 @@ def test_server_that_is_killed_gets_everything_once_and_its_own_client_finds_it(
         pass
     tracked.learn(4)
     assert tracked.record is not None
-    tracked.record = tracked.record._replace(wanted="stopped", finished=True)
+    tracked.record = replace(tracked.record, wanted="stopped", finished=True)
     while tracked.begun[-1].turn() is not None:
         pass
 

@@ -17,12 +17,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from common.config.settings import read_settings
-from common.core.spans import Partition
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Partition
 from common.errors import ForbiddenError, OutsideError, UnavailableError
-from common.kafka.log import KafkaLog
+from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import kafka_settings, open_log
+from common.kafka.stream import KafkaStreamLog, open_stream_log
 from tests.certificates import Authority
 from tests.integration.test_security import acls_of, rights
 from tests.integration.token_issuer import token_issuer
@@ -32,7 +31,7 @@ from tests.servers import kafka_jars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.kafka.port import Log
+    from common.kafka.port import StreamLog
 
 pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 
@@ -91,7 +90,7 @@ def oidc(issued: Issued, **changes: str) -> dict[str, str]:
     return issued.environ | {f"DOLL_KAFKA_SASL_OAUTHBEARER_{k}": v for k, v in settings.items()}
 
 
-def everything_works(log: Log, topic: str) -> None:
+def everything_works(log: StreamLog, topic: str) -> None:
     """Every kind of client that a process has gets in, also once its first token has run out."""
     log.create_topics([NewTopic(topic, kept_forever=True)])
     with (
@@ -118,7 +117,7 @@ def everything_works(log: Log, topic: str) -> None:
 
 
 def test_the_client_gets_its_tokens_from_an_issuer_of_openid_connect(issued: Issued) -> None:
-    with closing(open_log(read_settings(oidc(issued)))) as log:
+    with closing(open_stream_log(read_settings(oidc(issued)))) as log:
         everything_works(log, "doll.oidc.control")
 
 
@@ -133,7 +132,7 @@ def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> 
         return fields["access_token"], made[-1]
 
     settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
-    with closing(KafkaLog(settings)) as log:
+    with closing(KafkaStreamLog(settings)) as log:
         everything_works(log, "doll.signed.control")
     assert len(made) > 5  # one for each client, and some renewed
 

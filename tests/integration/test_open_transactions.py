@@ -18,10 +18,10 @@ from confluent_kafka import Producer
 
 from common.config.settings import Settings
 from common.core.spans import Partition
-from common.jobs.build import codec_of
+from common.data.codecs import codec_of
 from common.jobs.progress import JobProgress
 from common.jobs.watching import HistoryReader, Poller, read_history
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.telemetry.logging import event_logger
 from tests.integration.cluster import Cluster, await_condition
 
@@ -95,7 +95,7 @@ def test_transaction_that_nobody_ends_is_reported_and_the_rest_trained_after_its
         )
         producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
-        for value in codec_of(cluster.spec).encode({"id": np.array(OPEN)}):
+        for value in codec_of(cluster.spec.records).encode({"id": np.array(OPEN)}):
             producer.produce(stream, value, partition=0)
         assert producer.flush(PATIENCE_S) == 0
         begun = time.monotonic()

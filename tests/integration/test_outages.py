@@ -31,8 +31,8 @@ from common.api.keys import KeyStore
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.process import free_port
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka import names as topics
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
@@ -233,7 +233,7 @@ group_linger_s: 0.3
 checkpoint: {{every_updates: 100000}}
 """)
         self.cluster.log.create_topics([NewTopic(f"{AVRO_JOB}-rows")])
-        with closing(JobStore(self.cluster.log)) as jobs:
+        with closing(JobOperations(self.cluster.log)) as jobs:
             return jobs.submit(spec).id
 
     def produce_avro(self, count: int) -> None:

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import httpx2
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from common.core.job_placement import JobDemand, PlacementView, WorkerPlacement, elsewhere
@@ -845,7 +846,7 @@ def test_a_page_of_another_site_changes_nothing_with_the_key_that_a_browser_know
 def make_done(name: str, now_s: float) -> World:
     """A job that was stopped long ago."""
     done = make_world(name, now_s, seed=5, rented=False)
-    record = done.record._replace(wanted="stopped", reason="enough")
+    record = replace(done.record, wanted="stopped", reason="enough")
     return World(record, updates=done.updates[:300])
 
 
@@ -862,7 +863,7 @@ def make_held(name: str, now_s: float) -> World:
     quarantined = [Quarantined(0, poison(offset), "poison: KeyError") for offset in range(3)]
     happened: list[AuditRecord] = [Lead(-1, GENESIS, "c1", 0), *quarantined]
     return World(
-        record._replace(held=True, detail=detail),
+        replace(record, held=True, detail=detail),
         updates=[(now_s - 60.0, each) for each in happened],
     )
 

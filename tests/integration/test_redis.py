@@ -11,7 +11,8 @@ import redis
 
 from common.core.messages import LeaderStatus, ModelId, TriggerId, UpdateTrigger
 from common.errors import UnavailableError
-from common.runtime.connect import connect, open_log
+from common.kafka.opening import open_log
+from common.runtime.connect import connect
 from common.wire import messages as wire
 from services.admin.checks import Servers
 from services.admin.stores import Stores

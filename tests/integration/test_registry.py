@@ -26,19 +26,21 @@ from google.protobuf.type_pb2 import Type
 
 from common.config.settings import read_settings
 from common.core.messages import UpdateApplied
+from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
 from common.data.tables import row_records
 from common.embedded.apache_kafka import resolve
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
-from common.jobs.build import codec_of
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.dead_letters import read_dead_letters
 from common.kafka.names import schemas_topic, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board, open_log, open_registry
+from common.kafka.schemas import open_registry
+from common.redis.board import open_board
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
 from tests.integration.looking import progress_of
@@ -131,7 +133,7 @@ class Training:
         self.log = open_log(settings)
         [self._topic] = spec.streams
         self.log.create_topics([NewTopic(self._topic)])
-        with closing(JobStore(self.log)) as jobs:
+        with closing(JobOperations(self.log)) as jobs:
             jobs.submit(spec)
 
     def start(self, service: str, name: str) -> None:
@@ -147,8 +149,8 @@ class Training:
 
     def close(self) -> None:
         """End everything."""
-        with closing(JobStore(self.log)) as jobs:
-            jobs.want(self.spec.name, "stopped", "the test is over")
+        with closing(JobOperations(self.log)) as jobs:
+            jobs.patch(self.spec.name, "the test is over", wanted="stopped")
         for child in self._children.values():
             child.kill()
         self.log.close()
@@ -159,7 +161,7 @@ class Training:
 
     def state(self) -> str:
         """How the job is, as `doll job list` says it."""
-        with closing(JobStore(self.log)) as jobs:
+        with closing(JobOperations(self.log)) as jobs:
             record = jobs.read()[self.spec.name]
         board = partial(open_board, self._settings)
         word, why = progress_of(record, self.log, board, time.time()).state(time.time())
@@ -301,7 +303,7 @@ def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
     assert "google/protobuf/any.proto" in {each.name for each in written.references}
     stamped = ProtobufSerializer(Timestamp, client, options)(Timestamp(seconds=7), VALUE)
     fields = "{a: {dtype: float32, from: seconds}, label: {dtype: int64, from: nanos}}"
-    codec = codec_of(job("message", "protobuf", fields))
+    codec = codec_of(job("message", "protobuf", fields).records)
     assert isinstance(codec, RegisteredCodec)
     [number] = codec.unknown([stamped])
     found = port.schema(number)
@@ -312,7 +314,9 @@ def test_what_the_serializers_write_is_read(registry: RegistryProcess) -> None:
 
     described = {"title": "row", "type": "object", "properties": {"a": {"type": "number"}}}
     serialize = JSONSerializer(json.dumps(described), client)
-    decoded = codec_of(job("plain", "json")).decode([serialize({"a": 2.5, "label": 1}, VALUE)])
+    decoded = codec_of(job("plain", "json").records).decode(
+        [serialize({"a": 2.5, "label": 1}, VALUE)]
+    )
     assert (decoded.skipped, decoded.records["a"].tolist()) == ([], [2.5])
 
     registry.kill()

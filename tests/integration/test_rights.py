@@ -28,11 +28,12 @@ from common.core.audit import audit
 from common.core.spans import Partition
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, stop_all
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from common.kafka.names import control_topic, plans_topic, updates_topic
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded, records_of
-from common.runtime.connect import connect, open_log
+from common.runtime.connect import connect
 from common.wire.messages import decode_audit, decode_claim
 from services.cli.app import app
 from services.cli.system.outside import Ways
@@ -211,15 +212,15 @@ class Guarded:
         await_condition(self._ready, "the admin service is ready")
         answer = self.submit("clinic")
         assert answer.status_code == 201, answer.text
-        with closing(JobStore(self.log)) as job_store:
+        with closing(JobOperations(self.log)) as job_store:
             self._record = job_store.get("clinic")
 
     def close(self) -> None:
         """End the job, and so its machine, and all processes."""
-        with closing(JobStore(self.log)) as job_store:
+        with closing(JobOperations(self.log)) as job_store:
             jobs = job_store.read()
             for name in jobs:
-                job_store.want(name, "stopped", "the test is over")
+                job_store.patch(name, "the test is over", wanted="stopped")
         finished = "provisioning_finished"
         await_condition(lambda: not jobs or finished in self.said("provisioner"), "no machine")
         stop_all([each for each in self.services.values() if each.exit_code is None])

@@ -29,15 +29,17 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
-from common.core.spans import Partition, Span
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Partition, Span
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
+from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import Fetched, NewRecord, NewTopic
-from common.redis.board import RedisBoard
-from common.runtime.connect import open_board, open_boards, open_log
+from common.redis.board import RedisBoard, open_board
+from common.redis.boards import open_boards
+from common.redis.exchange import open_leader_boards
 from tests.certificates import Authority
+from tests.contract.log_fixtures import KafkaFullLog
 from tests.kafka_nodes import GuardedKafka, Safe
 from tests.redis_servers import system_redis_server
 from tests.servers import kafka_jars, lacking
@@ -133,7 +135,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert isinstance(board, RedisBoard)
     trigger = UpdateTrigger(TriggerId(3, 1), ModelId(3, 1), ())
     board.wipe()
-    boards = open_boards(read_settings(safe_redis.environ))
+    boards = open_leader_boards(read_settings(safe_redis.environ))
     replies = boards.replies("c1-4711")
     assert replies.pop(1, 0.01) == []
     board.push_reply(WorkerLeaving(WORKER, ModelId(3, 1), ()), "c1-4711")
@@ -162,7 +164,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert board.get_leader_status() is not None
     board.beat(WORKER, "alive", LONG_S)
     board.beat(OTHER, "alive", 0.001)
-    await_condition(lambda: board.alive() == {WORKER: "alive"}, "whose beat ran out is gone")
+    await_condition(lambda: board.heartbeats().keys() == {WORKER}, "whose beat ran out is gone")
     assert board.hold_lease("one", LONG_S)
     assert board.hold_lease("one", LONG_S)
     assert not board.hold_lease("two", LONG_S)
@@ -333,9 +335,9 @@ def acls_of(line: str) -> list[AclBinding]:
     ]
 
 
-def log_with(server: SafeKafka, **changes: str) -> Log:
+def log_with(server: SafeKafka, **changes: str) -> KafkaFullLog:
     changed = {f"DOLL_KAFKA_{name}": value for name, value in changes.items()}
-    return open_log(read_settings({**server.environ, **changed}))
+    return KafkaFullLog(kafka_settings(read_settings({**server.environ, **changed}), "doll"))
 
 
 def append(log: Log, topic: str, value: bytes) -> None:

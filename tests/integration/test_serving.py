@@ -18,11 +18,12 @@ from common.core.snapshots import Snapshot
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import trainer_of
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import records_of
-from common.runtime.connect import open_board, open_log
+from common.redis.board import open_board
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from tests.integration.cluster import await_condition
 from tests.integration.test_clients import environment, ran
@@ -121,7 +122,7 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
     )
     log = open_log(settings)
     log.create_topics([NewTopic(asked, PARTITIONS), NewTopic(answered)])
-    with closing(JobStore(log)) as job_store:
+    with closing(JobOperations(log)) as job_store:
         job_store.submit(spec)
     trainer = trainer_of(spec, ())()
     kept = SnapshotFile(Snapshot(0, ModelId(0, 1), 2, 0, {}), trainer.snapshot())
@@ -150,7 +151,7 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
         await_condition(lambda: len(answers()) >= len(wanted), "all are answered")
         assert sorted(answers()) == sorted(wanted)
     finally:
-        with closing(JobStore(log)) as job_store:
-            job_store.want(name, "stopped", "the test is over")
+        with closing(JobOperations(log)) as job_store:
+            job_store.patch(name, "the test is over", wanted="stopped")
         stop_all([each for each in servers if each.exit_code is None])
         writer.close()

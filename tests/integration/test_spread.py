@@ -40,12 +40,14 @@ def test_workers_of_a_drained_job_go_to_one_with_a_backlog_and_a_pinned_one_stay
     first.start("worker", PINNED)
     first.produce(400)
     await_condition(first.drained, "the first job is drained")
-    await_condition(lambda: PINNED in first.board.alive(), "the pinned worker is there")
+    await_condition(lambda: PINNED in first.board.heartbeats(), "the pinned worker is there")
     second.produce(20_000)
 
-    await_condition(lambda: second.board.alive().keys() >= FREE, "both are at the second job")
+    await_condition(lambda: second.board.heartbeats().keys() >= FREE, "both are at the second job")
     await_condition(lambda: second.version() >= 10, "which goes on")
-    await_condition(lambda: first.board.alive().keys() == {PINNED}, "and the first keeps its own")
-    assert PINNED not in second.board.alive()
+    await_condition(
+        lambda: first.board.heartbeats().keys() == {PINNED}, "and the first keeps its own"
+    )
+    assert PINNED not in second.board.heartbeats()
     assert first.audit().flaws == second.audit().flaws == ()
     assert first.audit().trained == 400

@@ -12,10 +12,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from common.core.spans import Partition
+from common.data.codecs import codec_of
 from common.embedded.apache_kafka import ApacheKafka
-from common.jobs.build import codec_of
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_board, open_log
+from common.redis.board import open_board
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.looking import progress_of
 from tests.servers import kafka_jars
@@ -54,7 +55,7 @@ class Growing:
         self._added += [Partition(stream, index) for index in (2, 3)]
         log = open_log(self.settings)  # its producer asks which partitions there are
         writer = log.writer()
-        values = codec_of(self.cluster.spec).encode({"id": np.array(ids)})
+        values = codec_of(self.cluster.spec.records).encode({"id": np.array(ids)})
         for number, value in enumerate(values):
             writer.append(stream, value, partition=2 + number % 2)
         assert writer.flush(30.0)

@@ -25,13 +25,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
 from common.config.settings import Settings
-from common.core.spans import Partition
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Partition
 from common.embedded.apache_kafka import ApacheKafka
-from common.kafka.log import KafkaLog
 from common.kafka.names import control_topic, updates_topic
+from common.kafka.opening import kafka_settings
 from common.kafka.port import Fetched, NewTopic
-from common.runtime.connect import kafka_settings
+from common.kafka.stream import KafkaStreamLog
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.test_lost_records import (
     CHECKPOINTS,
@@ -154,7 +153,7 @@ def test_records_of_a_stream_come_from_the_replica_of_the_worker_s_rack_while_it
     )
     place, seen, written = Partition(topic, 0), list[bytes | None](), list[bytes]()
     with (
-        closing(KafkaLog(settings)) as log,
+        closing(KafkaStreamLog(settings)) as log,
         closing(log.writer()) as writer,
         closing(log.stream("racks", [topic], "w1")) as reader,
     ):

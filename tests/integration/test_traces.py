@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.runtime.connect import TRACED_SHARE
+from common.runtime.traces import TRACED_SHARE
 from common.telemetry.tracing import is_sampled, trace_of
 from tests.collector import Collector, Received
 from tests.integration.cluster import Cluster, await_condition

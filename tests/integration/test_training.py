@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from common.core.messages import Gradient, ModelId, TriggerId, WorkerId
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: M
     cluster.produce(200)
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
-    with closing(JobStore(cluster.log)) as job_store:
+    with closing(JobOperations(cluster.log)) as job_store:
         job_store.delete("deleted")  # before anybody has heard that it is stopped
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
         await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")

@@ -17,8 +17,9 @@ from confluent_kafka.admin import AdminClient
 
 from common.config.settings import Settings
 from common.core.spans import Partition
-from common.jobs.build import codec_of
-from common.jobs.store import JobStore, encode_job
+from common.data.codecs import codec_of
+from common.jobs.operations import JobOperations
+from common.jobs.store import encode_entry
 from common.kafka.names import JOBS, control_topic, group_name, updates_topic
 from tests.integration.cluster import Cluster, await_condition
 
@@ -65,7 +66,7 @@ def transactional(cluster: Cluster) -> Producer:
 def begin(cluster: Cluster, producer: Producer, ids: range) -> None:
     """A transaction with these records, spread over all partitions; they are in the log."""
     producer.begin_transaction()
-    values = codec_of(cluster.spec).encode({"id": np.array(ids)})
+    values = codec_of(cluster.spec.records).encode({"id": np.array(ids)})
     for number, value in enumerate(values):
         stream, partition = cluster.streams[number % 4 // 2], number % 2
         producer.produce(stream, value, partition=partition)
@@ -159,12 +160,15 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     producer = transactional(cluster)
     record = cluster.record()
     producer.begin_transaction()
-    producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
+    producer.produce(JOBS, encode_entry(record), key=record.spec.name.encode(), partition=0)
     producer.commit_transaction(PATIENCE_S)
-    with closing(JobStore(cluster.log)) as job_store:
+    with closing(JobOperations(cluster.log)) as job_store:
         assert job_store.get(cluster.job) == record
-        assert job_store.want(cluster.job, "paused", "while a mirror writes").wanted == "paused"
-        assert job_store.want(cluster.job, "running", "go on").wanted == "running"
+        assert (
+            job_store.patch(cluster.job, "while a mirror writes", wanted="paused").wanted
+            == "paused"
+        )
+        assert job_store.patch(cluster.job, "go on", wanted="running").wanted == "running"
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
     cluster.produce(100)
@@ -182,11 +186,11 @@ def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None
     assert not cluster.audit().flaws
 
     producer.begin_transaction()
-    producer.produce(JOBS, encode_job(record), key=record.spec.name.encode(), partition=0)
+    producer.produce(JOBS, encode_entry(record), key=record.spec.name.encode(), partition=0)
     assert producer.flush(PATIENCE_S) == 0
-    with closing(JobStore(cluster.log)) as job_store:
+    with closing(JobOperations(cluster.log)) as job_store:
         assert job_store.get(cluster.job).wanted == "running"
     producer.abort_transaction(PATIENCE_S)
-    with closing(JobStore(cluster.log)) as job_store:
+    with closing(JobOperations(cluster.log)) as job_store:
         assert job_store.get(cluster.job).wanted == "running"
     assert cluster.ended() == []

@@ -23,11 +23,11 @@ from common.core.spans import Partition
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, NotFoundError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.names import JOBS
+from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_log
 from tests.contract.log_fixtures import everything
 from tests.integration.cluster import await_condition
 from tests.servers import configure
@@ -67,7 +67,7 @@ class World(NamedTuple):
 
     bootstrap: str
     log: Log
-    job_store: JobStore
+    job_store: JobOperations
     operators: list[httpx2.Client]  # of an admin service each
     admins: list[EmbeddedService]
     coordinator: EmbeddedService
@@ -87,7 +87,7 @@ def world(
     )
     with ExitStack() as stack:
         log = stack.enter_context(closing(open_log(settings)))
-        job_store = stack.enter_context(closing(JobStore(log)))
+        job_store = stack.enter_context(closing(JobOperations(log)))
         made = dict[str, str]()
         with closing(KeyStore(log)) as keys:
             for name in OPERATORS:
@@ -95,7 +95,7 @@ def world(
                 stack.callback(KeyStore(log).revoke, name)
         log.create_topics([NewTopic(f"{NAME}-a")])
         job_store.submit(parse_job(SPEC, (TASK,)))
-        stack.callback(job_store.want, NAME, "stopped", "the test is over")
+        stack.callback(job_store.patch, NAME, "the test is over", wanted="stopped")
         operators, admins = list[httpx2.Client](), list[EmbeddedService]()
         for name, key in made.items():
             port = free_port()
@@ -222,7 +222,7 @@ def check_crash(world: World) -> None:
 
 def check_compacted(world: World) -> None:
     """See that a new reader reads the same once the broker has compacted the topic."""
-    world.job_store.want(NAME, "paused", "before compaction")
+    job = world.job_store.get(NAME).id
     eager = {"log.cleaner.backoff.ms": "100"}
     ours = {"min.compaction.lag.ms": "3600000", "segment.ms": "604800000"}
     configure(world.bootstrap, "1", eager, ResourceType.BROKER)
@@ -231,8 +231,9 @@ def check_compacted(world: World) -> None:
 
     def compacted() -> bool:
         """Kafka closes a segment when a record comes after its time, and cleans closed ones."""
-        expected = world.job_store.want(NAME, "paused", f"at {time.monotonic()}")
-        with closing(JobStore(world.log)) as job_store:
+        world.job_store.note(job, "noted", f"at {time.monotonic()}")
+        expected = world.job_store.get(NAME)
+        with closing(JobOperations(world.log)) as job_store:
             assert job_store.get(NAME) == expected
         return sum(record.key == NAME.encode() for record in everything(world.log, PLACE)) < 10
 

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
 from playwright.sync_api import FloatRect, ViewportSize
 
 from load.harness.browser import browser, chromium
@@ -35,8 +36,8 @@ def some_jobs(now_s: float) -> dict[str, World]:
         "clicks", now_s, "paused", "until the schema of clicks-eu is repaired", rented=False
     )
     done = make_world("spam-2026-10", now_s, seed=5)
-    done.record = done.record._replace(
-        wanted="stopped", reason="reached stop.loss: 0.144 is below 0.145"
+    done.record = replace(
+        done.record, wanted="stopped", reason="reached stop.loss: 0.144 is below 0.145"
     )
     return {"clicks": by_hand, "fraud": make_world("fraud", now_s), "spam-2026-10": done}
 

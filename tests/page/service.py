@@ -26,7 +26,7 @@ from common.core.spans import Partition
 from common.jobs.build import trainer_of
 from common.jobs.progress import JobObservation
 from common.jobs.servers import Outside
-from common.jobs.store import JobStore, encode_job
+from common.jobs.store import JobStore, encode_entry
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
@@ -100,7 +100,8 @@ class PageService:
 
     def hold(self, job: str, reason: str) -> None:
         """Hold a job, as its coordinator does."""
-        JobStore(self._log).hold(job, reason)
+        job_store = JobStore(self._log)
+        job_store.hold(job_store.get(job), reason)
 
     def await_turn(self, job: str, why: str) -> None:
         """Have a job's coordinator say at which jobs its workers are."""
@@ -166,7 +167,7 @@ class PageService:
         # Claims are not made up: as where they are gone, the leader's status says how far it is.
         self._append(own[0], b"{}")
         self._log.expire(Partition(own[0], 0), 1)
-        self._append(topics.JOBS, encode_job(world.record), name.encode(), [(NUMBER, b"1")])
+        self._append(topics.JOBS, encode_entry(world.record), name.encode(), [(NUMBER, b"1")])
         for at_s, record in world.updates:
             self._at_s = at_s
             self.update(name, record)

@@ -23,8 +23,8 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.jobs.changes import Change
-from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord
+from common.jobs.job_file import parse_job
+from common.jobs.store import JobRecord, by_stream
 from common.spot.provisioning import records as plans
 from common.spot.provisioning.ledger import FleetLedger
 from common.spot.provisioning.records import (
@@ -129,7 +129,7 @@ def make_record(
     """A job that was submitted `AGE_S` ago."""
     text = _JOB.format(name=name, streams=", ".join(STREAMS))
     spec = parse_job(text if rented else text[: text.index("provisioning")])
-    first = {Partition(stream, index): 0 for stream in STREAMS for index in range(3)}
+    first = by_stream({Partition(stream, index): 0 for stream in STREAMS for index in range(3)})
     submitted = Change(now_s - AGE_S - 20.0, "submitted", "ada", "operator")
     settled, why = {"learning_rate": 1e-3}, "the loss had settled"
     changed = Change(now_s - AGE_S * 0.3, "changed", "ada", "operator", 1, settled, why)

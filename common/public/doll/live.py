@@ -18,15 +18,6 @@ class Network(Protocol):
         """Answer."""
 
 
-class Weights(Protocol):
-    """A version's tensors by name, and which version they are; `doll.Model`."""
-
-    version: int
-    epoch: int
-    tag: str
-    metadata: dict[str, str]
-
-
 Net = TypeVar("Net", bound=Network)
 
 
@@ -110,13 +101,13 @@ class Live(Generic[Net]):
             except Exception as error:  # noqa: BLE001 -- told by `error`; the next look may succeed
                 self.error = error
 
-    def _serves(self, found: Weights) -> bool:
+    def _serves(self, found: Any) -> bool:  # noqa: ANN401 -- a `doll.Model`
         served = self.served.epoch, self.served.version
         before, self._submitted_s = self._submitted_s, found.metadata.get("submitted_s")
         is_other = before != self._submitted_s  # the job was purged, and another has its name
         return is_other or not self._only_forward or (found.epoch, found.version) > served
 
-    def _copy(self, found: Any) -> Served[Net]:  # noqa: ANN401 -- `Weights`, and a dict
+    def _copy(self, found: Any) -> Served[Net]:  # noqa: ANN401 -- a `doll.Model`
         net = copy.deepcopy(self._net)
         net.load_state_dict(found)
         return Served(net, found.version, found.epoch)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from common.spot.experiments.results import PoolUse
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.errors import ParameterError
 
@@ -451,3 +452,18 @@ class SimulatedFleet:
 
     def _per_run(self, slots: Indexes) -> Indexes:
         return np.bincount(slots // self.slots_per_pool, minlength=self.runs)
+
+
+def pool_uses(fleet: SimulatedFleet, run: int) -> tuple[PoolUse, ...]:
+    """Read off a fleet what a run has used of each pool."""
+    usage = fleet.usage
+    return tuple(
+        PoolUse(
+            pool.name,
+            float(usage.usd[index, run]),
+            float(usage.machine_s[index, run]),
+            int(usage.launches[index, run]),
+            int(usage.preemptions[index, run]),
+        )
+        for index, pool in enumerate(fleet.pools)
+    )

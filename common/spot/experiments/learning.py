@@ -22,7 +22,7 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
 from common.learning.tasks import Task, build_model, make_task
 from common.learning.trainer import Trainer
-from common.spot.experiments.protocol import NOTHING, Computed
+from common.spot.experiments.protocol import NOTHING, Computed, Learner
 from common.spot.experiments.results import LearningPoint
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Training:
     look_every: int  # updates
 
 
-class Sgd:
+class Sgd(Learner):
     """A `Learner` with a task, a data set and an optimizer; runs on the CPU.
 
     Args:

@@ -11,9 +11,8 @@ costs is drawn, and what it is: nothing, or real numbers by `learning`.
 
 from __future__ import annotations
 
-import typing
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -29,7 +28,7 @@ from common.core.coordinator import Coordinator
 from common.core.liveness import ALIVE, Heartbeat
 from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
 from common.core.order_queue import Assignments, Compute
-from common.core.settings import CoordinatorSettings, Mode, WorkerSettings
+from common.core.settings import CoordinatorSettings, WorkerSettings
 from common.core.snapshots import genesis
 from common.core.worker import Worker
 
@@ -47,9 +46,7 @@ DRAWN = 4096  # times drawn at once: a draw costs little, a call much
 LOOK_S = 0.1  # between looks at the leader's status (`WorkerSettings.leader_status_s`)
 FOR_EVER_S = 1e12
 TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
-LEADER_STATUS_S = (
-    60.0  # between looks at the leader's status of who reads: it frees memory, no more
-)
+LEADER_STATUS_S = 60.0  # between looks at its status of who reads: it frees memory, no more
 READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
 
 
@@ -91,42 +88,22 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
 NOTHING = Computed(0.0, None)
 
 
-class Learner(typing.Protocol):
-    """The numbers of a job."""
+class Learner:
+    """The numbers of a job; this learns nothing, where only time and money are asked for."""
 
     def gradient(self, compute: Compute) -> Computed:
         """Compute a gradient."""
-        ...
-
-    def add(self, round_: int, computed: Vector | None, samples: int) -> None:
-        """Add a gradient to the sum of a round."""
-        ...
-
-    def apply(self, command: do.Apply, now: float) -> None:
-        """Make one update of the sum."""
-        ...
-
-    def discard(self, round_: int) -> None:
-        """Forget the sum of a round."""
-        ...
-
-
-class Costless:
-    """Learns nothing: where only time and money are asked for."""
-
-    def gradient(self, compute: Compute) -> Computed:
-        """Answer at once."""
         del compute
         return NOTHING
 
     def add(self, round_: int, computed: Vector | None, samples: int) -> None:
-        """Nothing to add."""
+        """Add a gradient to the sum of a round."""
 
     def apply(self, command: do.Apply, now: float) -> None:
-        """Nothing to apply."""
+        """Make one update of the sum."""
 
     def discard(self, round_: int) -> None:
-        """Nothing to forget."""
+        """Forget the sum of a round."""
 
 
 class GradientTimeDraws:
@@ -327,9 +304,8 @@ class SimulatedMachine:
 
     def _feed(self, event: WorkerEvent) -> None:
         for command in self._worker.on(event, self._time.now):
-            if isinstance(
-                command, worker_messages.Announce
-            ):  # this and the next one come for each batch
+            # This and the next one come for each batch.
+            if isinstance(command, worker_messages.Announce):
                 offset = self._protocol.announce(command.claim)
                 self._feed(worker_messages.Delivered(command.number, offset))
             elif not isinstance(command, worker_messages.Forget):  # rows have no counterpart here
@@ -403,6 +379,7 @@ class Protocol:
 
     Attributes:
         board: Carries triggers and gradients.
+        coordinator: Decides.
         leader_status: What the board says of the leader's status.
         update_times_s: When each update was applied.
         finished: Whether the job has reached its end.
@@ -452,7 +429,7 @@ class Protocol:
             lease_ttl_s=FOR_EVER_S,
             alive_s=FOR_EVER_S,
         )
-        self._coordinator = Coordinator("simulated", settings)
+        self.coordinator = Coordinator("simulated", settings)
         self._machines = dict[WorkerId, SimulatedMachine]()
         self._joined = 0
         self._control_end = self._updates_end = 0
@@ -461,17 +438,6 @@ class Protocol:
         self._read_s = job.group_s / READS
         self._commands = deque["CoordinatorCommand"]()
         self._tick()
-
-    @property
-    def mode(self) -> Mode | None:
-        """How a round is made that begins now; None while nobody leads."""
-        leader = self._coordinator.leader
-        return None if leader is None else leader.mode
-
-    @property
-    def machines(self) -> Mapping[WorkerId, SimulatedMachine]:
-        """Those that are there now."""
-        return self._machines
 
     def look(self) -> LeaderStatus | None:
         """See the leader's status as it is now, for who waits for it to change."""
@@ -524,12 +490,12 @@ class Protocol:
 
     def _tick_now(self) -> None:
         self._ticked_at = self.time.now
-        if self._coordinator.due() <= self.time.now:
+        if self.coordinator.due() <= self.time.now:
             self._feed(events.Tick())
 
     def _feed(self, event: CoordinatorEvent) -> None:
         commands = self._commands
-        commands.extend(self._coordinator.on(event, self.time.now))
+        commands.extend(self.coordinator.on(event, self.time.now))
         while commands:
             command = commands.popleft()
             if isinstance(command, do.AddGradient):  # comes for each batch
@@ -539,7 +505,7 @@ class Protocol:
 
     def _feed_next(self, event: CoordinatorEvent) -> None:
         """Answer at once, after what was ordered before."""
-        self._commands.extend(self._coordinator.on(event, self.time.now))
+        self._commands.extend(self.coordinator.on(event, self.time.now))
 
     def _triggered(self, trigger: UpdateTrigger) -> None:
         asked = dict[WorkerId, list[Assignment]]()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-
-if TYPE_CHECKING:
-    from common.spot.experiments.fleet import SimulatedFleet
 
 Json: TypeAlias = "float | int | str | bool | list[Json] | dict[str, Json] | None"
 
@@ -77,21 +74,6 @@ _RUN_KEYS = (
 )
 
 
-def pool_uses(fleet: SimulatedFleet, run: int) -> tuple[PoolUse, ...]:
-    """Read off a fleet what a run has used of each pool."""
-    usage = fleet.usage
-    return tuple(
-        PoolUse(
-            pool.name,
-            float(usage.usd[index, run]),
-            float(usage.machine_s[index, run]),
-            int(usage.launches[index, run]),
-            int(usage.preemptions[index, run]),
-        )
-        for index, pool in enumerate(fleet.pools)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
     """One job from its first machine to its last update, or to where it was given up."""
@@ -105,6 +87,7 @@ class SimulatedRun:
     on_demand_only_usd: float  # this work on N_tot on-demand machines, which takes theta_0
     pools: tuple[PoolUse, ...]  # on-demand first
     history: tuple[PolicyChange, ...] = field(default=(), repr=False)
+    curve: tuple[LearningPoint, ...] = field(default=(), repr=False)  # where something was learned
     throughput: Throughput | None = None
     worst_lag_s: float = 0.0  # of records that wait for a machine
     mean_lag_s: float = 0.0  # over the time, of the stream whose records wait longest
@@ -146,7 +129,7 @@ class SimulatedRun:
         return max(len(self.history) - 1, 0)
 
     def as_dict(self) -> dict[str, Json]:
-        """Make it ready for JSON; the history stays out."""
+        """Make it ready for JSON; history and curve stay out."""
         data: dict[str, Json] = {name: getattr(self, name) for name in _RUN_KEYS}
         data["pools"] = {
             name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools

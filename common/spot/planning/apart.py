@@ -1,7 +1,11 @@
-"""Simulates in a process of its own: `python -m common.spot.planning.apart`, which can be killed.
+"""Simulates in a process of its own: `python -m common.spot.planning.apart [FOLDER]`.
 
-One line of JSON comes on standard input, one goes to standard output. The process ends when its
-standard input does: whoever asked has gone.
+One line of JSON comes on standard input, a `SimulateRequest`; each line on standard output is a
+`Report`, the last one with the result. The process can be killed, and ends when its standard input
+does: whoever asked has gone.
+
+FOLDER is what the experiment's files are relative to. Without it the experiment names no files, the
+process has little memory and little of a processor, and reports the result alone: so the API asks.
 """
 
 from __future__ import annotations
@@ -12,11 +16,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from common.errors import UserError
+from common.spot.planning.compare import as_data, compare, with_policies
 from common.spot.planning.simulation import Report, SimulateRequest
 
 _NICER = 10  # the API goes first
@@ -25,16 +29,12 @@ _NICER = 10  # the API goes first
 MOST_BYTES = 2 << 30
 
 
-def simulated(asked: bytes) -> Report:
+def simulated(asked: bytes, folder: Path, progress: Callable[[str, float], None]) -> Report:
     """Simulate what a `common.spot.planning.simulation.SimulateRequest` in JSON says."""
-    # These bring scipy, and some torch.
-    from common.spot.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
-
     request = SimulateRequest.model_validate_json(asked)
     variants = with_policies(request.experiment, request.policies)
-    here = Path()  # it names no files
     try:
-        results = compare(variants, here, request.runs, request.seed, lambda _name, _share: None)
+        results = compare(variants, folder, request.runs, request.seed, progress)
     except UserError as error:
         return Report(refused=str(error))
     except MemoryError:
@@ -43,23 +43,30 @@ def simulated(asked: bytes) -> Report:
     return Report(msgspec.Raw(msgspec.json.encode(data)))
 
 
-def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
+def main(folder: Path | None) -> None:
     """Read an order, carry it out, answer."""
-    order = asked.readline()
-    threading.Thread(target=_end_with, args=(asked,), daemon=True).start()
-    os.nice(_NICER)
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    least = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
-    resource.setrlimit(resource.RLIMIT_DATA, (least, most))
-    answer(msgspec.json.encode(simulated(order)) + b"\n")
+    order = sys.stdin.buffer.readline()
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    if folder is None:
+        os.nice(_NICER)
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        least = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (least, most))
+        _say(simulated(order, Path(), lambda _policy, _share: None))
+    else:
+        _say(simulated(order, folder, lambda *done: _say(Report(progress=done))))
 
 
-def _end_with(asked: BinaryIO) -> None:
-    asked.read()
+def _say(report: Report) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
     os._exit(1)  # nothing of ours is to be saved
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer.write)
-    sys.stdout.buffer.flush()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     os._exit(0)  # a thread still waits for the end of the input

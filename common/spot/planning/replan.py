@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
@@ -76,13 +77,10 @@ def ask_to_replan(log: Log, job: str, asked: ReplanAsked) -> None:
     """
     topic = topics.plans_topic(job)
     log.create_topics([NewTopic(topic, kept_forever=True)])  # the provisioner may not have come yet
-    writer = log.writer()
-    try:
+    with closing(log.writer()) as writer:
         writer.append(topic, encode_plan(asked))
         if not writer.flush(_PATIENCE_S):
             raise UnavailableError("Kafka did not answer; whether it took the question is unknown")
-    finally:
-        writer.close()
 
 
 def not_provisioned(job: str) -> str:

@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.errors import GivenError
 from common.spot.experiments.spec import LIVE_STREAMS, Experiment
-from common.spot.traces.spec import TraceSpec
+from common.spot.traces.spec import TraceSpec, WrittenPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,22 +27,21 @@ MOST_WEIGHTS = 10_000_000  # of a network that learns, each version: 200 MB with
 BUILT_IN = "digits"  # a data set that is no file
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What came of a simulation in a process of its own, see `apart`."""
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of a simulation in a process of its own, see `apart`, or how far it is."""
 
     results: msgspec.Raw = msgspec.Raw(b"null")  # as `compare.as_data` tells them
     refused: str = ""  # why there are none
+    progress: tuple[str, float] | None = None  # a policy, and the share of its runs that is done
 
 
 REPORT = msgspec.json.Decoder(Report)
 
 
-class SimulateRequest(BaseModel):
+class SimulateRequest(WrittenPart):
     """An experiment and how often to run it."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
         json_schema_extra={
             "example": {
                 "experiment": {

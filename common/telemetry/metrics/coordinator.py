@@ -11,12 +11,9 @@ from collections import Counter as Counts
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-
-from common.telemetry.metrics.registry import SECONDS, counter, gauge, of
+from common.telemetry.metrics.registry import JobMetrics, counter, gauge, of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -91,35 +88,29 @@ class LeaderFigures:
 class GroupMetrics:
     """Metrics of a job whose workers hold the weights."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.memberships = Counter(
+    def __init__(self, metrics: JobMetrics) -> None:
+        self.memberships = metrics.counter(
             "doll_group_membership_changes_total",
             "Changes of the members of the group.",
-            registry=registry,
         )
-        self.attempts_broken = Counter(
+        self.attempts_broken = metrics.counter(
             "doll_group_attempts_broken_total",
             "Total number of attempts at an update that failed because a member of the group died,"
             " hung or lacked a gradient.",
-            registry=registry,
         )
-        self.collective_s = Histogram(
+        self.collective_s = metrics.histogram(
             "doll_group_collective_seconds",
             "Duration from the order to reduce gradients in the group until enough members have the"
             " result.",
-            registry=registry,
-            buckets=SECONDS,
         )
-        self.repair_s = Histogram(
+        self.repair_s = metrics.histogram(
             "doll_group_repair_seconds",
             "Duration from the end of a failed attempt until enough members have the result of a"
             " later attempt.",
-            registry=registry,
-            buckets=SECONDS,
         )
 
 
-class CoordinatorMetrics:
+class CoordinatorMetrics(JobMetrics):
     """The metrics of one job; its deciding thread writes them, scrapes read them.
 
     Args:
@@ -127,7 +118,7 @@ class CoordinatorMetrics:
     """
 
     def __init__(self, checkpoint_age_s: Callable[[], float | None] = lambda: None) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__()
         self.held = False
         self.paused = False
         self.leading: LeaderFigures | None = None
@@ -135,8 +126,7 @@ class CoordinatorMetrics:
         self.streams: tuple[int, StreamFigures | None] = (-1, None)
         self.gradients = deque[RecentGradient](maxlen=RECENT_GRADIENTS)
         self._checkpoint_age_s = checkpoint_age_s
-        count = partial(Counter, registry=self.registry)
-        seconds = partial(Histogram, registry=self.registry, buckets=SECONDS)
+        count = self.counter
         self.updates = count("doll_updates_total", "Updates that the leader applied to the model.")
         self.update_batches = count("doll_update_batches_total", "Batches in applied updates.")
         self.update_records = count("doll_update_records_total", "Records in applied updates.")
@@ -149,26 +139,24 @@ class CoordinatorMetrics:
         self.switches = count(
             "doll_synchronisation_switches_total", "Updates in another mode than the update before."
         )
-        self.stage_s = seconds(
+        self.stage_s = self.histogram(
             "doll_round_seconds",
             "Duration of a stage of a round: wait (from an update until K batches are there),"
             " gradients (from the trigger to the last gradient), apply (from the optimizer's step"
             " until the new model is published).",
             ["stage"],
         )
-        self.staleness = Histogram(
+        self.staleness = self.histogram(
             "doll_gradient_staleness_versions",
             "Number of updates by which a gradient was older than the model when it arrived, by"
             " whether the gradient counted: yes or no.",
             ["counted"],
-            registry=self.registry,
             buckets=VERSIONS,
         )
-        self.record_age_s = Histogram(
+        self.record_age_s = self.histogram(
             "doll_record_age_seconds",
             "Duration from the arrival of a batch's newest record in Kafka until its update was"
             " applied.",
-            registry=self.registry,
             buckets=AGES_S,
         )
         self.claims_accepted = count(
@@ -200,7 +188,7 @@ class CoordinatorMetrics:
         self.checkpoint_failures = count(
             "doll_checkpoint_failures_total", "Failed attempts to write a checkpoint."
         )
-        self.group = GroupMetrics(self.registry)
+        self.group = GroupMetrics(self)
         for metric, values in (
             (self.short_updates, SHORT),
             (self.stage_s, STAGES),

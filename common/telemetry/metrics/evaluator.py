@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-from common.telemetry.metrics.registry import SECONDS, gauge
+from common.telemetry.metrics.registry import JobMetrics, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
 
-class EvaluatorMetrics:
+class EvaluatorMetrics(JobMetrics):
     """The metrics of the evaluation of one job.
 
     Args:
@@ -22,40 +19,34 @@ class EvaluatorMetrics:
     """
 
     def __init__(self, streams: Iterable[str]) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__()
         self.version: int | None = None  # J of the version that was evaluated last
-        self.test_means = Gauge(
+        self.test_means = self.gauge(
             "doll_test_metric",
             "Mean per record of the loss or of a metric of the task on the test set, for the"
             " version that was evaluated last.",
             ["metric"],
-            registry=self.registry,
         )
-        self.evaluations = Counter(
+        self.evaluations = self.counter(
             "doll_evaluations_total",
             "Total number of versions that were evaluated (done), or skipped because a newer one"
             " was offered or a leader took the version back (skipped).",
             ["outcome"],
-            registry=self.registry,
         )
-        self.test_s = Histogram(
+        self.test_s = self.histogram(
             "doll_evaluation_seconds",
             "Duration of the evaluation of one version on the test set.",
-            buckets=SECONDS,
-            registry=self.registry,
         )
-        self.prequential_means = Gauge(
+        self.prequential_means = self.gauge(
             "doll_prequential_metric",
             "Mean per record of the loss or of a metric of the task on records of a stream, just"
             " before the model learned from them.",
             ["stream", "metric"],
-            registry=self.registry,
         )
-        self.drifts = Counter(
+        self.drifts = self.counter(
             "doll_drifts_total",
             "Drifts that ADWIN detected in the errors of a stream.",
             ["stream"],
-            registry=self.registry,
         )
         for outcome in ("done", "skipped"):
             self.evaluations.labels(outcome)
@@ -69,16 +60,15 @@ class EvaluatorMetrics:
         yield gauge("doll_evaluated_version", meaning, self.version)
 
 
-class TrackerMetrics:
+class TrackerMetrics(JobMetrics):
     """The metrics of one job's tracking by an MLflow server."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=self.registry)
-        self.sent = counter(
+        super().__init__()
+        self.sent = self.counter(
             "doll_tracking_points_total", "Points of curves that the MLflow server accepted."
         )
-        self.failures = counter(
+        self.failures = self.counter(
             "doll_tracking_failures_total", "Failed attempts to send to the MLflow server."
         )
         self.waiting: int | None = None

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import time
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
-
-from common.telemetry.metrics.registry import counter, gauge, of
+from common.telemetry.metrics.registry import JobMetrics, counter, gauge, of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 _AVAILABILITY = "availability."
 
 
-class ProvisionerMetrics:
+class ProvisionerMetrics(JobMetrics):
     """The metrics of one job, computed at a scrape from the newest report.
 
     Args:
@@ -26,7 +24,7 @@ class ProvisionerMetrics:
     """
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__()
         self.registry.register(self)
         # None while another replica rents.
         self.report: FleetReport | None = None

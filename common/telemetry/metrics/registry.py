@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -35,12 +37,18 @@ SECONDS = (
 # One value, or one by a label or a tuple of labels; unknown values are left out.
 Values: TypeAlias = float | Mapping[Any, float | None] | None
 T = TypeVar("T")
+F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 
 
-class HasRegistry(Protocol):
+class JobMetrics:
     """The metrics of one job, whose labels do not name the job."""
 
-    registry: CollectorRegistry
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.gauge = partial(Gauge, registry=self.registry)
+        self.counter = partial(Counter, registry=self.registry)
+        # Of durations, unless other buckets are named.
+        self.histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
 
 
 class ProcessMetrics:
@@ -54,7 +62,7 @@ class ProcessMetrics:
         # Nobody needs a further series of each counter that says when the counter was made.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # of prometheus_client
         self.registry = CollectorRegistry()
-        self._jobs = dict[tuple[str, type[HasRegistry]], CollectorRegistry]()
+        self._jobs = dict[tuple[str, type[JobMetrics]], CollectorRegistry]()
         self._lock = threading.Lock()
         ProcessCollector(registry=self.registry)
         Gauge(
@@ -93,12 +101,12 @@ class ProcessMetrics:
         self.job_faults.remove_by_labels({"job_name": job})
         self.slow_turns.remove_by_labels({"job_name": job})
 
-    def follow(self, job: str, metrics: HasRegistry) -> None:
+    def follow(self, job: str, metrics: JobMetrics) -> None:
         """Expose the metrics of a job until `forget`, instead of older ones of their kind."""
         with self._lock:
             self._jobs[job, type(metrics)] = metrics.registry
 
-    def forget(self, metrics: HasRegistry) -> None:
+    def forget(self, metrics: JobMetrics) -> None:
         """Expose these metrics no longer; may be called twice."""
         with self._lock:
             for key, registry in list(self._jobs.items()):
@@ -135,24 +143,16 @@ def of(it: T | None, value: Callable[[T], Values]) -> Values:
     return None if it is None else value(it)
 
 
-def gauge(name: str, meaning: str, values: Values, *labels: str) -> GaugeMetricFamily:
-    """Return a gauge whose value was computed for a scrape."""
-    family = GaugeMetricFamily(name, meaning, labels=labels)
-    _add(family, values)
-    return family
-
-
-def counter(name: str, meaning: str, values: Values, *labels: str) -> CounterMetricFamily:
-    """Return a counter whose value was computed for a scrape."""
-    family = CounterMetricFamily(name, meaning, labels=labels)
-    _add(family, values)
-    return family
-
-
-def _add(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> None:
+def _computed(kind: type[F], name: str, meaning: str, values: Values, *labels: str) -> F:
+    """Return a metric whose value was computed for a scrape."""
+    family = kind(name, meaning, labels=labels)
     if isinstance(values, Mapping):
         for label, value in values.items():
             if value is not None:
                 family.add_metric([label] if isinstance(label, str) else label, value)
     elif values is not None:
         family.add_metric([], values)
+    return family
+
+
+gauge, counter = partial(_computed, GaugeMetricFamily), partial(_computed, CounterMetricFamily)

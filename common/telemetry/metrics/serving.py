@@ -111,25 +111,21 @@ def serve(metrics: ProcessMetrics, watchdog: Watchdog | Watchdogs, host: str, po
         timeout = 10.0  # of a client that says nothing
 
         def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
+            path, complaint = self.path.partition("?")[0], watchdog.complaint()
             if path == "/metrics":
-                self._answer(200, metrics.exposed(), EXPOSITION)
+                status, body = 200, metrics.exposed()
             elif path == "/healthz":
-                complaint = watchdog.complaint()
-                content = f"{complaint or 'healthy'}\n".encode()
-                self._answer(503 if complaint else 200, content, "text/plain; charset=utf-8")
+                status, body = 503 if complaint else 200, f"{complaint or 'healthy'}\n".encode()
             else:
-                self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
-            """Scrapes are not logged."""
-
-        def _answer(self, status: int, body: bytes, media_type: str) -> None:
+                status, body = 404, b"/metrics or /healthz\n"
             self.send_response(status)
-            self.send_header("Content-Type", media_type)
+            self.send_header("Content-Type", EXPOSITION)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
+            """Scrapes are not logged."""
 
     try:
         server = _Server(host, port, Handler)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from common.core.messages import FailedReason
-from common.telemetry.metrics.registry import SECONDS
+from common.telemetry.metrics.registry import JobMetrics
 
 STAGES = ("indicator", "fetch", "gradient", "push")
 
 
-class WorkerMetrics:
+class WorkerMetrics(JobMetrics):
     """What one worker measures of one job; threads may share it.
 
     Args:
@@ -21,9 +18,8 @@ class WorkerMetrics:
     """
 
     def __init__(self, streams: tuple[str, ...]) -> None:
-        self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=self.registry)
-        gauge = partial(Gauge, registry=self.registry)
+        super().__init__()
+        counter = self.counter
         self.records_read = counter(
             "doll_records_read_total", "Records that the worker put into batches.", ["stream"]
         )
@@ -39,24 +35,22 @@ class WorkerMetrics:
         self.batches_read_back = counter(
             "doll_batches_read_back_total", "Batches that the worker read from Kafka again."
         )
-        self.reading = gauge(
+        self.reading = self.gauge(
             "doll_worker_reading",
             "1 while the worker polls its streams; 0 while it pauses because enough of its batches"
             " wait or because no coordinator leads the job.",
         )
-        self.stream_behind_s = gauge(
+        self.stream_behind_s = self.gauge(
             "doll_stream_behind_seconds",
             "Age difference between the worker's newest record of the partition of the stream that"
             " is furthest behind and the median of its other partitions; 0 if no record waits.",
             ["stream"],
         )
-        self.stage_s = Histogram(
+        self.stage_s = self.histogram(
             "doll_worker_stage_seconds",
             "Duration of a stage of the worker's work: indicator (until Kafka has a claim), fetch"
             " (of a model), gradient (computation for one order), push (of a gradient).",
             ["stage"],
-            registry=self.registry,
-            buckets=SECONDS,
         )
         self.gradients_failed = counter(
             "doll_gradients_failed_total",

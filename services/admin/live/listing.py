@@ -57,7 +57,7 @@ class JobRow:
         self.record = record
         self.summary = summary
         spec = record.spec
-        task = spec.task.name or spec.task.entrypoint or ""
+        task = spec.task_name
         self.words = " ".join((spec.name, summary.state.word, task, *spec.streams)).lower()
 
     @cached_property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.messages import Batch
-    from common.jobs.store import JobStore
+    from common.jobs.operations import JobOperations
     from common.kafka.dead_letters import DeadLetter, DeadLettersRead
     from common.kafka.port import Log
 
@@ -77,9 +77,9 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     if bool(reason) == every:
         raise UserError("say which: --reason TEXT, or --all")
     from common.jobs.changes import local_user
+    from common.jobs.operations import JobOperations
     from common.jobs.quarantine import Quarantine
     from common.jobs.replay import Replayer
-    from common.jobs.store import JobStore
     from common.kafka.dead_letters import read_dead_letters
 
     log, stream = outside_of(context).open_log(), topic.removesuffix(".dlq")
@@ -104,7 +104,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         records = [each for each in chosen if not each.is_batch]
         written, came_back, cut = replayer.records(records, to, again=again)
         for name in sorted({each.job for each in quarantined if each.job}):
-            if not _is_there(JobStore(log), name):  # its batches are not known any more
+            if not _is_there(JobOperations(log), name):  # its batches are not known any more
                 if purged := sum(each.job == name for each in left):
                     typer.echo(f"{purged} batches of a job that was purged are left out")
                 continue
@@ -113,7 +113,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
             others = [each for each in quarantine.choose(None) if _is_of(quarantined, name, each)]
             for batch in [*begun, *others]:
                 written += replay_batch(replayer, quarantine, batch, to)
-    _note(JobStore(log), chosen if written else (), f"dead letters of {stream} to {to}")
+    _note(JobOperations(log), chosen if written else (), f"dead letters of {stream} to {to}")
     typer.echo(f"{written} records were written to {to}")
     if came_back:
         typer.echo(f"{came_back} had been before, and failed again: --again writes those, too")
@@ -123,11 +123,11 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
 
 def read_of(read: DeadLettersRead, log: Log, job: str) -> DeadLettersRead:
     """Return the letters of one job if one is named, else all."""
-    from common.jobs.store import JobStore
+    from common.jobs.operations import JobOperations
 
     if not job:
         return read
-    own = JobStore(log).id_of(job)
+    own = JobOperations(log).id_of(job)
     return read._replace(dead_letters=[each for each in read.dead_letters if each.job == own])
 
 
@@ -137,14 +137,14 @@ def _chosen(read: DeadLettersRead, reason: str, to: str) -> list[DeadLetter]:
     ]
 
 
-def _note(jobs: JobStore, dead_letters: Iterable[DeadLetter], what: str) -> None:
+def _note(jobs: JobOperations, dead_letters: Iterable[DeadLetter], what: str) -> None:
     """Write down in the record of each job how many of its letters were replayed."""
     for job, count in Counter(each.job for each in dead_letters).items():
         if _is_there(jobs, job):
             jobs.note(job, "replayed", f"{count} {what}")
 
 
-def _is_there(jobs: JobStore, job: str) -> bool:
+def _is_there(jobs: JobOperations, job: str) -> bool:
     from common.kafka.names import job_name
 
     try:

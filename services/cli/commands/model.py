@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from common.config.program import command_of, search_path
 from common.errors import UserError
 from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.render import tables
 from services.cli.system.outside import service_of, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_SUFFIXES = (".pt2", ".onnx")
 
 app = typer.Typer(no_args_is_help=True, help="List and export trained models.")
 
@@ -59,16 +68,15 @@ def export(
 
     Example: [bold]doll model export digits.safetensors -o digits.onnx[/]
     """
-    from common.jobs.export import check_output, export_apart
     from common.learning.torch_here import need_torch
 
-    check_output(output)
+    _check_output(output)
     need_torch("doll model export")
     try:
         model = file.read_bytes()
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error}") from error
-    export_apart(model, output, settings_of(context).tasks)
+    _export_apart(model, output, settings_of(context).tasks)
     typer.echo(f"{file}: {output}, {output.stat().st_size:,} B")
 
 
@@ -94,3 +102,29 @@ def list_versions(context: typer.Context, job: JobName) -> None:
         tables.show(table)
     else:
         typer.echo(f"no version of {job} is kept yet")
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a file that cannot be written here."""
+    if path.suffix not in _SUFFIXES:
+        raise UserError(f"{path}: the name must end with {' or '.join(_SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if path.suffix == ".onnx" and find_spec("onnxscript") is None:
+        raise UserError(
+            "what writes ONNX is not installed here: `pip install 'doll[export]'`, or export .pt2"
+        )
+
+
+def _export_apart(model: bytes, path: Path, allowed: Collection[str]) -> None:
+    """Let another process write the file; it may import only the entrypoints of DOLL_TASKS."""
+    import subprocess
+
+    command = command_of("common.jobs.export", str(path), *allowed)
+    environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}  # the task is found as here
+    done = subprocess.run(  # noqa: S603 -- our own command line
+        command, input=model, capture_output=True, check=False, env=environment
+    )
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended"]
+        raise UserError(words[-1])

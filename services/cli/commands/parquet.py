@@ -19,7 +19,7 @@ from pyarrow import parquet as pq
 from common.core.spans import Partition
 from common.errors import ConflictError, UserError
 from common.kafka.names import PRODUCED
-from common.kafka.port import Log, NewRecord, NewTopic
+from common.kafka.port import Log, NewRecord, NewTopic, TransactionalLog
 from common.kafka.read import records_of
 
 _TABLE = re.compile(r"/_delta_log/|/metadata/[^/]+\.metadata\.json$")
@@ -106,7 +106,7 @@ class OnceWriter:
         OutsideError: If Kafka is unavailable or refuses.
     """
 
-    def __init__(self, log: Log, topic: str, source: str, rows: Rows) -> None:
+    def __init__(self, log: TransactionalLog, topic: str, source: str, rows: Rows) -> None:
         self._topic = topic
         self._digest = rows.digest
         self._key = f"{topic} {source}".encode()

@@ -17,9 +17,8 @@ from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when
 from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
-    from common.api.answers import QuarantinedBatchAnswer
     from common.core.messages import Batch
-    from common.jobs.quarantine import Outcome, Quarantine
+    from common.jobs.quarantine import Outcome, Quarantine, QuarantinedBatchAnswer
     from common.jobs.replay import Replayer
 
 Batches = Annotated[
@@ -75,9 +74,9 @@ def replay(
     Example: [bold]doll job replay digits --batch 1042[/]
     """
     from common.jobs.changes import local_user
+    from common.jobs.operations import JobOperations
     from common.jobs.quarantine import Quarantine, format_batches
     from common.jobs.replay import Replayer, unfinished
-    from common.jobs.store import JobStore
 
     log, offsets = outside_of(context).open_log(), _named(batch, all_batches=all_batches)
 
@@ -90,14 +89,14 @@ def replay(
 
     if offsets == []:
         raise UserError(f"name some: --batch OFFSET, or --all; `doll job requeue {job}` lists them")
-    job_id = JobStore(log).get(job).id
+    job_id = JobOperations(log).get(job).id
     with closing(Replayer(log, local_user().name)) as replayer:
         quarantine = Quarantine(log, job_id)  # now that nobody else writes what is in it anew
         counts = {
             each.offset: replay_batch(replayer, quarantine, each) for each in chosen(quarantine)
         }
     if replayed := [offset for offset, count in counts.items() if count]:
-        JobStore(log).note(quarantine.job, "replayed", format_batches(replayed))
+        JobOperations(log).note(quarantine.job, "replayed", format_batches(replayed))
     written = sum(counts.values())
     typer.echo(f"{written} records of {job} were written again")
 

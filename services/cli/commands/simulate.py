@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+import sys
+from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from common.config.program import command_of, search_path
+from common.errors import DollError, UserError
+
 if TYPE_CHECKING:
-    from common.spot.experiments.results import RunsSummary, Spread
+    from collections.abc import Callable
+
     from common.spot.experiments.spec import Experiment
-    from common.spot.planning.compare import Result
+    from common.spot.planning.simulation import SimulateRequest
 
 
 def simulate(
@@ -54,8 +60,7 @@ def simulate(
         TimeElapsedColumn,
     )
 
-    from common.spot.experiments.experiment import load_experiment
-    from common.spot.planning.compare import as_data, compare, with_policies
+    from common.spot.experiments.spec import load_experiment
     from common.spot.planning.simulation import SimulateRequest
     from services.cli.options import complaints_by
 
@@ -77,14 +82,41 @@ def simulate(
                 bars[name] = progress.add_task(name, total=1.0)
             progress.update(bars[name], completed=share)
 
-        with complaints_by(_option_of):
-            variants = with_policies(request.experiment, request.policies)
-            results = compare(variants, file.parent, runs, seed, advance)
+        results = _simulated(request, file.parent, advance)
     if as_json:
-        data = as_data(experiment, seed, results)
-        typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+        typer.echo(msgspec.json.format(results, indent=2).decode())
     else:
-        Console().print(draw(experiment, results))
+        Console().print(draw(experiment, msgspec.json.decode(results)))
+
+
+def _simulated(
+    request: SimulateRequest, folder: Path, advance: Callable[[str, float], None]
+) -> bytes:
+    """Simulate in another process, which ends with this one; returns the results as JSON."""
+    from subprocess import PIPE, Popen
+
+    from common.spot.planning.simulation import REPORT
+
+    with Popen(  # noqa: S603 -- our own command line
+        command_of("common.spot.planning.apart", str(folder)),
+        stdin=PIPE,
+        stdout=PIPE,
+        env={**os.environ, "PYTHONPATH": search_path(sys.path)},
+        process_group=0,  # Ctrl-C is for this process alone
+    ) as process:
+        stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        try:
+            stdin.write(request.model_dump_json(exclude_unset=True).encode() + b"\n")
+            stdin.flush()
+            for report in map(REPORT.decode, stdout):
+                if report.progress is None:
+                    if report.refused:
+                        raise UserError(report.refused)
+                    return bytes(report.results)
+                advance(*report.progress)
+            raise DollError(f"the simulation ended early, with status {process.wait()}")
+        finally:
+            process.kill()
 
 
 def _option_of(path: str) -> str:
@@ -95,36 +127,34 @@ def _option_of(path: str) -> str:
     return f"--{field}" if field in ("runs", "seed") else path.removeprefix("experiment.")
 
 
-def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
-    """Draw one row per policy, and what the numbers are."""
-    from common.spot.experiments.results import RunsSummary
-
-    summaries = {name: RunsSummary.of(result.runs) for name, result in results.items()}
-    learned = any(result.curves for result in results.values())
-    given_up = any(summary.finished < summary.runs for summary in summaries.values())
+def draw(experiment: Experiment, results: dict[str, Any]) -> Group:
+    """Draw one row per policy, and what the numbers are, which `--json` prints."""
+    summaries, curves = results["summary"], results.get("curves", {})
+    given_up = any(summary["finished"] < summary["runs"] for summary in summaries.values())
     heads = ["cost\n$", "of on-\ndemand %", "runtime\ns", "in time\n%", "on spot\n%"]
     heads += ["preemp-\ntions", "changes"]
-    heads += ["accuracy\n%"] * learned + ["given up"] * given_up
+    heads += ["accuracy\n%"] * bool(curves) + ["given up"] * given_up
     # Eight columns are to fit into 80 characters.
     table = Table(Column("policy", no_wrap=True), box=None, collapse_padding=True, pad_edge=False)
     for head in heads:
         table.add_column(head, justify="right")
     for name, summary in summaries.items():
+        met, low, high = (f"{100 * share:.0f}" for share in summary["met"].values())
         cells = [
-            _spread(summary.cost_usd, _digits(summary.cost_usd.mean)),
-            _spread(summary.cost_ratio, 1, 100.0),
-            _spread(summary.runtime_s, 0),
-            f"{_percent(summary.met)} [{_percent(summary.met_low)},{_percent(summary.met_high)}]",
-            f"{100 * summary.spot_share:.1f}",
-            f"{summary.preemptions:,.1f}",
-            f"{summary.changes:,.1f}",
+            _spread(summary["cost_usd"], _digits(summary["cost_usd"]["mean"])),
+            _spread(summary["cost_ratio"], 1, 100.0),
+            _spread(summary["runtime_s"], 0),
+            f"{met} [{low},{high}]",
+            f"{100 * summary['spot_share']:.1f}",
+            f"{summary['preemptions']:,.1f}",
+            f"{summary['changes']:,.1f}",
         ]
-        if learned:
-            cells.append(_accuracy(results[name]))
+        if curves:
+            cells.append(_accuracy(curves[name]))
         if given_up:
-            cells.append(f"{summary.runs - summary.finished} of {summary.runs}")
+            cells.append(f"{summary['runs'] - summary['finished']} of {summary['runs']}")
         table.add_row(name, *cells)
-    runs = next(iter(summaries.values())).runs
+    runs = next(iter(summaries.values()))["runs"]
     legend = "Means per run; ± and [ ]: 95 % intervals of the mean, of the share in time."
     if given_up:
         legend += " Runs that were given up count with what they had cost by then."
@@ -132,20 +162,20 @@ def draw(experiment: Experiment, results: Mapping[str, Result]) -> Group:
     return Group(*shown, Text(legend, "dim"))
 
 
-def _throughput(summaries: Mapping[str, RunsSummary]) -> list[Table | Text]:
+def _throughput(summaries: dict[str, dict[str, Any]]) -> list[Table | Text]:
     """How much the workers of each policy computed, and how stale it was."""
     heads = ("policy", "batches/s", "staleness", "largest", "a worker's share of batches %")
     table = Table(*heads, box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, summary in summaries.items():
-        if (found := summary.throughput) is not None:
+        if (found := summary.get("throughput")) is not None:
             table.add_row(
                 name,
-                f"{found.batches_per_s:,.1f}",
-                f"{found.mean_staleness:.2f}",
-                f"{found.largest_staleness}",
-                f"{100 * min(found.shares):.1f} to {100 * max(found.shares):.1f}",
+                f"{found['batches_per_s']:,.1f}",
+                f"{found['mean_staleness']:.2f}",
+                f"{found['largest_staleness']}",
+                f"{100 * min(found['shares']):.1f} to {100 * max(found['shares']):.1f}",
             )
     return [table, Text()] if table.rows else []
 
@@ -189,21 +219,17 @@ def _digits(usd: float) -> int:
     return 2 if usd >= 1 or not usd else min(2 - math.floor(math.log10(usd)), 8)
 
 
-def _spread(spread: Spread, digits: int, factor: float = 1.0) -> str:
-    mean = f"{factor * spread.mean:,.{digits}f}"
-    if spread.high is None:
+def _spread(spread: dict[str, Any], digits: int, factor: float = 1.0) -> str:
+    mean = f"{factor * spread['mean']:,.{digits}f}"
+    if spread["high"] is None:
         return mean
-    return f"{mean}±{factor * (spread.high - spread.mean):,.{digits}f}"
+    return f"{mean}±{factor * (spread['high'] - spread['mean']):,.{digits}f}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}"
-
-
-def _accuracy(result: Result) -> str:
+def _accuracy(curves: list[list[dict[str, Any]]]) -> str:
     import numpy as np
 
     from common.spot.experiments.results import Spread
 
-    last = [curve[-1].accuracy for curve in result.curves if curve]
-    return _spread(Spread.of(np.array(last)), 1, 100.0) if last else ""
+    last = [curve[-1]["accuracy"] for curve in curves if curve]
+    return _spread(asdict(Spread.of(np.array(last))), 1, 100.0) if last else ""

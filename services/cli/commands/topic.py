@@ -30,7 +30,7 @@ def describe(
     Example: [bold]doll topic describe payments --label payload.after.is_fraud[/]
     """
     from common.kafka.read import records_of
-    from common.runtime.connect import open_registry
+    from common.kafka.schemas import open_registry
     from services.cli.commands.proposal import propose
 
     outside = outside_of(context)

@@ -79,9 +79,9 @@ def up(
     # While the servers start; in the order in which they are asked for.
     prepare("coordinator", *["provisioner"] * (market is not None), *["evaluator"] * evaluator)
     prepare(*["worker"] * (workers is None or workers > 0), "admin")
-    from common.embedded.control import embedded_settings
     from common.embedded.services import stop_all
     from common.embedded.stack import EmbeddedStack
+    from common.kafka.embedded import embedded_settings
     from common.spot.market.market_file import load_market
     from services.cli.local import made, open_page, start_services, with_market
 

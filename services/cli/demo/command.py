@@ -133,10 +133,9 @@ def _perform(
     plan: DemoPlan, settings: Settings, out: Path, ending: Ending, began: float
 ) -> DemoSummary:
     from common.data.digits import load_digits
-    from services.cli.demo.judge import judge
+    from services.cli.demo.judge import ModelTest, judge
     from services.cli.demo.run import Demo
     from services.cli.demo.screen import Screen
-    from services.cli.demo.tested_model import ModelTest
 
     digits = load_digits()  # first: a deadline counts from the submission on
     with (

@@ -4,21 +4,71 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from common.config.program import command_of
 from common.core.audit import Audit, audit
-from common.errors import DollError
+from common.embedded.process import Child
+from common.embedded.services import environment_of
+from common.errors import DollError, UnavailableError
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.wire.messages import decode_audit, decode_claim
 from services.cli.demo.summary import Account, DemoBill, DemoSummary
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from common.config.settings import Settings
     from common.core.messages import Positions, UpdateApplied
     from common.core.spans import Partition, Span
     from services.cli.demo.run import Demo, DemoFleetView
-    from services.cli.demo.tested_model import ModelTest
+
+
+_TIMEOUT_S = 120.0  # torch may have to be loaded, on a busy machine
+_TESTED = msgspec.json.Decoder(dict[str, float])
+
+
+class ModelTest:
+    """A test in progress; make it in a thread that stays, see `Child`.
+
+    Args:
+        model: File that the test writes the model to.
+        log: File of the test's output, with its result.
+    """
+
+    def __init__(self, settings: Settings, job: str, model: Path, log: Path) -> None:
+        command = command_of("services.cli.demo.tested_model", job, str(model.absolute()))
+        self._child = Child(command, log, environment_of(settings), forks=True)
+
+    def result(self) -> dict[str, float]:
+        """Mean loss and accuracy.
+
+        Raises:
+            DollError: If the test did not end within two minutes, or failed. The message quotes
+                the last output of the test.
+        """
+        try:
+            exit_code = self._child.await_end(_TIMEOUT_S)
+        except UnavailableError as error:
+            raise DollError(f"the last model could not be tested: {error}") from error
+        finally:
+            self._child.kill()
+        return result_of(exit_code, self._child.last_words())
+
+
+def result_of(exit_code: int, said: str) -> dict[str, float]:
+    """Read the result of a test from its output, in which a library may have warned.
+
+    Raises:
+        DollError: If the test failed.
+    """
+    results = [line for line in said.splitlines() if line.startswith("{")]
+    if exit_code or not results:
+        raise DollError(f"the last model could not be tested (exit code {exit_code}): {said}")
+    return _TESTED.decode(results[-1])
 
 
 def judge(demo: Demo, test: ModelTest) -> DemoSummary:
@@ -34,8 +84,6 @@ def judge(demo: Demo, test: ModelTest) -> DemoSummary:
     claimed = read_decoded(demo.log, topics.control_topic(job), decode_claim)
     proof = audit(first, claimed, decided)
     updates = proof.updates
-    progress = demo.progress
-    times = [row.at_s or 0.0 for row in progress.updates.rows(1, progress.version)]
     tested = test.result()
     if demo.fleet is None:  # all that was produced is to be found again
         bill, ends = None, demo.ends
@@ -46,17 +94,12 @@ def judge(demo: Demo, test: ModelTest) -> DemoSummary:
         account=account(proof, first, ends),
         flaws=tuple(f"{flaw.kind}: {flaw.where}" for flaw in proof.flaws),
         updates=len(updates),
-        takeovers=max(0, proof.takeovers - 1),
-        updates_taken_back=proof.taken_back,
         test_accuracy=tested["accuracy"],
-        test_loss=tested["loss"],
-        prequential_accuracy=mean_accuracy(updates),
         prequential_accuracy_at_end=mean_accuracy(updates[-max(1, len(updates) // 10) :]),
         samples_per_s=proof.trained / demo.streaming_s,
         workers=demo.plan.workers,
         preemptions=demo.preemptions,
         pause_after_preemption_s=demo.pause_s,
-        longest_pause_s=max((later - at for at, later in pairwise(times)), default=0.0),
         bill=bill,
         curve=tuple(mean_accuracy([update]) for update in updates),
     )

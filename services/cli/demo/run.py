@@ -13,15 +13,17 @@ import numpy as np
 from common.core.spans import Partition
 from common.embedded.services import stop_all
 from common.errors import DollError, UnavailableError
+from common.jobs.operations import JobOperations
 from common.jobs.progress import JobProgress
-from common.jobs.store import JobStore
 from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, read_history
 from common.kafka.names import plans_topic
+from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_blobs, open_board, open_log
+from common.redis.board import open_board
 from common.spot.plans import decode_plan
 from common.spot.provisioning.ledger import FleetLedger
 from common.spot.provisioning.records import Ended, Planned, PlanRecord, Started
+from common.storage.port import open_blobs
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger
 from services.cli.commands import sources
@@ -130,7 +132,7 @@ class Demo:
         self._sent = 0
         self._preemption = Preemption(plan.records // 2, plan.away_s)
         self._began_s = 0.0  # to stream, since 1970
-        self._job_store = JobStore(self.log)
+        self._job_store = JobOperations(self.log)
         spec = plan.job()
         for stream in spec.streams:
             self.log.create_topics([NewTopic(stream, plan.partitions)])
@@ -199,7 +201,7 @@ class Demo:
         whole = self._until(self._at_rest, _DRAIN_S)
         # If not whole, the audit will tell what is missing.
         self._enter("judging", "every record is settled" if whole else "something is missing")
-        self._job_store.want(self.plan.name, "stopped", "the demo is over")
+        self._job_store.patch(self.plan.name, "the demo is over", wanted="stopped")
 
     def _run_to_deadline(self, data: Records) -> None:
         """Stream until the job is over, and see its machines given back."""

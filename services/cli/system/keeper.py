@@ -31,9 +31,7 @@ _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 class Kept(Protocol):
     """A process that can be started again, such as a service or a server."""
 
-    @property
-    def name(self) -> str:
-        """Name of the process for people."""
+    name: str
 
     @property
     def exit_code(self) -> int | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.jobs.servers import Outside
-    from common.kafka.port import Log
+    from common.kafka.port import TransactionalLog
     from services.cli.system.api import Api
 
 CHOSEN_WITH = "doll.chosen_with"  # in the context's `meta`: the option that names the server
@@ -55,7 +55,7 @@ class Reached:
         return replace(outside, open_log=cache(partial(_found, outside.open_log)))
 
 
-def _found(open_log: Callable[[], Log]) -> Log:
+def _found(open_log: Callable[[], TransactionalLog]) -> TransactionalLog:
     """Open Kafka and ask it something: whoever retries for a minute has a broker to wait for.
 
     Raises:

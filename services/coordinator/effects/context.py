@@ -25,7 +25,7 @@ class JobContext:
     """One job in one replica; its actor alone changes it."""
 
     replica: CoordinatorReplica
-    record: JobRecord  # as its part in this process began
+    record: JobRecord  # the newest that its actor has seen
     spec: JobSpec  # the newest
     board: Board
     inbox: CoordinatorInbox

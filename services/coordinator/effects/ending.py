@@ -15,6 +15,7 @@ from common.errors import ConflictError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from common.core import commands as do
+    from common.jobs.store import JobRecord
     from services.coordinator.effects.context import JobContext
     from services.coordinator.effects.lease import Lease
     from services.coordinator.effects.publishing import ModelPublisher
@@ -54,8 +55,10 @@ class JobEnding:
         self._records = records
         self._leadership = leadership
         self.finished = False  # all that is to be done at the job's end is done
-        self.hold_written = False  # the jobs topic says that it is held
-        self._held: do.Hold | None = None  # while the jobs topic does not say it
+        # The job as the jobs topic has it after a hold. It runs if somebody resumed it in between.
+        self.hold_written: JobRecord | None = None
+        # While the jobs topic does not say it: a hold, and the job as it was decided for.
+        self._held: tuple[do.Hold, JobRecord] | None = None
         self._waiting: _Waiting | None = None
         self._write_at = 0.0
 
@@ -68,21 +71,21 @@ class JobEnding:
     def poll(self) -> None:
         """Do what waited for Kafka, or for an upload."""
         if self._held is not None:
-            self._write_hold(self._held)
+            self._write_hold(*self._held)
         if self._waiting is not None:
             self._go_on_ending(self._waiting)
 
     def hold(self, command: do.Hold) -> None:
         """Hold the job until a person resumes it."""
-        self._held, self._write_at = command, 0.0
+        self._held, self._write_at = (command, self._job.record), 0.0
         self._job.log.error("job_held", reason=self.named(command.reason), detail=command.detail)
-        self._write_hold(command)
+        self._write_hold(*self._held)
 
     def named(self, reason: str) -> str:
         """Complete the commands in a reason: who decides knows topics at most, and not the name."""
         return _UNNAMED.sub(f"\\g<0> {self._job.record.spec.name}", reason)
 
-    def _write_hold(self, held: do.Hold) -> None:
+    def _write_hold(self, held: do.Hold, record: JobRecord) -> None:
         """Write down why the job is held, until the jobs topic has it: else nobody would know."""
         if monotonic() < self._write_at:
             return
@@ -90,8 +93,9 @@ class JobEnding:
             if self._job.newest() is not None:
                 with suppress(NotFoundError):  # it was deleted since
                     job_store = self._job.replica.job_store
-                    job_store.hold(self._job.id, self.named(held.reason), held.detail)
-            self._held, self.hold_written = None, True
+                    reason = self.named(held.reason)
+                    self.hold_written = job_store.hold(record, reason, held.detail)
+            self._held = None
         except (UnavailableError, ConflictError) as error:
             self._job.log.warning("hold_not_written", reason=str(error))
             self._write_at = monotonic() + WRITE_RETRY_S

@@ -55,7 +55,7 @@ class WorkerBoard:
         self._log = logger
         self._clock = clock
         self._outage = Outage(logger, "redis", clock)
-        self._notifier = OutageNotifier(board, worker, str(logger.bound.get("job", "")), clock)
+        self._notifier = OutageNotifier(board, worker, self._outage.job, clock)
         self._reported = ""  # why the leader leaves this worker out
         self._again_at = float("-inf")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,10 @@ import pytest
 import torch
 
 from common.collectives.port import Peer
-from common.collectives.torch_group import GlooGroup, TorchGroups
+from common.collectives.torch_group import GlooGroup, TorchGroups, advertised
 from common.config.settings import Settings
-from common.errors import GroupError, UserError
+from common.errors import GroupError, UnavailableError, UserError
 from common.redis.memory import MemoryBoards, MemoryRedis
-from common.runtime.connect import open_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_nccl_needs_one_in_words() -> None:
     rendezvous = MemoryBoards(MemoryRedis()).rendezvous("job")
 
     with pytest.raises(UserError, match=r"nccl adds up in .* take gloo, or run workers"):
-        open_groups(Settings(advertise="127.0.0.1"), rendezvous, "nccl")
+        TorchGroups("127.0.0.1", rendezvous, "nccl")
 
 
 def test_whoever_is_closed_is_reached_no_more(groups: TorchGroups) -> None:
@@ -111,3 +111,61 @@ def test_who_leaves_a_group_does_not_wait_until_its_connections_are_closed() -> 
         b.all_reduce(np.zeros(1, np.float32))
     for groups in both:
         groups.close()
+
+
+@pytest.mark.parametrize(
+    ("redis", "advertise", "found"),
+    [
+        ("unix:///run/redis.sock", "", "127.0.0.1"),
+        ("redis://localhost:6379/0", "", "127.0.0.1"),
+        ("redis://127.0.0.2", "", "127.0.0.1"),
+        ("redis://127.0.0.1", "192.0.2.7", "192.0.2.7"),
+        ("redis://127.0.0.1", "localhost", "127.0.0.1"),
+    ],
+)
+def test_others_reach_a_machine_where_it_reaches_redis_unless_set_otherwise(
+    redis: str, advertise: str, found: str
+) -> None:
+    assert advertised(Settings(redis=redis, advertise=advertise)) == found
+
+
+def test_an_address_that_no_other_machine_reaches_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The name of a machine that resolves to loopback there, and a Redis elsewhere.
+    class Elsewhere(socket.socket):
+        def connect(self, address: object) -> None:
+            del address
+
+        def getsockname(self) -> tuple[str, int]:
+            return "192.0.2.7", 1
+
+    monkeypatch.setattr(socket, "socket", Elsewhere)
+
+    with pytest.raises(UserError, match=r"localhost is 127.0.0.1 here.* such as 192.0.2.7"):
+        advertised(Settings(redis="redis://192.0.2.1", advertise="localhost"))
+
+
+def test_a_name_that_is_unknown_may_be_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(
+        UnavailableError, match=r"DOLL_ADVERTISE: nobody.invalid cannot be resolved"
+    ):
+        advertised(Settings(redis="unix:///run/redis.sock", advertise="nobody.invalid"))
+
+
+@pytest.mark.parametrize("value", ["http://here", "name@host", "a b"])
+def test_an_advertised_address_is_a_host_alone(value: str) -> None:
+    with pytest.raises(ValueError, match="must be a host's name or address, without a port"):
+        Settings(advertise=value)
+
+
+def test_groups_are_reached_at_the_advertised_address() -> None:
+    rendezvous = MemoryBoards(MemoryRedis()).rendezvous("digits")
+    groups = TorchGroups(advertised(Settings(advertise="127.0.0.3")), rendezvous)
+
+    assert groups.address.startswith("127.0.0.3:")
+    groups.close()

@@ -18,7 +18,7 @@ from tests.unit.admin.conftest import World, problem
 if TYPE_CHECKING:
     import pytest
 
-    from common.kafka.port import Log
+    from common.kafka.port import TransactionalLog
 
 
 def test_an_application_is_made_without_any_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_following_begins_and_ends_with_the_process(world: World) -> None:
 
 
 def test_a_thread_that_fails_is_a_fault_of_the_process() -> None:
-    def broken() -> Log:
+    def broken() -> TransactionalLog:
         raise ZeroDivisionError
 
     world = World()

@@ -76,7 +76,7 @@ def test_name_never_comes_from_a_body_or_a_header(
 def test_deleted_name_keeps_who_deleted_its_job(digits: World) -> None:
     digits.ask("PATCH", "/v1/jobs/digits", json={"wanted": "stopped"})
     assert digits.ask("DELETE", "/v1/jobs/digits").status_code == 204
-    kept = JobStore(digits.log)._job_store.read()["digits"]  # noqa: SLF001 -- no reader of jobs sees it
+    kept = JobStore(digits.log).table.read()["digits"]
     assert isinstance(kept, FreeName)
     assert [(each.action, each.by) for each in kept.changes] == [
         ("submitted", "olga"),

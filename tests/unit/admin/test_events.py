@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from common.api.answers import EVENT_DATA
 from common.api.keys import KeyStore
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from services.admin.live.feed import EVENTS
 from services.admin.routes import events as module
 from tests.unit.admin.conftest import World, problem
@@ -42,7 +42,7 @@ class Served:
     def __init__(self, world: World) -> None:
         self.world = world
         self.topics = Topics(world.log)
-        JobStore(world.log).submit(job().spec)
+        JobOperations(world.log).submit(job().spec)
         config = uvicorn.Config(world.app, port=0, log_config=None, lifespan="on")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -136,7 +136,7 @@ def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Serv
         served.topics.audit(update(0, 2))
         name, data = stream.next()
         assert (name, data["version"], data["count"]) == ("update", 2, 1)
-        JobStore(served.world.log).want(JOB, "paused", "prices are high")
+        JobOperations(served.world.log).patch(JOB, "prices are high", wanted="paused")
         name, data = stream.next()
         assert (name, data["wanted"], data["reason"]) == ("job", "paused", "prices are high")
 
@@ -199,8 +199,8 @@ def test_all_streams_end_when_the_service_does(served: Served) -> None:
 def test_a_deleted_job_ends_its_streams(served: Served) -> None:
     with served.stream() as stream:
         stream.next()
-        job_store = JobStore(served.world.log)
-        job_store.want(JOB, "stopped", "enough")
+        job_store = JobOperations(served.world.log)
+        job_store.patch(JOB, "enough", wanted="stopped")
         assert stream.next()[1]["wanted"] == "stopped"
         job_store.delete(JOB)
         with pytest.raises(EOFError):
@@ -275,7 +275,7 @@ def test_a_reader_that_takes_nothing_is_sent_away(
 ) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.05)
     topics = Topics(world.log)
-    JobStore(world.log).submit(job().spec)
+    JobOperations(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.stores.ready()
@@ -297,7 +297,7 @@ def test_a_reader_that_takes_not_even_the_end_is_sent_away(
 ) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.05)
     Topics(world.log)
-    JobStore(world.log).submit(job().spec)
+    JobOperations(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.stores.ready()
@@ -315,7 +315,7 @@ def test_a_reader_that_takes_not_even_the_end_is_sent_away(
 
 def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
     Topics(world.log)
-    JobStore(world.log).submit(job().spec)
+    JobOperations(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.stores.ready()
@@ -335,7 +335,7 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
 
 def test_a_reader_that_goes_is_noticed_at_once(world: World) -> None:
     Topics(world.log)
-    JobStore(world.log).submit(job().spec)
+    JobOperations(world.log).submit(job().spec)
 
     async def read() -> None:
         await world.service.stores.ready()

@@ -19,8 +19,8 @@ from common.core.snapshot_search import AWAITED
 from common.core.spans import Partition, Span
 from common.jobs.check import PATIENCE_S, CheckReport, Unchecked
 from common.jobs.edit import CHANGEABLE
+from common.jobs.operations import JobOperations
 from common.jobs.spec import JobSpec
-from common.jobs.store import JobStore
 from common.kafka.names import JOBS, control_topic, updates_topic
 from common.wire.messages import encode_audit, encode_claim
 from services.admin import service, stores
@@ -72,13 +72,13 @@ def test_a_job_is_created_with_all_defaults_and_where_it_begins(world: World) ->
     assert [body.pop(name) for name in ("checked", "unchecked", "beginning")] == [True, "", ""]
     assert shown | seen == body | seen
     assert shown["why"] == "none leads digits yet: `doll coordinator` starts one"
-    assert JobStore(world.log).get("digits").spec.task.name == "image-classifier"
+    assert JobOperations(world.log).get("digits").spec.task.name == "image-classifier"
 
 
 def test_a_job_that_was_made_elsewhere_is_seen(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
     assert problem(world.ask("GET", "/v1/jobs/digits"), 404) == 'there is no job "digits"'
-    JobStore(world.log).submit(JobSpec.model_validate_json(json.dumps(SPEC)))
+    JobOperations(world.log).submit(JobSpec.model_validate_json(json.dumps(SPEC)))
     while world.ask("GET", "/v1/jobs/digits").status_code != 200:
         pass  # pytest's timeout is the limit
 
@@ -304,8 +304,8 @@ def test_jobs_are_sorted_filtered_counted_and_paged(world: World) -> None:
     for name in names:
         assert post(world, name=name).status_code == 201
     world.ask("PATCH", "/v1/jobs/d", json={"wanted": "paused"})
-    store = JobStore(world.log)
-    store.hold("e", "its weights are not finite")
+    store = JobOperations(world.log)
+    store.hold(store.get("e"), "its weights are not finite")
 
     def listed(**asked: object) -> list[str]:
         return [job["id"] for job in world.get("/v1/jobs", params=asked)["jobs"]]
@@ -364,13 +364,13 @@ def test_a_change_of_unknown_outcome_is_found_by_its_idempotency_key(
     world.streams("clinic-a", "clinic-b")
     world.get("/v1/jobs")
     goes_on = threading.Event()
-    submit = JobStore.submit
+    submit = JobOperations.submit
 
     def slow(*given: Any, **named: Any) -> JobRecord:  # noqa: ANN401
         assert goes_on.wait(60.0)
         return submit(*given, **named)
 
-    monkeypatch.setattr(JobStore, "submit", slow)
+    monkeypatch.setattr(JobOperations, "submit", slow)
     monkeypatch.setattr(stores, "WRITE_S", 0.2)
     headers = {"Idempotency-Key": "once"}
     # On a busy machine it may take several attempts until one begins in time.
@@ -382,7 +382,7 @@ def test_a_change_of_unknown_outcome_is_found_by_its_idempotency_key(
     monkeypatch.setattr(stores, "WRITE_S", 60.0)
     again = world.ask("POST", "/v1/jobs", json=SPEC, headers=headers)
     assert again.status_code == 201
-    assert list(JobStore(world.log).read()) == [again.json()["id"]]
+    assert list(JobOperations(world.log).read()) == [again.json()["id"]]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "wanted=happy"])
@@ -459,13 +459,15 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
     resume = {"wanted": "running", "after_loss": True}
     assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 409
     assert digits.ask("PATCH", "/v1/jobs/digits", json={"after_loss": True}).status_code == 422
-    JobStore(digits.log).hold("digits", "the updates topic lost records")
+    job_store = JobOperations(digits.log)
+    job_store.hold(job_store.get("digits"), "the updates topic lost records")
     body = digits.ask("PATCH", "/v1/jobs/digits", json={**resume, "from_start": True}).json()
     assert (body["wanted"], body["reason"]) == ("running", "resumed after loss by olga")
-    record = JobStore(digits.log).get("digits")
+    record = JobOperations(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (1, True, "")
 
-    JobStore(digits.log).hold("digits", "the topic clinic-a was deleted and created anew")
+    job_store = JobOperations(digits.log)
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
     for alone in ({"read_from": "earliest"}, {"from_start": True}):
         patch = {"wanted": "running", **alone}
         assert digits.ask("PATCH", "/v1/jobs/digits", json=patch).status_code == 422
@@ -473,7 +475,7 @@ def test_a_job_that_is_held_goes_on_after_a_loss(digits: World) -> None:
         digits.ask("PATCH", "/v1/jobs/digits", json={**resume, "read_from": "0"}).status_code == 422
     )
     digits.ask("PATCH", "/v1/jobs/digits", json={**resume, "read_from": "earliest"})
-    record = JobStore(digits.log).get("digits")
+    record = JobOperations(digits.log).get("digits")
     assert (record.after_loss, record.from_start, record.read_from) == (2, False, "earliest")
 
 
@@ -484,7 +486,7 @@ def test_job_that_waits_for_a_checkpoint_goes_on_without_it(digits: World) -> No
     assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 409
     board.put_unable("c1", f"{AWAITED}7-40, but the list is empty", 60.0)
     assert digits.ask("PATCH", "/v1/jobs/digits", json=resume).status_code == 200
-    assert JobStore(digits.log).get("digits").after_loss == 1
+    assert JobOperations(digits.log).get("digits").after_loss == 1
 
 
 def test_nothing_is_written_where_nothing_changes(digits: World) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.core.messages import ModelId, WorkerId
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from services.admin.live.followers import JobFollower
 from tests.unit.admin.conftest import problem
 from tests.unit.admin.live.helpers import JOB, Topics, job, lead, update
@@ -21,7 +21,7 @@ PARTS = ("updates", "workers", "streams", "curves")
 @pytest.fixture
 def topics(world: World) -> Topics:
     made = Topics(world.log)
-    JobStore(world.log).submit(job().spec)
+    JobOperations(world.log).submit(job().spec)
     return made
 
 

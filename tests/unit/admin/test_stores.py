@@ -13,8 +13,8 @@ import pytest
 from common.api.keys import KeyStore
 from common.core.spans import Partition
 from common.errors import UnavailableError, UnknownOutcomeError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS, KEYS
 from common.kafka.port import NewTopic
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def test_lost_records_that_stand_last_are_repaired() -> None:
     log = MemoryLog(lambda: 0.0)  # so all that is written is old
     log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
-    job = JobStore(log).submit(parse_job(TEXT))
+    job = JobOperations(log).submit(parse_job(TEXT))
     _, key = KeyStore(log).create("ci", "viewer")
     with closing(log.writer()) as writer:
         for topic, name in ((JOBS, "digits"), (KEYS, "ci")):
@@ -46,7 +46,7 @@ def test_lost_records_that_stand_last_are_repaired() -> None:
         first, _lost, last = log.stored(Partition(topic, 0)).records
         assert last.value == first.value
         assert dict(last.headers)[NUMBER] == b"2"
-    assert JobStore(log).read() == {"digits": job}
+    assert JobOperations(log).read() == {"digits": job}
     assert KeyStore(log).read() == {"ci": key}
 
 
@@ -88,11 +88,11 @@ def test_change_that_did_not_begin_in_time_is_never_made(monkeypatch: pytest.Mon
     stores, done = Stores(MemoryLog, time.time), threading.Event()
     made = list[str]()
 
-    def hang(_: JobStore) -> None:
+    def hang(_: JobOperations) -> None:
         assert done.wait(60.0)
         made.append("first")
 
-    async def refused(act: Callable[[JobStore], None]) -> UnavailableError:
+    async def refused(act: Callable[[JobOperations], None]) -> UnavailableError:
         with pytest.raises(UnavailableError) as error:
             await stores.write(act)
         return error.value
@@ -121,7 +121,7 @@ def test_made_change_is_acknowledged_though_it_cannot_be_folded_at_once() -> Non
     log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
     stores = Stores(lambda: log, time.time)
 
-    def submit(store: JobStore) -> JobRecord:
+    def submit(store: JobOperations) -> JobRecord:
         record = store.submit(parse_job(TEXT))
         log.go_away()
         return record
@@ -130,4 +130,4 @@ def test_made_change_is_acknowledged_though_it_cannot_be_folded_at_once() -> Non
         asyncio.run(stores.ready())
         record = asyncio.run(stores.write(submit))
         log.come_back()
-    assert JobStore(log).read() == {"digits": record}
+    assert JobOperations(log).read() == {"digits": record}

@@ -6,6 +6,7 @@ import json
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from common.api.answers import JobAnswer
 from common.api.jobs import job_answer, job_summary, progress_answer
@@ -13,13 +14,15 @@ from common.core.spans import Partition
 from common.jobs.changes import Change
 from common.jobs.progress import UNREAD, JobProgress, resting
 from common.jobs.spec import job_from_json
-from common.jobs.store import JobRecord, StartCheckpoint
+from common.jobs.store import JobRecord, StartCheckpoint, by_stream
 from services.admin.routes.requests import JOB
 
 NOW = 2000.0
 FIRST = {Partition("clinic-a", 0): 7, Partition("clinic-a", 1): 0, Partition("clinic-b", 0): 3}
-RUNNING = JobRecord(job_from_json(json.dumps(JOB)), "running", FIRST, "submitted", 1000.0)
-CHANGED = RUNNING._replace(
+SPEC = job_from_json(json.dumps(JOB))
+RUNNING = JobRecord(SPEC, "running", by_stream(FIRST), "submitted", 1000.0)
+CHANGED = replace(
+    RUNNING,
     revision=2,
     changes=(
         Change(1000.0, "submitted", "olga", "operator"),
@@ -28,8 +31,8 @@ CHANGED = RUNNING._replace(
     ),
     origin=StartCheckpoint("letters", 3, 400, "0" * 64),
 )
-HELD = RUNNING._replace(wanted="paused", reason="it raises", held=True, detail="Traceback: boom")
-OVER = RUNNING._replace(wanted="stopped", reason="400 updates applied", finished=True)
+HELD = replace(RUNNING, wanted="paused", reason="it raises", held=True, detail="Traceback: boom")
+OVER = replace(RUNNING, wanted="stopped", reason="400 updates applied", finished=True)
 
 
 @pytest.mark.parametrize("record", [RUNNING, CHANGED, HELD, OVER])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.api.keys import KeyStore
-from common.jobs.store import JobStore
+from common.jobs.operations import JobOperations
 from common.kafka import names as topics
 from services.cli import exits
 from tests.unit.cli.test_job import submitted
@@ -34,7 +34,7 @@ def test_jobs_and_keys_are_restored_as_they_were(world: World, tmp_path: Path) -
     world.run("key", "create", "page", "--role", "viewer")
     world.run("key", "create", "gone", "--role", "viewer")
     world.run("key", "revoke", "gone")
-    job, keys = JobStore(world.log).get(JOB), KeyStore(world.log).read()
+    job, keys = JobOperations(world.log).get(JOB), KeyStore(world.log).read()
 
     saved = world.run("backup", str(file)).stdout
     assert saved == f"{file} has 1 record of doll.jobs and 3 records of doll.keys\n"
@@ -43,7 +43,7 @@ def test_jobs_and_keys_are_restored_as_they_were(world: World, tmp_path: Path) -
     output = world.run("restore", str(file)).stdout
     assert output == "doll.jobs: 1 record restored\ndoll.keys: 3 records restored\n"
 
-    assert JobStore(world.log).get(JOB) == job
+    assert JobOperations(world.log).get(JOB) == job
     assert KeyStore(world.log).read() == keys
     assert world.run("restore", str(file)).stdout.count(": 0 records restored") == 2
 
@@ -52,12 +52,12 @@ def test_a_restore_over_another_job_of_the_name_needs_replace(world: World, tmp_
     submitted(world)
     file = str(tmp_path / "backup.json")
     world.run("backup", file)
-    JobStore(world.log).want(JOB, "paused", "later")
+    JobOperations(world.log).patch(JOB, "later", wanted="paused")
     refused = world.run("restore", file, code=exits.REFUSED)
     assert f"doll.jobs has other records of {JOB}" in refused.stderr
-    assert JobStore(world.log).get(JOB).wanted == "paused"
+    assert JobOperations(world.log).get(JOB).wanted == "paused"
     world.run("restore", file, "--replace")
-    assert JobStore(world.log).get(JOB).wanted == "running"
+    assert JobOperations(world.log).get(JOB).wanted == "running"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
-"""The account of a demo: every record produced is found again, once, or is said to be missing."""
+"""The end of a demo: every record produced is found again, once, or is said to be missing.
+
+The result of the model's test is read from the output of another process.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,13 +25,15 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
-from services.cli.demo.judge import account
+from common.errors import DollError
+from services.cli.demo.judge import account, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from common.core.messages import AuditRecord
 
+RESULT = '{"loss":0.053,"accuracy":0.986}'
 W = WorkerId("w1")
 A, B = Partition("a", 0), Partition("b", 0)
 FIRST = {A: 10, B: 0}
@@ -96,3 +102,23 @@ def test_a_duplicate_does_not_hide_a_loss() -> None:
     audited = folded([claim], update(1, batch(0, claim)), update(2, batch(0, claim)))
     found = account(audited, FIRST, ends={A: 20, B: 0})
     assert (found.lost, found.duplicated) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    "said", [RESULT, f"UserWarning: slow\n{RESULT}", f"{RESULT}\nException ignored in: a thread"]
+)
+def test_result_is_found_beside_warnings_of_libraries(said: str) -> None:
+    assert result_of(0, said) == {"loss": 0.053, "accuracy": 0.986}
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "said"), [(1, RESULT), (-9, "it said nothing"), (0, "it said nothing")]
+)
+def test_test_that_failed_or_gave_no_result_is_an_error_with_its_output(
+    exit_code: int, said: str
+) -> None:
+    with pytest.raises(DollError) as failed:
+        result_of(exit_code, said)
+    assert str(failed.value) == (
+        f"the last model could not be tested (exit code {exit_code}): {said}"
+    )

@@ -421,7 +421,10 @@ def test_the_list_says_how_each_job_is_and_what_it_could_not_use(world: World) -
 
 def test_a_job_that_is_held_shows_its_reason_and_its_traceback(world: World) -> None:
     submitted(world)
-    JobStore(world.log).hold("digits", "its task raises KeyError", "Traceback:\n  \x1b[31mboom")
+    job_store = JobStore(world.log)
+    job_store.hold(
+        job_store.get("digits"), "its task raises KeyError", "Traceback:\n  \x1b[31mboom"
+    )
     (_, line, why) = world.run("job", "list").stdout.splitlines()
     assert line.split()[1] == "held"
     assert why == "digits: held: its task raises KeyError"
@@ -445,7 +448,8 @@ def test_a_finished_job_that_is_to_stop_is_left_as_it_is_and_people_read_so(worl
 def test_a_job_whose_topics_are_gone_is_listed_and_watched(world: World) -> None:
     submitted(world)
     world.log.delete_topics(["doll.digits.updates"])
-    JobStore(world.log).hold("digits", "the topic doll.digits.updates does not exist any more")
+    job_store = JobStore(world.log)
+    job_store.hold(job_store.get("digits"), "the topic doll.digits.updates does not exist any more")
     for command in (("job", "list"), ("job", "watch", "digits", "--once")):
         assert "does not exist any more" in world.run(*command).stdout
 
@@ -466,7 +470,8 @@ def test_job_is_resumed_after_a_loss_by_a_request_of_its_own(world: World) -> No
     assert "is not held" in refused.stderr
     refused = world.run("job", "resume", "digits", "--from-start", code=3)
     assert "goes with --after-loss" in refused.stderr
-    JobStore(world.log).hold("digits", "the updates topic lost records")
+    job_store = JobStore(world.log)
+    job_store.hold(job_store.get("digits"), "the updates topic lost records")
 
     said = world.run("job", "resume", "digits", "--after-loss", "--from-start").stdout
 
@@ -487,7 +492,8 @@ def test_job_that_waits_for_a_checkpoint_is_resumed_without_it(world: World) -> 
 
 def test_a_topic_that_was_created_anew_is_read_from_where_its_owner_says(world: World) -> None:
     submitted(world)
-    JobStore(world.log).hold("digits", "the topic clinic-a was deleted and created anew")
+    job_store = JobStore(world.log)
+    job_store.hold(job_store.get("digits"), "the topic clinic-a was deleted and created anew")
     assert world.run("job", "resume", "digits", "--from", "somewhere", code=2).stderr
 
     world.run("job", "resume", "digits", "--from", "latest")

@@ -170,7 +170,8 @@ def test_what_expired_or_is_not_quarantined_is_refused(world: World, offset: str
 
 def test_a_job_that_is_held_is_said_to_be(world: World) -> None:
     happened(world, *QUARANTINE)
-    JobStore(world.log).hold("digits", "3 batches in a row are poison")
+    job_store = JobStore(world.log)
+    job_store.hold(job_store.get("digits"), "3 batches in a row are poison")
 
     output = world.run("job", "requeue", "digits", "--all").stdout
 

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from common.config.policy_names import STREAM_POLICIES
-from common.spot.experiments.experiment import load_experiment
 from common.spot.experiments.results import LearningPoint, PoolUse, RunsSummary, SimulatedRun
-from common.spot.planning.compare import Result, as_data, compare, with_policies
+from common.spot.experiments.spec import load_experiment
+from common.spot.planning.compare import as_data, compare, with_policies
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from collections.abc import Mapping
 
+    from common.spot.experiments.spec import Experiment
     from tests.unit.cli.conftest import World
 
+# A shell lets what it starts in the background ignore SIGINT.
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("services.cli", run_name="__main__")
+"""
 PAPER = Path(__file__).parents[3] / "docs" / "examples" / "paper.yaml"
 SMALL = """
 name: small
@@ -54,14 +68,14 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def shown(group: Group) -> str:
+def shown(experiment: Experiment, results: Mapping[str, tuple[SimulatedRun, ...]]) -> str:
     """What is printed, with single spaces."""
     from rich.console import Console  # noqa: PLC0415 -- only here
 
     console = Console(width=200, record=True, quiet=True)
     with console.capture() as captured:
         console.quiet = False
-        console.print(group)
+        console.print(draw(experiment, as_data(experiment, 0, results)))
     return re.sub(r" +", " ", captured.get())
 
 
@@ -98,6 +112,31 @@ def test_the_same_seed_gives_the_same_result(world: World, file: str) -> None:
     first, again, other = (world.run(*line, seed).stdout for seed in ("7", "7", "8"))
     assert first == again
     assert json.loads(first)["runs"] != json.loads(other)["runs"]
+
+
+def test_ctrl_c_ends_a_simulation_and_its_process(file: str) -> None:
+    Path(file).write_text(SMALL.replace("updates: 60", "updates: 100000000"))
+    line = (sys.executable, "-c", INTERRUPTIBLE, "simulate", file, "--runs", "1000")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stderr=pipe, stdout=pipe, start_new_session=True) as command:  # noqa: S603 -- our own command line
+        while not (children := psutil.Process(command.pid).children()):
+            time.sleep(0.01)
+        os.killpg(command.pid, signal.SIGINT)  # as a terminal does
+        said = b"".join(command.communicate())
+    assert command.returncode == 128 + signal.SIGINT
+    assert b"Traceback" not in said
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def test_experiment_reads_files_beside_its_own(
+    world: World, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(file)
+    monkeypatch.chdir(path.parent)
+    Path("prices.csv").write_text("seconds,usd\n0,0.158\n900,0.158\n")
+    path.write_text(SMALL.replace("usd_per_hour: 0.158", "usd_per_hour: {file: prices.csv}"))
+    traced = json.loads(world.run("simulate", path.name, "--json").stdout)
+    assert traced["summary"]["static"]["cost_usd"]["mean"] > 0
 
 
 def test_learning_experiment_reports_its_accuracy(world: World, tmp_path: Path) -> None:
@@ -172,9 +211,9 @@ def test_an_experiments_synchronisation_is_refused_by_field(world: World, file: 
 
 
 def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
-    results = {"static": Result((run(4.0, 6700.0), run(6.0, 6800.0)))}
-    text = shown(draw(load_experiment(PAPER), results))
-    half = RunsSummary.of(results["static"].runs).cost_usd
+    results = {"static": (run(4.0, 6700.0), run(6.0, 6800.0))}
+    text = shown(load_experiment(PAPER), results)
+    half = RunsSummary.of(results["static"]).cost_usd
     assert half.high is not None
     assert f"5.00±{half.high - half.mean:.2f} 50.0±" in text
     assert "6,750±" in text
@@ -183,23 +222,23 @@ def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
 
 
 def test_a_single_run_has_no_interval_of_its_means() -> None:
-    text = shown(draw(load_experiment(PAPER), {"static": Result((run(4.0, 6700.0),))}))
+    text = shown(load_experiment(PAPER), {"static": (run(4.0, 6700.0),)})
     assert "static 4.00 40.0 6,700 100 [" in text
     assert ", 1 run\n" in text
 
 
 def test_runs_that_were_given_up_are_reported() -> None:
-    results = {"static": Result((run(4.0, 6700.0), run(6.0, 9e4, finished=False)))}
-    assert "1 of 2" in shown(draw(load_experiment(PAPER), results))
+    results = {"static": (run(4.0, 6700.0), run(6.0, 9e4, finished=False))}
+    assert "1 of 2" in shown(load_experiment(PAPER), results)
 
 
 def test_accuracy_is_that_of_the_last_look(file: str) -> None:
     path = Path(file)
     path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
     curve = (LearningPoint(0, 0.0, 0.1, 2.3), LearningPoint(20, 60.0, 0.875, 0.6))
-    results = {"static": Result((run(4.0, 6700.0),), (curve,))}
+    results = {"static": (replace(run(4.0, 6700.0), curve=curve),)}
     experiment = load_experiment(path)
-    assert "87.5" in shown(draw(experiment, results))
+    assert "87.5" in shown(experiment, results)
     data: dict[str, Any] = as_data(experiment, 3, results)
     assert data["curves"]["static"][0][1] == {
         "version": 20,

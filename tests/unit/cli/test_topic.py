@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from common.core.messages import Schema
-from common.data.codecs import make_codec
+from common.data.codecs import codec_of, make_codec
 from common.data.fields import Field
 from common.errors import UserError
-from common.jobs.build import codec_of, task_of
-from common.jobs.spec import JobSpec, parse_job
+from common.jobs.job_file import parse_job
 from common.kafka.port import NewTopic
+from common.learning.tasks import task_of
 from services.cli import exits
 from services.cli.commands.proposal import propose
 from tests.unit.cli.conftest import World
 from tests.unit.data.test_registered import framed, message_of, schema_of
 from tests.unit.kafka.test_schemas import Registry
+
+if TYPE_CHECKING:
+    from common.jobs.spec import JobSpec
 
 REST = {"name": "j", "streams": ["s"], "batch_size": 2, "group_size": 1}
 
@@ -77,7 +81,7 @@ def test_envelope_is_opened_and_its_columns_are_distinguished(world: World) -> N
         "features": 9,
         "inputs": ("numbers", "geo.country", "opened", "rate", "taps"),
     }
-    found = codec_of(spec).decode([envelope(61)]).records
+    found = codec_of(spec.records).decode([envelope(61)]).records
     assert abs(found["opened"][0]) < 10_000_000  # a float32 tells its seconds apart
 
 
@@ -92,7 +96,7 @@ def test_a_label_is_a_number_of_its_classes(
     values = [json.dumps({"kind": k, "size": s, "y": y}).encode() for k, s, y in kinds]
     spec, _ = described(world, *values, label=label)
     assert spec.task_options["classes"] == classes
-    assert codec_of(spec).decode(values).records["label"].tolist() == labels
+    assert codec_of(spec.records).decode(values).records["label"].tolist() == labels
 
 
 def test_images_in_json_and_bytes_of_one_length_are_guessed(world: World) -> None:
@@ -101,7 +105,7 @@ def test_images_in_json_and_bytes_of_one_length_are_guessed(world: World) -> Non
     spec, _ = described(world, value, value)
     assert (spec.task.name, spec.task.options) == ("image-classifier", {"classes": 10})
     packed = make_codec("tensor", [Field("image", "uint8", (1, 8, 8)), Field("label", "int64")])
-    decoded = codec_of(spec).decode([value] * 9).records
+    decoded = codec_of(spec.records).decode([value] * 9).records
     spec, text = described(World(), *packed.encode(decoded))
     assert (spec.records.codec, spec.task.name) == ("tensor", "image-classifier")
     assert "is a guess" in text

@@ -13,11 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data.codecs import JsonCodec
+from common.data.codecs import JsonCodec, codec_of
 from common.errors import UserError
-from common.jobs.build import codec_of, task_of
-from common.jobs.spec import JobSpec, job_from_json, parse_job
-from common.learning.tasks import build_model
+from common.jobs.job_file import parse_job
+from common.jobs.spec import JobSpec, job_from_json
+from common.learning.tasks import build_model, task_of
 
 if TYPE_CHECKING:
     from common.data.fields import DecodedColumns
@@ -45,7 +45,7 @@ def job(fields: str, **task: Any) -> JobSpec:  # noqa: ANN401 -- any JSON
 
 
 def decoded(fields: str, *records: object) -> DecodedColumns:
-    return codec_of(job(fields)).decode([json.dumps(record).encode() for record in records])
+    return codec_of(job(fields).records).decode([json.dumps(record).encode() for record in records])
 
 
 def column(field: str, *values: object) -> list[Any]:
@@ -244,7 +244,7 @@ def test_built_in_tasks_join_fields_of_any_numbers(options: dict[str, Any], coun
     spec = job(NAMED, name="tabular-mlp", classes=2, hidden=[4], **options)
     assert spec.task_options["features"] == count
     task = task_of(spec, ())
-    found = codec_of(spec).decode([b'{"a": 1.5, "p": "v", "n": [3, 4], "label": true}'])
+    found = codec_of(spec.records).decode([b'{"a": 1.5, "p": "v", "n": [3, 4], "label": true}'])
     import torch  # noqa: PLC0415 -- for this test alone
 
     records = {name: torch.from_numpy(each.copy()) for name, each in found.records.items()}
@@ -269,6 +269,6 @@ def test_a_time_does_not_depend_on_where_it_is_read(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 0, 1]])
 def test_the_header_of_a_schema_registry_is_passed_over(order: list[int]) -> None:
     several = [b'\0\0\0\0\7{"x": 1}', b'{"x": 2}', b"\0\0", b'\0\0\0\0\7{"x": true}']
-    found = codec_of(job("x: {dtype: int64}")).decode([several[place] for place in order])
+    found = codec_of(job("x: {dtype: int64}").records).decode([several[place] for place in order])
     assert found.records["x"].tolist() == [[1, 2, 0, 1][place] for place in order if place != 2]
     assert [index for index, _ in found.skipped] == [order.index(2)]

@@ -14,8 +14,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from common.core.messages import Schema
+from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
-from common.jobs.build import codec_of
 from tests.unit.data.test_columns import ENVELOPE, job
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def test_the_same_columns_are_read_of_avro_as_of_json() -> None:
         for a, c, f in ((1.5, "DE", True), (None, "FR", False))
     ]
     found = decoded(ENVELOPE, {"payload": payload}, *rows)
-    expected = codec_of(job(ENVELOPE)).decode([json.dumps(row).encode() for row in rows])
+    expected = codec_of(job(ENVELOPE).records).decode([json.dumps(row).encode() for row in rows])
     assert found.skipped == expected.skipped == []
     for name, column in expected.records.items():
         assert found.records[name].dtype == column.dtype

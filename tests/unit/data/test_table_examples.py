@@ -19,14 +19,15 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
 from common.core.messages import Schema
+from common.data.codecs import codec_of
 from common.data.fields import Columns, concatenate
 from common.data.registered import RegisteredCodec
 from common.data.tables import row_records
-from common.jobs.build import codec_of, task_of, trainer_of
-from common.jobs.spec import parse_job
+from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.learning.gradients import GradientComputer
 from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, task_of
 from tests.tables import job_file, needs_tables, table
 from tests.unit.data.test_registered import framed, message_of
 
@@ -54,7 +55,7 @@ def learned(
     """Train on the rows of a table as a worker and a coordinator would."""
     spec = parse_job(job_file(example).read_text())
     rows = row_records(table(example, count), example, leave_out, texts)["row"].tolist()
-    decoded = codec_of(spec).decode(rows)
+    decoded = codec_of(spec.records).decode(rows)
     assert decoded.skipped == []
     records = concatenate([decoded.records])
     task, trainer = task_of(spec, ()), trainer_of(spec, ())()
@@ -144,7 +145,7 @@ def test_connections_are_the_same_as_avro_and_protobuf() -> None:
         for row in row_records(table("connections", 499), "connections", ())["row"].tolist()
     ]
     text = job_file("connections").read_text()
-    expected = codec_of(parse_job(text)).decode([json.dumps(row).encode() for row in rows])
+    expected = codec_of(parse_job(text).records).decode([json.dumps(row).encode() for row in rows])
     types = [
         (name, "string" if isinstance(cell, str) else ["null", "double"])
         for name, cell in rows[0].items()
@@ -160,7 +161,7 @@ def test_connections_are_the_same_as_avro_and_protobuf() -> None:
         ),
     }
     for kind, (described_by, values) in written.items():
-        codec = codec_of(parse_job(text.replace("codec: json", f"codec: {kind.lower()}")))
+        codec = codec_of(parse_job(text.replace("codec: json", f"codec: {kind.lower()}")).records)
         assert isinstance(codec, RegisteredCodec)
         codec.learn(1, Schema(kind, described_by))
         decoded = codec.decode(values)

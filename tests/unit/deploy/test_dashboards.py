@@ -17,7 +17,7 @@ from tests.unit.deploy.promtool import promtool
 FOLDER = Path(__file__).parents[3] / "deploy/grafana/dashboards"
 EXPRESSIONS = [
     *(query.expression for each in DASHBOARDS for panel in each.panels for query in panel.queries),
-    *(annotation.expression for each in DASHBOARDS for annotation in each.annotations),
+    *(str(annotation["expr"]) for each in DASHBOARDS for annotation in each.annotations),
 ]
 by_name = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.name)
 
@@ -76,14 +76,12 @@ def test_every_label_in_a_legend_is_one_that_the_query_keeps(dashboard: Dashboar
 @by_name
 def test_no_panel_covers_another(dashboard: Dashboard) -> None:
     taken = set[tuple[int, int]]()
-    for panel, place in laid_out(dashboard.panels):
+    for panel, column, row in laid_out(dashboard.panels):
         cells = {
-            (x, y)
-            for x in range(place.column, place.column + panel.width)
-            for y in range(place.row, place.row + panel.height)
+            (x, y) for x in range(column, column + panel.size) for y in range(row, row + panel.size)
         }
         assert not cells & taken, panel.title
-        assert place.column + panel.width <= 24
+        assert column + panel.size <= 24
         taken |= cells
 
 

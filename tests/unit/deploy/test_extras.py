@@ -36,7 +36,7 @@ OPENED = {  # what a service loads only when it needs it
         *STORAGE,
         *(
             "common.spot.fleets.ec2.prices",
-            "common.spot.planning.compare",
+            "common.spot.planning.apart",
             "common.spot.planning.plan",
         ),
     ),
@@ -44,7 +44,7 @@ OPENED = {  # what a service loads only when it needs it
 COMMANDS = (
     *("__main__", "local", "options", "system.api"),
     *("commands.producing", "commands.sources"),
-    *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary", "demo.tested_model"),
+    *("demo.judge", "demo.plan", "demo.run", "demo.screen", "demo.summary"),
 )
 WITHOUT_TORCH = ("provisioner", "admin", "cli")
 OWNERS = {top: set(map(canonicalize_name, o)) for top, o in packages_distributions().items()}

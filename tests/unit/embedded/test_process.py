@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO
 
 import pytest
 
+from common.embedded.fork_server import Forked
 from common.embedded.process import Child
 from common.embedded.redis import EmbeddedRedis
 from common.errors import UnavailableError
@@ -60,52 +61,41 @@ def test_a_server_leaves_nothing_behind() -> None:
     assert not folder.exists()
 
 
-class Scripted:
+class Scripted(Forked):
     """A process that ends with a code when the test says so."""
-
-    pid = 1
 
     def __init__(self) -> None:
         self.returncode: int | None = None
         self.is_reaped = False
 
     def poll(self) -> int | None:
-        """See `Process`."""
+        """See `Forked`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """See `Process`."""
+        """See `Forked`."""
         if self.returncode is None:
             raise subprocess.TimeoutExpired("scripted", timeout or 0.0)
         self.is_reaped = True
         return self.returncode
 
-    def terminate(self) -> None:
-        """See `Process`."""
-        self.returncode = -15
 
-    def kill(self) -> None:
-        """See `Process`."""
-        if self.returncode is None:
-            self.returncode = -9
-
-
-class Script(NamedTuple):
-    """A child and the process behind it."""
-
-    child: Child
-    process: Scripted
+class Script(Child):
+    """A child whose process is scripted."""
 
     def ends_right_after(self, answer: bool, code: int) -> bool:  # noqa: FBT001 -- what a condition returns
         """Return the answer to a question; the process ends right after it."""
         self.process.returncode = code
         return answer
 
+    def _started(self, output: BinaryIO) -> Scripted:  # noqa: ARG002 -- its signature
+        self.process = Scripted()
+        return self.process
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    process = Scripted()
-    return Script(Child(["demo"], tmp_path / "log", start=lambda *_, **__: process), process)
+    return Script(["demo"], tmp_path / "log")
 
 
 def test_await_ready_of_process_that_becomes_ready_and_ends_between_two_looks_returns(
@@ -114,8 +104,8 @@ def test_await_ready_of_process_that_becomes_ready_and_ends_between_two_looks_re
     # ready?    no             yes
     # process   runs, ends with 0 right after the answer
     answers = iter([False, True])
-    script.child.await_ready(lambda: script.ends_right_after(next(answers), 0), 20)
-    assert script.child.exit_code == 0
+    script.await_ready(lambda: script.ends_right_after(next(answers), 0), 20)
+    assert script.exit_code == 0
 
 
 @pytest.mark.parametrize("code", [0, 1, -11])
@@ -123,19 +113,19 @@ def test_await_ready_of_process_that_ends_between_two_looks_without_being_ready_
     code: int, script: Script
 ) -> None:
     with pytest.raises(UnavailableError, match=f"exit code {code} before it was ready"):
-        script.child.await_ready(lambda: script.ends_right_after(answer=False, code=code), 20)
+        script.await_ready(lambda: script.ends_right_after(answer=False, code=code), 20)
 
 
 @pytest.mark.parametrize("code", [0, 1, -11])
 def test_await_end_returns_how_the_process_ended(code: int, script: Script) -> None:
     script.process.returncode = code
-    assert script.child.await_end(20) == code
+    assert script.await_end(20) == code
     assert script.process.is_reaped
 
 
 def test_await_end_of_process_that_runs_on_fails(script: Script) -> None:
     with pytest.raises(UnavailableError, match=r"demo did not end within 0.01 s: it said nothing"):
-        script.child.await_end(0.01)
+        script.await_end(0.01)
 
 
 def test_await_end_of_real_process_returns_how_it_ended(tmp_path: Path) -> None:

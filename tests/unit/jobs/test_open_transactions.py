@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from common.core.spans import Partition
 from common.jobs.progress import QUIET_S, JobObservation, JobProgress
+from common.jobs.store import by_stream
 from common.jobs.watching import Looker, ObservedJob, one_by_one
 from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
@@ -157,7 +159,7 @@ def test_without_kafka_nobody_knows_of_transactions() -> None:
 def test_look_has_both_ends_of_each_partition() -> None:
     log = HeldLog()
     log.create_topics([NewTopic(stream, 2) for stream in STREAMS])
-    record = job()._replace(first=dict.fromkeys(FIRST, 0))
+    record = replace(job(), positions=by_stream(dict.fromkeys(FIRST, 0)))
     with closing(MemoryBoards(MemoryRedis()).board(record.id)) as board:
         looker = Looker(lambda: log, one_by_one, event_logger(__name__))
         (seen,) = looker.look([ObservedJob(record, board)], START, 0.0)

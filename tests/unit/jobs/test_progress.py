@@ -41,7 +41,14 @@ from common.core.spans import Partition, Span
 from common.errors import UserError
 from common.jobs import progress
 from common.jobs.edit import changed_spec
-from common.jobs.progress import QUIET_S, RECENT_RECORDS, JobObservation, JobProgress, Updates
+from common.jobs.progress import (
+    QUIET_S,
+    RECENT_RECORDS,
+    JobObservation,
+    JobProgress,
+    SynchronyAnswer,
+    Updates,
+)
 from common.jobs.spec import ScheduleSpec
 from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
@@ -251,7 +258,7 @@ def test_the_state_of_a_job_that_rests_is_what_its_record_says() -> None:
         ({"wanted": "stopped"}, "stopped"),
         ({"wanted": "stopped", "finished": True}, "finished"),
     ):
-        view = JobProgress(record._replace(reason="why", **changed))
+        view = JobProgress(replace(record, reason="why", **changed))
         assert view.state(NOW) == (word, "why")
 
 
@@ -309,7 +316,7 @@ def aggregated(block: dict[str, str] | None) -> JobRecord:
     record = job()
     checkpoint = record.spec.checkpoint.model_copy(update={"every_updates": 5})
     spec = record.spec.model_copy(update={"checkpoint": checkpoint})
-    return record._replace(spec=changed_spec(spec, {"aggregation": block}))
+    return replace(record, spec=changed_spec(spec, {"aggregation": block}))
 
 
 def test_a_group_that_runs_keeps_what_carries_its_numbers() -> None:
@@ -475,7 +482,7 @@ def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the
 ) -> None:
     record = job()
     spec = record.spec.model_copy(update={"batch_linger_s": 0.5})
-    view = JobProgress(record._replace(spec=spec))
+    view = JobProgress(replace(record, spec=spec))
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(rows(2)):
         view.feed_claim(offset, claim_of(each))
@@ -669,7 +676,7 @@ def test_the_learning_rate_is_the_newest_updates_and_before_the_first_that_of_it
     schedule = ScheduleSpec(kind="cosine", updates=100, warmup_updates=10)
     optimizer = record.spec.optimizer.model_copy(update={"schedule": schedule})
     view = JobProgress(
-        record._replace(spec=record.spec.model_copy(update={"optimizer": optimizer}))
+        replace(record, spec=record.spec.model_copy(update={"optimizer": optimizer}))
     )
     assert view.numbers(NOW).learning_rate == pytest.approx(optimizer.learning_rate / 10)
     view.feed_update(0, lead(), NOW, NOW)
@@ -700,19 +707,24 @@ def test_metric_that_samples_have_no_value_of_is_the_mean_over_the_others() -> N
     assert [row.measured for row in view.updates.rows(1, 3)] == [{}, {"half": 1}, {}]
 
 
+def shown(made: Synchrony) -> SynchronyAnswer:
+    return SynchronyAnswer.model_validate(made, from_attributes=True)
+
+
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:
     record = job()
     view = JobProgress(record)
     own = Synchrony(record.spec.group_size)
-    assert (view.numbers(NOW).synchrony, view.numbers(NOW).stale) == (own, None)
+    assert (view.numbers(NOW).synchrony, view.numbers(NOW).stale) == (shown(own), None)
     view.feed_update(0, lead(), NOW, NOW)
     by_rule = Synchrony(2, staleness=1)
     view.feed_update(1, replace(update(0, 1, batch(0)), synchrony=by_rule), NOW, NOW)
-    assert view.numbers(NOW).synchrony == by_rule
+    assert view.numbers(NOW).synchrony == shown(by_rule)
     block = {"synchronisation": {"mode": "asynchronous"}}
-    view.record = record._replace(revision=1, spec=changed_spec(record.spec, block))
+    view.record = replace(record, revision=1, spec=changed_spec(record.spec, block))
     view.look(JobObservation(NOW, {"a": "alive", "b": "alive"}))
-    assert view.numbers(NOW).synchrony == Synchrony(own.group_size, 8, single_worker=True)
+    one_worker = Synchrony(own.group_size, 8, single_worker=True)
+    assert view.numbers(NOW).synchrony == shown(one_worker)
 
 
 def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:

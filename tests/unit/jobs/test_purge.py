@@ -11,10 +11,10 @@ from common.config.settings import Settings
 from common.core.messages import ModelId
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, OutsideError, UnavailableError
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.jobs.purge import Remains, purge, remains_of
 from common.jobs.servers import Outside
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.names import (
     JOBS,
@@ -67,7 +67,7 @@ class World:
     def __init__(self) -> None:
         self.log, self.redis, self.blobs = MortalLog(), MemoryRedis(), MemoryBlobs()
         self.log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         for name in OTHERS:
             self.work(self.submit(name))
         self.others = self.everything()
@@ -102,7 +102,7 @@ class World:
 
     def stop(self, name: str = "digits") -> None:
         """Stop a job."""
-        self.job_store.want(name, "stopped", "enough")
+        self.job_store.patch(name, "enough", wanted="stopped")
 
     def everything(self) -> tuple[set[str], set[str], set[str]]:
         """All topics, boards and files."""
@@ -158,7 +158,7 @@ def test_a_job_that_only_a_newer_program_understands_is_not_purged(world: World)
     assert writer.flush(1.0)
     before = world.everything()
     with pytest.raises(ConflictError, match="may be of a newer program: job record"):
-        purge("digits", JobStore(world.log), world.outside())
+        purge("digits", JobOperations(world.log), world.outside())
     assert world.everything() == before
 
 
@@ -205,7 +205,7 @@ def test_a_purge_goes_on_where_there_is_no_job_any_more(world: World) -> None:
 def test_two_purges_at_once_remove_everything_once(world: World) -> None:
     world.work(world.submit())
     world.stop()
-    other = JobStore(world.log)
+    other = JobOperations(world.log)
     other.read()
     purge("digits", world.job_store, world.outside())
     assert not purge("digits", other, world.outside())

@@ -15,10 +15,10 @@ from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, W
 from common.core.snapshots import Snapshot
 from common.core.spans import Span
 from common.errors import ConflictError
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.jobs.servers import Outside
 from common.jobs.service import JobService
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from common.learning.checkpoint import Kind, pack, unnamed, unpack
@@ -59,7 +59,7 @@ class Bench:
     def __init__(self) -> None:
         self.log, self.blobs, redis = MemoryLog(), MemoryBlobs(), MemoryRedis()
         self.log.create_topics([NewTopic("clinic-a")])
-        store = JobStore(self.log)
+        store = JobOperations(self.log)
         store.submit(SPEC)
         batch = Batch(0, WorkerId("w1"), (Span("clinic-a", 0, 0, 2),), 2)
         writer = self.log.writer()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from common.core.spans import LogPosition, Partition
 from common.errors import (
@@ -21,19 +22,17 @@ from common.errors import (
     WireError,
 )
 from common.jobs.changes import Change, NamedActor, local_user
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
+from common.jobs.operations import EARLIER_KEPT, AfterLoss, JobOperations, first_positions
 from common.jobs.store import (
     CHANGES_BYTES,
     CHANGES_KEPT,
-    EARLIER_KEPT,
-    AfterLoss,
     FreeName,
     JobRecord,
-    JobStore,
     StartCheckpoint,
-    decode_job,
-    encode_job,
-    first_positions,
+    by_stream,
+    decode_entry,
+    encode_entry,
 )
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog, MemoryTail, MemoryWriter
@@ -89,16 +88,16 @@ def test_a_submitted_job_is_there_for_everybody(log: MemoryLog) -> None:
     spec = parse_job(TEXT)
     a, b = (each.topic_id for each in log.describe(["clinic-a", "clinic-b"]).values())
     known = {A: LogPosition(0, a), B: LogPosition(0, b)}
-    record = JobRecord(spec, "running", {A: 0, B: 0}, "submitted", 1000.0, known=known)
-    submitted = JobStore(log, clock=lambda: 1000.0).submit(spec)
+    record = JobRecord(spec, "running", by_stream(known), "submitted", 1000.0)
+    submitted = JobOperations(log, clock=lambda: 1000.0).submit(spec)
     assert len(submitted.seal) == 32
-    record = record._replace(seal=submitted.seal, changes=(by_me(1000.0, "submitted"),))
+    record = replace(record, seal=submitted.seal, changes=(by_me(1000.0, "submitted"),))
     assert submitted == record
-    assert JobStore(log).read() == {"digits": record}
+    assert JobOperations(log).read() == {"digits": record}
 
 
 def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     for topic in ("doll.digits.control", "doll.digits.updates", "clinic-a.dlq", "clinic-b.dlq"):
         assert log.partitions(topic) == (Partition(topic, 0),)
 
@@ -106,26 +105,26 @@ def test_a_submitted_job_has_its_topics(log: MemoryLog) -> None:
 def test_a_stream_that_is_not_there_is_named_and_nothing_is_made(log: MemoryLog) -> None:
     spec = parse_job(TEXT.replace("clinic-b", "clinic-x"))
     with pytest.raises(UserError, match=r'streams: there is no topic "clinic-x".*--create-part'):
-        JobStore(log).submit(spec)
-    assert JobStore(log).read() == {}
+        JobOperations(log).submit(spec)
+    assert JobOperations(log).read() == {}
 
 
 def test_a_group_whose_update_would_not_fit_into_a_record_is_refused(log: MemoryLog) -> None:
     large = TEXT.replace("group_size: 20", "group_size: 1000000")
     with pytest.raises(UserError, match=r"group_size: must be at most \d+, got 1000000"):
-        JobStore(log).submit(parse_job(large))
-    job_store = JobStore(log)
+        JobOperations(log).submit(parse_job(large))
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(UserError, match=r"group_size: must be at most"):
-        job_store.change("digits", {"group_size": 10**6}, "more at once")
+        job_store.patch("digits", "more at once", changed={"group_size": 10**6})
 
 
 def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothing_is_made() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_800), NewTopic("clinic-b", 1)])
     with pytest.raises(UserError, match="where its 2801 partitions begin take"):
-        JobStore(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
-    assert JobStore(log).read() == {}
+        JobOperations(log).submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
+    assert JobOperations(log).read() == {}
     with pytest.raises(UnknownTopicError):
         log.partitions(topics.control_topic("digits"))
 
@@ -133,45 +132,45 @@ def test_a_job_of_more_partitions_than_its_record_can_name_is_refused_and_nothin
 def test_a_hold_of_any_length_fits_into_the_record_of_the_largest_job() -> None:
     log = MemoryLog()
     log.create_topics([NewTopic(LONGEST, 2_600), NewTopic("clinic-b", 1)])
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT.replace("clinic-a", LONGEST)))
     endless = "\x01" * 10**6  # JSON writes six bytes for each
     for number in range(CHANGES_KEPT + 1):
-        job_store.change("digits", {"batch_size": 300 + number}, endless)
-    assert job_store.hold("digits", endless, endless).held
+        job_store.patch("digits", endless, changed={"batch_size": 300 + number})
+    assert job_store.hold(job_store.get("digits"), endless, endless).held
     changes = job_store.get("digits").changes
     assert len(msgspec.json.encode(changes)) <= CHANGES_BYTES
     assert [changes[0].action, changes[-1].action] == ["submitted", "held"]
 
 
 def test_only_a_job_that_is_held_goes_on_after_a_loss(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is not held'):
-        job_store.resume_after_loss("digits", "go on")
+        job_store.patch("digits", "go on", after_loss=AfterLoss())
     for times in (1, 2):
-        job_store.hold("digits", "records were lost")
-        record = job_store.resume_after_loss("digits", "go on", from_start=times == 2)
+        job_store.hold(job_store.get("digits"), "records were lost")
+        record = job_store.patch("digits", "go on", after_loss=AfterLoss(from_start=times == 2))
         assert (record.wanted, record.held, record.after_loss) == ("running", False, times)
-    assert JobStore(log).get("digits") == record
+    assert JobOperations(log).get("digits") == record
     assert record.from_start
 
 
 def test_a_name_in_use_is_refused_with_the_state_of_its_job(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the name "digits" belongs to a job that is running'):
-        JobStore(log).submit(parse_job(TEXT))
-    job_store.want("digits", "stopped", "done")
+        JobOperations(log).submit(parse_job(TEXT))
+    job_store.patch("digits", "done", wanted="stopped")
     with pytest.raises(ConflictError, match="a job that is stopped"):
-        JobStore(log).submit(parse_job(TEXT))
+        JobOperations(log).submit(parse_job(TEXT))
 
 
 def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> None:
     log.create_topics([NewTopic("doll.digits.updates")])
     write(log, "doll.digits.updates", b"{}")
     with pytest.raises(ConflictError, match=r"doll.digits.updates holds records of an earlier job"):
-        JobStore(log).submit(parse_job(TEXT))
+        JobOperations(log).submit(parse_job(TEXT))
 
 
 @pytest.mark.parametrize("topic", ["doll.digits.control", "doll.digits.updates", topics.JOBS])
@@ -181,7 +180,7 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
     """Somebody made it before us, with the cluster's defaults, or changed it."""
     log.create_topics([NewTopic(topic)])
     log.configure(topic, {"cleanup.policy": "compact,delete"})
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     with pytest.raises(ConflictError) as raised:
         job_store.submit(parse_job(TEXT))
     assert f"{topic} has retention.ms=604800000, not -1" in str(raised.value)
@@ -194,89 +193,94 @@ def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
 
 
 def test_what_is_wanted_changes_with_its_reason(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    job_store.want("digits", "paused", "prices are high")
-    record = JobStore(log).get("digits")
+    job_store.patch("digits", "prices are high", wanted="paused")
+    record = JobOperations(log).get("digits")
     assert (record.wanted, record.reason) == ("paused", "prices are high")
-    job_store.want("digits", "running", "prices are low")
-    assert JobStore(log).get("digits").wanted == "running"
+    job_store.patch("digits", "prices are low", wanted="running")
+    assert JobOperations(log).get("digits").wanted == "running"
 
 
 def test_a_stopped_job_goes_on_where_it_was(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     submitted = job_store.submit(parse_job(TEXT))
-    job_store.want("digits", "stopped", "enough")
-    resumed = job_store.want("digits", "running", "submitted")
-    assert resumed._replace(changes=submitted.changes) == submitted
+    job_store.patch("digits", "enough", wanted="stopped")
+    resumed = job_store.patch("digits", "submitted", wanted="running")
+    assert replace(resumed, changes=submitted.changes) == submitted
 
 
 def test_what_a_job_begins_with_stays_with_it(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     assert job_store.submit(parse_job(TEXT), ORIGIN).reason == "submitted, begins with letters@400"
-    job_store.want("digits", "paused", "enough")
-    assert JobStore(log).get("digits").origin == ORIGIN
+    job_store.patch("digits", "enough", wanted="paused")
+    assert JobOperations(log).get("digits").origin == ORIGIN
 
 
 def test_a_job_that_is_not_there_is_answered_with_those_that_are(log: MemoryLog) -> None:
     with pytest.raises(NotFoundError, match="jobs: none yet, submit one"):
-        JobStore(log).get("digit")
-    JobStore(log).submit(parse_job(TEXT))
+        JobOperations(log).get("digit")
+    JobOperations(log).submit(parse_job(TEXT))
     with pytest.raises(NotFoundError, match='there is no job "digit"; jobs: digits'):
-        JobStore(log).want("digit", "paused", "")
+        JobOperations(log).patch("digit", "", wanted="paused")
 
 
 def test_news_come_with_a_refresh(log: MemoryLog) -> None:
-    watcher, writer = JobStore(log), JobStore(log)
+    watcher, writer = JobOperations(log), JobOperations(log)
     assert watcher.refresh(0.0) == {}
     writer.submit(parse_job(TEXT))
     assert watcher.refresh(0.0)["digits"].wanted == "running"
     assert watcher.refresh(0.0) is watcher.refresh(0.0)
-    writer.want("digits", "paused", "")
+    writer.patch("digits", "", wanted="paused")
     assert watcher.refresh(0.0)["digits"].wanted == "paused"
 
 
-def test_what_does_not_parse_is_counted_and_hurts_nobody(log: MemoryLog) -> None:
-    JobStore(log).submit(parse_job(TEXT))
+def test_what_does_not_parse_is_logged_and_hurts_nobody(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    JobOperations(log).submit(parse_job(TEXT))
     half = b'{"spec": {"name": "x"}, "wanted": "running", "first": []}'
     for number, value in enumerate((b"", b"{", b"\xff", b"null", half), 2):
         write(log, topics.JOBS, value, b"digits", number)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     assert list(job_store.read()) == ["digits"]
-    assert job_store.rejected == 5
+    assert caplog.text.count("job_rejected") == 5
 
 
 def test_what_does_not_parse_is_kept_with_its_offset_until_it_is_replaced(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     write(log, topics.JOBS, b"{", b"digits", 2)
     write(log, topics.JOBS, b"[]", b"x", 1)
     write(log, topics.JOBS, b"[", b"x", 2)
     assert list(job_store.read()) == ["digits"]  # as it was
-    assert {name: found.offset for name, found in job_store.unreadable.items()} == {
+    assert {name: found.offset for name, found in job_store.table.unreadable.items()} == {
         "digits": 1,
         "x": 3,
     }
-    assert job_store.unreadable["x"].reason.startswith("job record: ")
+    assert job_store.table.unreadable["x"].reason.startswith("job record: ")
     write(log, topics.JOBS, msgspec.json.encode(FreeName(2)), b"x", 3)
-    job_store.want("digits", "paused", "look at it")
-    assert job_store.unreadable == {}
+    job_store.patch("digits", "look at it", wanted="paused")
+    assert job_store.table.unreadable == {}
 
 
-def test_a_record_of_another_program_changes_no_job(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+def test_a_record_of_another_program_changes_no_job(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
-    write(log, topics.JOBS, encode_job(known._replace(wanted="stopped")), key=b"digits")
+    write(log, topics.JOBS, encode_entry(replace(known, wanted="stopped")), key=b"digits")
     write(log, topics.JOBS, None, key=b"digits")
-    assert job_store.read() == JobStore(log).read() == {"digits": known}
-    assert job_store.rejected == 2
+    assert job_store.read() == {"digits": known}
+    assert caplog.text.count("job_rejected") == 2
+    assert JobOperations(log).read() == {"digits": known}
 
 
 def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
-    late, job_store = JobStore(log), JobStore(log)
+    late, job_store = JobOperations(log), JobOperations(log)
     assert late.read() == {}
     job_store.submit(parse_job(TEXT))
-    job_store.want("digits", "paused", "")
+    job_store.patch("digits", "", wanted="paused")
     log.expire(JOBS, 1)
     assert late.read()["digits"].wanted == "paused"
 
@@ -285,16 +289,16 @@ def test_a_reader_whose_place_was_deleted_begins_anew(log: MemoryLog) -> None:
 def test_reader_of_a_topic_that_was_created_again_reads_it_from_its_start(
     log: MemoryLog, others: int
 ) -> None:
-    late, job_store = JobStore(log), JobStore(log)
+    late, job_store = JobOperations(log), JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    job_store.want("digits", "paused", "")
+    job_store.patch("digits", "", wanted="paused")
     assert late.read()["digits"].wanted == "paused"
     log.recreate(JOBS.topic)
     for number in range(others):
         write(log, JOBS.topic, b"garbage", b"%d" % number)
     assert late.read()["digits"].wanted == "paused"
-    assert late.missing == {"digits"}
-    assert JobStore(log).read() == {}
+    assert late.table.missing == {"digits"}
+    assert JobOperations(log).read() == {}
 
 
 def test_refresh_never_returns_a_part_of_the_topic(
@@ -309,18 +313,18 @@ def test_refresh_never_returns_a_part_of_the_topic(
         return read(self, max_records, timeout_s)
 
     monkeypatch.setattr(MemoryTail, "read", read_or_fail)
-    watcher, job_store = JobStore(log), JobStore(log)
+    watcher, job_store = JobOperations(log), JobOperations(log)
     job_store.submit(parse_job(TEXT))
     for _ in range(2000):
         write(log, topics.JOBS, None, key=b"letters")
-    job_store.want("digits", "stopped", "")
+    job_store.patch("digits", "", wanted="stopped")
     write(log, topics.JOBS, None, key=b"letters")
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
     lost.append(TruncatedError("a topic was cut", 2002))
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
     log.recreate(JOBS.topic)
     assert watcher.refresh(0.0)["digits"].wanted == "stopped"
-    assert watcher.missing == {"digits"}
+    assert watcher.table.missing == {"digits"}
 
 
 class RacingLog(MemoryLog):
@@ -343,49 +347,49 @@ def test_of_two_who_submit_one_name_at_once_the_first_counts_and_the_other_gets_
     log = RacingLog()
     with_streams(log)
     other = parse_job(TEXT.replace("batch_size: 256", "batch_size: 8"))
-    log.meanwhile = lambda: JobStore(log).submit(other)
+    log.meanwhile = lambda: JobOperations(log).submit(other)
     with pytest.raises(ConflictError, match="belongs to a job that is running"):
-        JobStore(log).submit(parse_job(TEXT))
-    assert JobStore(log).get("digits").spec.batch_size == 8
+        JobOperations(log).submit(parse_job(TEXT))
+    assert JobOperations(log).get("digits").spec.batch_size == 8
 
 
 def test_a_change_is_made_of_what_somebody_else_wrote_in_the_same_moment() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    log.meanwhile = lambda: JobStore(log).change("digits", {"group_size": 5}, "theirs")
-    made = job_store.want("digits", "paused", "mine")
-    assert made == JobStore(log).get("digits") == job_store.get("digits")
+    log.meanwhile = lambda: JobOperations(log).patch("digits", "theirs", changed={"group_size": 5})
+    made = job_store.patch("digits", "mine", wanted="paused")
+    assert made == JobOperations(log).get("digits") == job_store.get("digits")
     assert (made.wanted, made.reason, made.spec.group_size, made.revision) == (
         "paused",
         "mine",
         5,
         1,
     )
-    log.meanwhile = lambda: JobStore(log).change("digits", {"group_size": 6}, "theirs")
-    made = job_store.change("digits", {"batch_size": 8}, "mine")
+    log.meanwhile = lambda: JobOperations(log).patch("digits", "theirs", changed={"group_size": 6})
+    made = job_store.patch("digits", "mine", changed={"batch_size": 8})
     assert (made.spec.group_size, made.spec.batch_size, made.revision) == (6, 8, 3)
 
 
 def test_of_two_who_patch_the_same_revision_at_once_the_second_is_refused() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    log.meanwhile = lambda: JobStore(log).patch(
+    log.meanwhile = lambda: JobOperations(log).patch(
         "digits", "theirs", changed={"group_size": 5}, revision=0
     )
     with pytest.raises(
         ConflictError, match='job "digits" is at revision 1, not 0: look at it again'
     ):
         job_store.patch("digits", "mine", changed={"batch_size": 8}, wanted="paused", revision=0)
-    found = JobStore(log).get("digits")
+    found = JobOperations(log).get("digits")
     assert (found.spec.group_size, found.spec.batch_size, found.wanted) == (5, 256, "running")
 
 
 def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match="is not held"):
         job_store.patch("digits", "why", changed={"group_size": 5}, after_loss=AfterLoss())
@@ -399,68 +403,88 @@ def test_a_patch_is_made_whole_or_not_at_all(log: MemoryLog) -> None:
 
 
 def test_a_finished_job_that_is_to_stop_stays_as_it_is(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     finished = job_store.finish("digits", "400 updates applied", 0)
     assert (finished.wanted, finished.finished) == ("stopped", True)
-    assert job_store.want("digits", "stopped", "enough") == job_store.get("digits") == finished
-    assert not job_store.want("digits", "running", "more").finished
+    assert (
+        job_store.patch("digits", "enough", wanted="stopped") == job_store.get("digits") == finished
+    )
+    assert not job_store.patch("digits", "more", wanted="running").finished
 
 
 def test_a_job_that_was_changed_or_stopped_meanwhile_does_not_finish(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    changed = job_store.change("digits", {"group_size": 5}, "")
+    changed = job_store.patch("digits", "", changed={"group_size": 5})
     with pytest.raises(ConflictError, match="is at revision 1, not 0"):
         job_store.finish("digits", "400 updates applied", 0)
     assert job_store.get("digits") == changed
-    stopped = job_store.want("digits", "stopped", "enough")
+    stopped = job_store.patch("digits", "enough", wanted="stopped")
     assert job_store.finish("digits", "400 updates applied", 0) == stopped
 
 
 @pytest.mark.parametrize("wanted", ["paused", "stopped"])
 def test_a_job_that_a_person_paused_or_stopped_is_not_held(log: MemoryLog, wanted: Wanted) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    known = job_store.want("digits", wanted, "by a person")
-    assert job_store.hold("digits", "its task raises") == known
+    known = job_store.patch("digits", "by a person", wanted=wanted)
+    assert job_store.hold(job_store.get("digits"), "its task raises") == known
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_hold_that_was_decided_before_a_person_resumed_the_job_changes_nothing(
+    log: MemoryLog, *, held: bool
+) -> None:
+    # one leader   decides to hold ........................ writes, late
+    # the others       hold, or a person pauses
+    # a person                                    resumes
+    job_store = JobOperations(log)
+    seen = job_store.submit(parse_job(TEXT))
+    if held:
+        job_store.hold(seen, "its task raises")
+    else:
+        job_store.patch("digits", "a look at it", wanted="paused")
+    resumed = job_store.patch("digits", "mended", wanted="running")
+    assert JobOperations(log).hold(seen, "its task raises") == job_store.get("digits") == resumed
+    assert job_store.hold(resumed, "its task raises again").held
 
 
 def test_a_change_of_which_kafka_does_not_say_where_it_is_is_found() -> None:
     log = RacingLog()
     with_streams(log)
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     log.reports_no_offsets = True
-    log.meanwhile = lambda: JobStore(log).want("digits", "paused", "theirs")
-    assert JobStore(log).want("digits", "paused", "mine").reason == "mine"
-    assert JobStore(log).get("digits").reason == "mine"
+    log.meanwhile = lambda: JobOperations(log).patch("digits", "theirs", wanted="paused")
+    assert JobOperations(log).patch("digits", "mine", wanted="stopped").reason == "mine"
+    assert JobOperations(log).get("digits").reason == "mine"
 
 
 def test_a_deleted_job_does_not_come_back_because_somebody_wrote_it_at_that_moment() -> None:
     log = RacingLog()
     with_streams(log)
-    JobStore(log).submit(parse_job(TEXT))
-    JobStore(log).want("digits", "stopped", "enough")
-    log.meanwhile = lambda: JobStore(log).delete("digits")
+    JobOperations(log).submit(parse_job(TEXT))
+    JobOperations(log).patch("digits", "enough", wanted="stopped")
+    log.meanwhile = lambda: JobOperations(log).delete("digits")
     with pytest.raises(NotFoundError, match='no job "digits"'):
-        JobStore(log).want("digits", "stopped", "4 updates applied")
-    assert JobStore(log).read() == {}
+        JobOperations(log).patch("digits", "go on", wanted="running")
+    assert JobOperations(log).read() == {}
 
 
 def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_meanwhile() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     readers = [threading.Thread(target=job_store.read) for _ in range(3)]
 
     def meanwhile() -> None:
-        JobStore(log).change("digits", {"group_size": 5}, "theirs")
+        JobOperations(log).patch("digits", "theirs", changed={"group_size": 5})
         for reader in readers:
             reader.start()
 
     log.meanwhile = meanwhile
-    made = job_store.want("digits", "paused", "mine")
+    made = job_store.patch("digits", "mine", wanted="paused")
     for reader in readers:
         reader.join()
     assert job_store.get("digits") == made
@@ -468,16 +492,16 @@ def test_a_lost_race_is_found_though_another_thread_reads_with_the_same_book_mea
 
 
 def test_one_book_serves_many_threads(log: MemoryLog) -> None:
-    job_store, names = JobStore(log), [f"digits-{number}" for number in range(6)]
+    job_store, names = JobOperations(log), [f"digits-{number}" for number in range(6)]
     for name in names:
         job_store.submit(parse_job(TEXT.replace("name: digits", f"name: {name}")))
 
     def work(name: str) -> None:
         for size in range(2, 8):
-            job_store.change(name, {"group_size": size}, "the test says so")
-            job_store.hold(name, f"at {size}")
+            job_store.patch(name, "the test says so", changed={"group_size": size})
+            job_store.hold(job_store.get(name), f"at {size}")
             assert job_store.get(name).spec.group_size == size
-            job_store.want(name, "running", "goes on")
+            job_store.patch(name, "goes on", wanted="running")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in names]
     for thread in threads:
@@ -487,16 +511,16 @@ def test_one_book_serves_many_threads(log: MemoryLog) -> None:
         assert time.monotonic() < until
     for thread in threads:
         thread.join()
-    assert job_store.read() == JobStore(log).read()
+    assert job_store.read() == JobOperations(log).read()
 
 
 def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.read()
     seen = list[str]()
     waiting = threading.Thread(target=lambda: seen.extend(job_store.refresh(60.0)))
     waiting.start()
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     job_store.read()
     waiting.join(120.0)
     assert seen == ["digits"]
@@ -505,10 +529,10 @@ def test_who_waits_for_news_is_woken_by_another_thread_that_has_read_them(log: M
 def test_whoever_writes_after_me_is_no_conflict() -> None:
     log = RacingLog()
     with_streams(log)
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    job_store.change("digits", {"group_size": 4}, "fewer workers")
-    JobStore(log).change("digits", {"group_size": 5}, "one more")
+    job_store.patch("digits", "fewer workers", changed={"group_size": 4})
+    JobOperations(log).patch("digits", "one more", changed={"group_size": 5})
     assert job_store.get("digits").spec.group_size == 5
 
 
@@ -527,17 +551,17 @@ def test_a_learning_rate_goes_with_its_group_size(
 ) -> None:
     tree = yaml.safe_load(TEXT)
     tree |= {"optimizer": {"name": optimizer, "learning_rate": 0.1}, "reduction": reduction}
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     submitted = job_store.submit(parse_job(yaml.safe_dump(tree))).spec
     changed: dict[str, Value] = {"group_size": 4 * submitted.group_size, **given}
-    record = job_store.change("digits", changed, "more workers")
+    record = job_store.patch("digits", "more workers", changed=changed)
     assert record.spec.optimizer.learning_rate == pytest.approx(rate)
-    assert job_store.change("digits", changed, "again") == record
+    assert job_store.patch("digits", "again", changed=changed) == record
 
 
 def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
-    job_store = JobStore(log, clock=clock)
+    job_store = JobOperations(log, clock=clock)
     job_store.submit(parse_job(TEXT))
     clock.advance(5.0)
     changed: dict[str, Value] = {
@@ -546,8 +570,8 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
         "batch_size": 16,
         "learning_rate": 0.5,
     }
-    record = job_store.change("digits", changed, "the price has doubled")
-    assert record == JobStore(log).get("digits")
+    record = job_store.patch("digits", "the price has doubled", changed=changed)
+    assert record == JobOperations(log).get("digits")
     assert (record.revision, record.wanted, record.reason) == (1, "running", "submitted")
     assert record.changes == (
         by_me(1000.0, "submitted"),
@@ -556,51 +580,53 @@ def test_a_change_makes_a_revision_and_stays_on_record(log: MemoryLog) -> None:
     spec = record.spec
     assert (spec.stop.deadline_s, spec.group_size, spec.batch_size) == (60.0, 4, 16)
     assert spec.optimizer.learning_rate == 0.5
-    record = job_store.change("digits", {"deadline_s": None, "group_size": 4}, "no hurry")
+    record = job_store.patch("digits", "no hurry", changed={"deadline_s": None, "group_size": 4})
     assert (record.revision, record.spec.stop.deadline_s) == (2, None)
     assert record.changes[-1].changed == {"deadline_s": None}
 
 
 def test_blocks_are_changed_whole_and_taken_away(log: MemoryLog) -> None:
     stale, exact = {"mode": "stale", "staleness": 2}, {"significance": 1.5}
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
-    record = job_store.change(
-        "digits", {"synchronisation": stale, "compression": exact}, "one is slow"
+    record = job_store.patch(
+        "digits", "one is slow", changed={"synchronisation": stale, "compression": exact}
     )
-    assert record == JobStore(log).get("digits")
+    assert record == JobOperations(log).get("digits")
     assert record.changes[-1].changed == {"synchronisation": stale, "compression": exact}
     assert (record.spec.mode, record.spec.synchronised.fixed_staleness) == ("stale", 2)
     assert record.spec.waiting_bound == 80
     tuner = {"group_size": [10, 40]}
-    record = job_store.change("digits", {"tuner": tuner}, "")
+    record = job_store.patch("digits", "", changed={"tuner": tuner})
     assert record.changes[-1].changed == {"tuner": tuner}
-    assert job_store.change("digits", {"tuner": None}, "").spec.tuner is None
+    assert job_store.patch("digits", "", changed={"tuner": None}).spec.tuner is None
     asynchronous = {"mode": "asynchronous", "damped": True}
-    record = job_store.change("digits", {"synchronisation": asynchronous, "compression": exact}, "")
+    record = job_store.patch(
+        "digits", "", changed={"synchronisation": asynchronous, "compression": exact}
+    )
     assert record.changes[-1].changed == {"synchronisation": asynchronous}
-    record = job_store.change(
-        "digits", {"synchronisation": None, "compression": None}, "all are fast"
+    record = job_store.patch(
+        "digits", "all are fast", changed={"synchronisation": None, "compression": None}
     )
     assert record.spec == parse_job(TEXT)
     assert record.changes[-1].changed == {"synchronisation": None, "compression": None}
 
 
 def test_a_job_goes_on_as_it_was_where_a_newer_program_gave_it_a_block(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     known = job_store.submit(parse_job(TEXT))
-    newer = encode_job(known).replace(b'"group_size"', b'"rings":{"of":4},"group_size"')
+    newer = encode_entry(known).replace(b'"group_size"', b'"rings":{"of":4},"group_size"')
     write(log, topics.JOBS, newer, b"digits", 2)
-    assert job_store.read() == JobStore(log).read() == {"digits": known}
-    assert 'unknown field "rings"' in job_store.unreadable["digits"].reason
+    assert job_store.read() == JobOperations(log).read() == {"digits": known}
+    assert 'unknown field "rings"' in job_store.table.unreadable["digits"].reason
 
 
 def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     record = job_store.submit(parse_job(TEXT))
     end = log.bounds(JOBS).end
-    assert job_store.change("digits", {"group_size": 20}, "again") == record
-    assert job_store.change("digits", {}, "nothing") == record
+    assert job_store.patch("digits", "again", changed={"group_size": 20}) == record
+    assert job_store.patch("digits", "nothing", changed={}) == record
     assert log.bounds(JOBS).end == end
 
 
@@ -630,113 +656,113 @@ def test_a_change_that_changes_nothing_writes_nothing(log: MemoryLog) -> None:
 def test_a_change_that_makes_no_sense_is_refused_by_its_name(
     log: MemoryLog, changed: dict[str, Value], message: str
 ) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     record = job_store.submit(parse_job(TEXT))
     with pytest.raises(UserError) as caught:
-        job_store.change("digits", changed, "")
+        job_store.patch("digits", "", changed=changed)
     assert message in str(caught.value)
     assert job_store.get("digits") == record
 
 
 def test_a_larger_group_must_fit_what_the_job_file_lets_wait(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(f"{TEXT}waiting_batches: 30\n"))
     with pytest.raises(UserError, match=r"waiting_batches: must be at least group_size \(31\)"):
-        job_store.change("digits", {"group_size": 31}, "")
+        job_store.patch("digits", "", changed={"group_size": 31})
 
 
 def test_only_the_last_changes_are_kept(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     for size in range(1, CHANGES_KEPT + 3):
-        job_store.change("digits", {"batch_size": size}, "")
-    record = JobStore(log).get("digits")
+        job_store.patch("digits", "", changed={"batch_size": size})
+    record = JobOperations(log).get("digits")
     revisions = [change.revision for change in record.changes]
     assert revisions == [0, *range(4, CHANGES_KEPT + 3)]
     assert record.changes[0].action == "submitted"
 
 
 def test_only_a_stopped_job_is_deleted_and_may_be_changed_before(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     with pytest.raises(ConflictError, match='the job "digits" is running: stop it first'):
         job_store.delete("digits")
-    job_store.want("digits", "stopped", "enough")
-    assert job_store.change("digits", {"group_size": 3}, "for when it goes on").revision == 1
+    job_store.patch("digits", "enough", wanted="stopped")
+    assert job_store.patch("digits", "for when it goes on", changed={"group_size": 3}).revision == 1
     job_store.delete("digits")
-    assert JobStore(log).read() == {}
+    assert JobOperations(log).read() == {}
     for act in (
         lambda: job_store.delete("digits"),
-        lambda: job_store.change("digits", {}, ""),
-        lambda: job_store.want("digits", "running", ""),
+        lambda: job_store.patch("digits", "", changed={}),
+        lambda: job_store.patch("digits", "", wanted="running"),
     ):
         with pytest.raises(NotFoundError, match='no job "digits"'):
             act()
 
 
 def test_a_name_that_is_free_again_belongs_to_a_job_with_topics_of_its_own(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     first = job_store.submit(parse_job(TEXT))
     assert (first.id, job_store.id_of("digits")) == ("digits", "digits")
     with pytest.raises(ConflictError, match="is running: stop it first"):
         job_store.free("digits")
-    job_store.want("digits", "stopped", "enough")
+    job_store.patch("digits", "enough", wanted="stopped")
     write(log, topics.updates_topic("digits"), b"{}")
     job_store.free("digits")
-    assert (job_store.read(), JobStore(log).id_of("digits")) == ({}, "digits.I2")
-    second = JobStore(log).submit(parse_job(TEXT))
+    assert (job_store.read(), JobOperations(log).id_of("digits")) == ({}, "digits.I2")
+    second = JobOperations(log).submit(parse_job(TEXT))
     assert (second.spec.name, second.id) == ("digits", "digits.I2")
     assert not second.is_same_job(first)
     log.partitions("doll.digits.I2.control")
-    assert decode_job(b"digits", encode_job(second)) == second
+    assert decode_entry(b"digits", encode_entry(second)) == second
 
 
 def test_a_name_stays_taken_by_the_history_of_a_deleted_job_until_it_is_free(
     log: MemoryLog,
 ) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     for job in ("digits", "digits.I2"):
         assert job_store.submit(parse_job(TEXT)).id == job
         write(log, topics.updates_topic(job), b"{}")
-        job_store.want("digits", "stopped", "enough")
+        job_store.patch("digits", "enough", wanted="stopped")
         job_store.delete("digits")
         with pytest.raises(ConflictError, match=f"doll.{job}.updates holds records of an earlier"):
-            JobStore(log).submit(parse_job(TEXT))
+            JobOperations(log).submit(parse_job(TEXT))
         job_store.free("digits")
 
 
 def test_whoever_worked_for_the_first_job_of_a_name_ends_and_holds_no_other(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     first = job_store.submit(parse_job(TEXT))
-    job_store.want("digits", "stopped", "enough")
+    job_store.patch("digits", "enough", wanted="stopped")
     job_store.free("digits")
     second = job_store.submit(parse_job(TEXT))
     acts: tuple[Callable[[], object], ...] = (
         lambda: job_store.finish(first.id, "a leader that was frozen", 0),
-        lambda: job_store.hold(first.id, "a leader that was frozen"),
+        lambda: job_store.hold(first, "a leader that was frozen"),
     )
     for act in acts:
         with pytest.raises(NotFoundError, match='"digits" was purged'):
             act()
     assert job_store.get("digits") == second
-    assert job_store.hold(second.id, "why").held
+    assert job_store.hold(second, "why").held
 
 
 def test_two_who_free_a_name_at_once_free_it_once() -> None:
     log = RacingLog()
     with_streams(log)
-    JobStore(log).submit(parse_job(TEXT))
-    JobStore(log).want("digits", "stopped", "enough")
-    log.meanwhile = lambda: JobStore(log).free("digits")
-    JobStore(log).free("digits")  # what says the same is as good
-    assert JobStore(log).submit(parse_job(TEXT)).id == "digits.I2"
+    JobOperations(log).submit(parse_job(TEXT))
+    JobOperations(log).patch("digits", "enough", wanted="stopped")
+    log.meanwhile = lambda: JobOperations(log).free("digits")
+    JobOperations(log).free("digits")  # what says the same is as good
+    assert JobOperations(log).submit(parse_job(TEXT)).id == "digits.I2"
 
 
 def test_the_request_that_submitted_a_job_stays_with_it(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT), request="4f21")
-    job_store.change("digits", {"group_size": 3}, "")
-    assert job_store.want("digits", "paused", "").request == "4f21"
+    job_store.patch("digits", "", changed={"group_size": 3})
+    assert job_store.patch("digits", "", wanted="paused").request == "4f21"
 
 
 def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
@@ -761,8 +787,8 @@ def test_a_job_begins_where_its_start_says(log: MemoryLog) -> None:
 def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog) -> None:
     for _ in range(3):
         write(log, "clinic-a", b"record")
-    JobStore(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
-    record = JobStore(log).get("digits")
+    JobOperations(log).submit(parse_job(f"{TEXT}start_at: latest\n"))
+    record = JobOperations(log).get("digits")
     assert {place: at.offset for place, at in record.known.items()} == record.first
 
     assert log.agrees(record.known) == {}
@@ -771,24 +797,24 @@ def test_a_job_knows_what_its_streams_were_when_it_was_submitted(log: MemoryLog)
 
 
 def test_a_record_survives_the_wire() -> None:
-    record = JobRecord(parse_job(TEXT), "paused", {A: 5, B: 7}, "why", 1000.5)
-    assert decode_job(b"digits", encode_job(record)) == record
-    assert b"origin" not in encode_job(record)
-    assert b"revision" not in encode_job(record)
+    record = JobRecord(parse_job(TEXT), "paused", by_stream({A: 5, B: 7}), "why", 1000.5)
+    assert decode_entry(b"digits", encode_entry(record)) == record
+    assert b"origin" not in encode_entry(record)
+    assert b"revision" not in encode_entry(record)
     changed: dict[str, Value] = {"group_size": 4, "deadline_s": None, "learning_rate": 0.5}
     change = by_me(1001.0, "changed", 3, changed, "why")
-    record = record._replace(origin=ORIGIN, revision=3, changes=(change,), request="4f21")
-    record = record._replace(known={A: LogPosition(5, "an id", 3)})
-    assert decode_job(b"digits", encode_job(record)) == record
+    record = replace(record, origin=ORIGIN, revision=3, changes=(change,), request="4f21")
+    record = replace(record, positions=by_stream({A: LogPosition(5, "an id", 3), B: 7}))
+    assert decode_entry(b"digits", encode_entry(record)) == record
 
 
 @pytest.mark.parametrize(("old", "new"), [("a1" * 32, "../" * 3), ("400", "-1"), ("12", '"12"')])
 def test_an_origin_that_makes_no_sense_is_refused(old: str, new: str) -> None:
-    record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0, ORIGIN)
-    value = encode_job(record).decode()
+    record = JobRecord(parse_job(TEXT), "running", by_stream({A: 0, B: 0}), "", 0.0, ORIGIN)
+    value = encode_entry(record).decode()
     origin = value[value.index('"origin"') :]
     with pytest.raises(WireError, match="origin"):
-        decode_job(b"digits", value.replace(origin, origin.replace(old, new)).encode())
+        decode_entry(b"digits", value.replace(origin, origin.replace(old, new)).encode())
 
 
 @pytest.mark.parametrize(
@@ -804,29 +830,29 @@ def test_an_origin_that_makes_no_sense_is_refused(old: str, new: str) -> None:
 def test_a_record_that_contradicts_itself_is_refused(
     key: bytes | None, first: dict[Partition, int], message: str
 ) -> None:
-    record = JobRecord(parse_job(TEXT), "running", first, "", 0.0)
+    record = JobRecord(parse_job(TEXT), "running", by_stream(first), "", 0.0)
     with pytest.raises(WireError) as caught:
-        decode_job(key, encode_job(record))
+        decode_entry(key, encode_entry(record))
     assert message in str(caught.value)
 
 
 def test_a_revision_that_is_not_that_of_the_last_change_is_refused() -> None:
-    record = JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0)
-    record = record._replace(revision=2, changes=(by_me(0.0, "changed", 1, {"group_size": 4}),))
+    record = JobRecord(parse_job(TEXT), "running", by_stream({A: 0, B: 0}), "", 0.0)
+    record = replace(record, revision=2, changes=(by_me(0.0, "changed", 1, {"group_size": 4}),))
     with pytest.raises(WireError, match="revision 2 is not that of its last change"):
-        decode_job(b"digits", encode_job(record))
+        decode_entry(b"digits", encode_entry(record))
 
 
 def test_a_job_record_of_a_later_format_is_refused_by_its_format() -> None:
-    written = encode_job(JobRecord(parse_job(TEXT), "running", {A: 0, B: 0}, "", 0.0))
+    written = encode_entry(JobRecord(parse_job(TEXT), "running", by_stream({A: 0, B: 0}), "", 0.0))
     later = (written[:-1] + b',"format":2}').replace(b'"streams"', b'"sources"')
     with pytest.raises(WireError, match="of format 2, expected at most 1"):
-        decode_job(b"digits", later)
+        decode_entry(b"digits", later)
 
 
 def test_of_a_jobs_topic_that_was_deleted_what_was_read_counts_on(log: MemoryLog) -> None:
     """Nobody ends for it, and no job does; who reads first makes it anew."""
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(TEXT))
     known = job_store.read()
     log.delete_topics([topics.JOBS])
@@ -849,17 +875,17 @@ def actions(record: JobRecord) -> list[tuple[str, str, str]]:
 
 def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> None:
     clock = ManualClock(1000.0)
-    job_store = JobStore(log, clock=clock)
+    job_store = JobOperations(log, clock=clock)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     clock.advance(5.0)
-    job_store.acting(MIA).want("digits", "paused", "prices are high")
-    job_store.acting(OLGA).change("digits", {"group_size": 4}, "by oidc:eve")
+    job_store.acting(MIA).patch("digits", "prices are high", wanted="paused")
+    job_store.acting(OLGA).patch("digits", "by oidc:eve", changed={"group_size": 4})
     job_store.acting(MIA).patch("digits", "", changed={"batch_size": 8}, wanted="running")
-    job_store.hold("digits", "the task raises", "Traceback")
-    job_store.acting(OLGA).resume_after_loss("digits", "go on")
+    job_store.hold(job_store.get("digits"), "the task raises", "Traceback")
+    job_store.acting(OLGA).patch("digits", "go on", after_loss=AfterLoss())
     job_store.acting(MIA).note("digits", "requeued", "1 batches: 7")
     job_store.finish("digits", "400 updates applied", 2)
-    record = JobStore(log).get("digits")
+    record = JobOperations(log).get("digits")
     assert actions(record) == [
         ("submitted", "olga", "operator"),
         ("paused", "oidc:mia", "operator"),
@@ -882,42 +908,42 @@ def test_each_change_of_a_job_leaves_who_made_it_and_when(log: MemoryLog) -> Non
 
 
 def test_change_without_a_reason_is_the_reason_of_the_record_in_words(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
-    assert job_store.acting(MIA).want("digits", "paused", "").reason == "paused by oidc:mia"
-    assert job_store.acting(OLGA).want("digits", "running", "").reason == "resumed by olga"
-    assert job_store.acting(OLGA).want("digits", "stopped", "enough").reason == "enough"
+    assert job_store.acting(MIA).patch("digits", "", wanted="paused").reason == "paused by oidc:mia"
+    assert job_store.acting(OLGA).patch("digits", "", wanted="running").reason == "resumed by olga"
+    assert job_store.acting(OLGA).patch("digits", "enough", wanted="stopped").reason == "enough"
 
 
 def test_nothing_that_changes_nothing_leaves_a_change(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     submitted = job_store.acting(OLGA).submit(parse_job(TEXT))
     job_store.acting(MIA).patch("digits", "again", changed={"group_size": 20}, wanted="running")
     with pytest.raises(ConflictError):
-        job_store.acting(MIA).resume_after_loss("digits", "")
+        job_store.acting(MIA).patch("digits", "", after_loss=AfterLoss())
     with pytest.raises(ConflictError):
         job_store.acting(MIA).delete("digits")
-    job_store.acting(OLGA).want("digits", "paused", "")
-    job_store.hold("digits", "it is paused already")
+    job_store.acting(OLGA).patch("digits", "", wanted="paused")
+    job_store.hold(job_store.get("digits"), "it is paused already")
     assert len(job_store.get("digits").changes) == len(submitted.changes) + 1
 
 
 def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
-    job_store.acting(OLGA).want("digits", "stopped", "enough")
+    job_store.acting(OLGA).patch("digits", "enough", wanted="stopped")
     job_store.acting(MIA).delete("digits")
-    assert JobStore(log).read() == {}
+    assert JobOperations(log).read() == {}
     with pytest.raises(NotFoundError, match=r'no job "digits" \(it was deleted by oidc:mia, 20'):
-        JobStore(log).get("digits")
+        JobOperations(log).get("digits")
     again = job_store.acting(OLGA).submit(parse_job(TEXT))
     assert again.incarnation == 1
-    job_store.acting(OLGA).want("digits", "stopped", "enough")
+    job_store.acting(OLGA).patch("digits", "enough", wanted="stopped")
     job_store.acting(OLGA).delete("digits")
     job_store.acting(MIA).free("digits")
-    again = JobStore(log).acting(MIA).submit(parse_job(TEXT))
+    again = JobOperations(log).acting(MIA).submit(parse_job(TEXT))
     assert again.incarnation == 2
-    assert actions(JobStore(log).get("digits")) == [
+    assert actions(JobOperations(log).get("digits")) == [
         ("submitted", "olga", "operator"),
         ("deleted", "oidc:mia", "operator"),
         ("submitted", "olga", "operator"),
@@ -928,43 +954,45 @@ def test_name_that_is_used_again_keeps_who_made_and_deleted_its_jobs(log: Memory
 
 
 def test_record_of_a_name_that_is_used_again_and_again_stays_small(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     for _ in range(EARLIER_KEPT):
         job_store.acting(OLGA).submit(parse_job(TEXT))
-        job_store.acting(OLGA).want("digits", "stopped", "enough")
+        job_store.acting(OLGA).patch("digits", "enough", wanted="stopped")
         job_store.acting(MIA).free("digits")
     record = job_store.acting(OLGA).submit(parse_job(TEXT))
     assert len(record.changes) == EARLIER_KEPT + 1
     for number in range(CHANGES_KEPT):
-        record = job_store.acting(OLGA).want("digits", "paused", str(number))
+        wanted: Wanted = "running" if number % 2 else "paused"
+        record = job_store.acting(OLGA).patch("digits", str(number), wanted=wanted)
     assert len(record.changes) == CHANGES_KEPT
     assert record.changes[-1].reason == str(CHANGES_KEPT - 1)
     assert record.changes[EARLIER_KEPT].action == "submitted"
 
 
 def test_of_two_who_change_a_job_at_once_both_names_stand(log: MemoryLog) -> None:
-    JobStore(log).acting(OLGA).submit(parse_job(TEXT))
+    JobOperations(log).acting(OLGA).submit(parse_job(TEXT))
     actors = [NamedActor(f"key-{number}", "operator") for number in range(4)]
 
-    def pause(actor: NamedActor) -> None:
-        JobStore(log).acting(actor).want("digits", "paused", "")
+    def change(number: int) -> None:
+        changed: dict[str, Value] = {"group_size": number + 2}
+        JobOperations(log).acting(actors[number]).patch("digits", "", changed=changed)
 
-    threads = [threading.Thread(target=pause, args=(each,)) for each in actors]
+    threads = [threading.Thread(target=change, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    paused = {each.by for each in JobStore(log).get("digits").changes if each.action == "paused"}
-    assert paused == {each.name for each in actors}
+    _, *changes = JobOperations(log).get("digits").changes
+    assert {each.by for each in changes} == {each.name for each in actors}
 
 
 def test_text_of_any_length_in_a_name_or_a_reason_is_cut_off(log: MemoryLog) -> None:
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     change = (
         job_store.acting(NamedActor("n" * 10**6, "operator")).submit(parse_job(TEXT)).changes[-1]
     )
     assert len(change.by) == 100
-    change = job_store.acting(OLGA).want("digits", "paused", "r" * 10**6).changes[-1]
+    change = job_store.acting(OLGA).patch("digits", "r" * 10**6, wanted="paused").changes[-1]
     assert len(change.reason) == 500
 
 
@@ -972,10 +1000,9 @@ def test_each_change_is_one_line_of_the_log(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     job_store.acting(MIA).patch("digits", "late", changed={"batch_size": 8}, wanted="stopped")
-    job_store.acting(MIA).want("digits", "stopped", "late")
     job_store.acting(OLGA).delete("digits")
     job_store.acting(MIA).free("digits")
     lines = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
@@ -984,11 +1011,10 @@ def test_each_change_is_one_line_of_the_log(
         ("olga", "operator", "submitted", "digits"),
         ("oidc:mia", "operator", "changed", "digits"),
         ("oidc:mia", "operator", "stopped", "digits"),
-        ("oidc:mia", "operator", "stopped", "digits"),
         ("olga", "operator", "deleted", "digits"),
         ("oidc:mia", "operator", "purged", "digits"),
     ]
-    assert [each["outcome"] for each in lines] == ["done"] * 6
+    assert [each["outcome"] for each in lines] == ["done"] * 5
     assert lines[1]["reason"] == "late"
 
 
@@ -996,11 +1022,11 @@ def test_change_that_kafka_does_not_confirm_is_logged_as_unknown(
     log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.acting(OLGA).submit(parse_job(TEXT))
     caplog.clear()
     monkeypatch.setattr(MemoryWriter, "flush", lambda *_: False)
     with pytest.raises(UnavailableError):
-        job_store.acting(MIA).want("digits", "paused", "")
+        job_store.acting(MIA).patch("digits", "", wanted="paused")
     [line] = [fields_of(each) for each in caplog.records if each.getMessage() == "audit"]
     assert (line["by"], line["action"], line["outcome"]) == ("oidc:mia", "paused", "unknown")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from common.errors import UnavailableError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.jobs.watching import Looker, ObservedJob, one_by_one
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
@@ -34,7 +34,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
-        self.record = JobStore(self.log).submit(parse_job(TEXT))
+        self.record = JobOperations(self.log).submit(parse_job(TEXT))
         self.looker = Looker(lambda: self.log, one_by_one, event_logger("looker"))
 
     def outages(self, *boards: MemoryBoard) -> dict[str, str]:

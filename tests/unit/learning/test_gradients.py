@@ -17,10 +17,10 @@ from torch.nn.functional import cross_entropy
 from common.core.scores import BINS
 from common.errors import CorruptError, UserError
 from common.learning.errors import NotFiniteError, TaskError, WrongTaskError
-from common.learning.gradients import GradientComputer, resolve_device
+from common.learning.gradients import GradientComputer
 from common.learning.models import RunningNorm
 from common.learning.optimizers import OptimizerSettings
-from common.learning.parameters import has_batch_norm
+from common.learning.parameters import has_batch_norm, resolve_device
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps

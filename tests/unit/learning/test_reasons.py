@@ -12,10 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.core.messages import Schema
-from common.data.codecs import make_codec
+from common.data.codecs import codec_of, make_codec
 from common.data.fields import Field
 from common.data.registered import RegisteredCodec
-from common.jobs.build import codec_of
 from tests.unit.data.test_columns import job
 from tests.unit.data.test_registered import framed, schema_of
 
@@ -77,7 +76,7 @@ def test_reason_for_json_holds_nothing_of_the_record(
 ) -> None:
     data = json.dumps(record).encode()
     values = (data, data[: len(data) - cut] + junk, junk + data, b'"' + junk + MARKER.encode())
-    for codec in (codec_of(job(FIELDS)), hashed()):
+    for codec in (codec_of(job(FIELDS).records), hashed()):
         assert_nothing_of_it(reasons(codec, *values))
 
 
@@ -111,7 +110,7 @@ def test_reason_for_tensors_holds_nothing_of_the_record(junk: bytes) -> None:
 
 
 def test_ten_thousand_faults_of_one_kind_have_one_reason() -> None:
-    codec = codec_of(job("amount: {dtype: float32}"))
+    codec = codec_of(job("amount: {dtype: float32}").records)
     wrong = [b'{"amount": "%s-%d"}' % (MARKER.encode(), number) for number in range(10_000)]
     assert set(reasons(codec, *wrong)) == {
         "field 'amount': a text is not a number that fits float32"

@@ -11,11 +11,12 @@ import scipy.sparse
 import torch
 
 from common.core.vectors import SparseVector
+from common.data.codecs import codec_of
 from common.data.columns import bucket_of
 from common.data.records import batches
 from common.errors import UserError
-from common.jobs.build import codec_of, trainer_of
-from common.jobs.spec import parse_job
+from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
@@ -240,7 +241,7 @@ def test_a_job_names_the_hash_of_its_features_and_how_many_there_are() -> None:
     spec = parse_job(hashed.replace(", features: 1000", ""))
     assert spec.task_options == {"features": 500, "entries": 39}
     assert '"hashed":{"buckets":500}' in spec.model_dump_json()
-    decoded = codec_of(spec).decode([b'{"label": 1, "city": "Pune"}'])
+    decoded = codec_of(spec.records).decode([b'{"label": 1, "city": "Pune"}'])
     assert decoded.records["index"][0, 0] == bucket_of("city", "Pune", 500)
     assert "hashed" not in parse_job(JOB).model_dump_json()
     with pytest.raises(UserError, match=r"task.features: the records have 500, got 1000"):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 
 from common.config.settings import Settings
-from common.embedded.process import Child
 from common.embedded.services import EmbeddedService
 from load.faults.fleet import Fleet, Slot
 from load.harness.stack import await_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
+
+    from common.embedded.fork_server import Forked
 
 PATIENCE_S = 120.0
 LATER = float("inf")  # so late that everything that waits for a time is due
@@ -37,9 +39,10 @@ class Sleeper(EmbeddedService):
         if not self.deaf:
             super().ask_to_end()
 
-    def _started(self) -> Child:
+    def _started(self, output: BinaryIO) -> subprocess.Popen[bytes] | Forked:
         self.lives += 1
-        return Child(["sleep", "600"], self.log)
+        self._command = ["sleep", "600"]
+        return super()._started(output)
 
     def frozen(self) -> bool:
         """Whether the kernel has stopped it."""

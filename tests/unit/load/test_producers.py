@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from common.core.spans import Partition
 from common.errors import UnavailableError
-from common.jobs.store import JobRecord
+from common.jobs.store import JobRecord, by_stream
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from load.harness.counting import counting_spec
@@ -48,7 +48,7 @@ def test_a_producer_whose_topic_was_never_seen_waits_for_kafka() -> None:
     spec = counting_spec(
         RECORDS, 0.0, name="counting", streams=[PLACE.topic], batch_size=4, group_size=1
     )
-    job = JobRecord(spec, "running", {PLACE: 0}, "", 0.0)
+    job = JobRecord(spec, "running", by_stream({PLACE: 0}), "", 0.0)
     producers = Producers(job, cast("Log", away), 1, lambda _: RECORDS)
     while producers.produced < RECORDS:
         producers.check()

@@ -20,11 +20,10 @@ import doll.events
 from common.api.answers import EVENT_DATA, JobAnswer, ProgressAnswer, UpdateEvent
 from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Span
-from common.jobs.build import task_of
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.jobs.progress import Word
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, task_of
 from common.storage.snapshot_file import to_bytes
 from common.wire.messages import encode_audit
 from doll import connection as connections
@@ -306,7 +305,7 @@ def test_updates_of_a_service_end_with_the_job(served: Served) -> None:
         served.topics.audit(update(0, 2), lead(0, ModelId(0, 1), epoch=3), update(3, 2))
         until = next(each for each in updates if each.epoch == 3)
         assert (until.version, until.loss) == (2, 0.5)
-        JobStore(served.world.log).want("digits", "stopped", "enough")
+        JobOperations(served.world.log).patch("digits", "enough", wanted="stopped")
         assert list(updates) == []
         with pytest.raises(doll.NotFoundError):
             next(client.job("nobody").updates())

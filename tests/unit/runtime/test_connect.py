@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
-import socket
 import tempfile
 import threading
-import time
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,17 +13,8 @@ from typing import ClassVar
 
 import pytest
 
-from common.config.settings import Settings, read_settings
+from common.config.settings import Settings
 from common.errors import OutsideError, UnavailableError, UserError
-from common.kafka.settings import (
-    client_properties,
-    member_properties,
-    reader_properties,
-    tail_properties,
-    writer_properties,
-)
-from common.redis.memory import MemoryBoards, MemoryRedis
-from common.runtime.connect import advertised, kafka_settings, open_groups
 from common.spot.connect import open_fleet, open_prices
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.local.fleet import ProcessFleet
@@ -39,7 +28,6 @@ from common.spot.market.market_file import (
 )
 from common.spot.traces.spec import TraceSpec
 from common.tracking.mlflow import open_tracking
-from tests.metadata_server import MetadataServer
 
 ON_DEMAND = OnDemandPool(usd_per_hour=0.3)
 EC2 = Ec2Provider(region="eu-central-1", launch_template="doll-worker")
@@ -142,136 +130,6 @@ def test_a_directory_that_somebody_else_prepared_is_not_used(
         open_fleet(Settings(), Market(on_demand=ON_DEMAND), "digits")
 
 
-def test_where_we_are_is_what_the_settings_say_or_else_the_zone_of_the_machine() -> None:
-    assert kafka_settings(Settings(kafka_client_rack="b"), "w1").rack == "b"
-    with MetadataServer() as server:
-        auto = Settings(kafka_client_rack="auto", metadata_endpoint=server.endpoint)
-        server.place("use1-az4")
-        assert kafka_settings(auto, "w1").rack == "use1-az4"
-
-
-@pytest.mark.parametrize("zone", ["", "no zone", "<html>"])
-def test_a_machine_whose_zone_nobody_knows_reads_from_anywhere_and_says_so(
-    zone: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with MetadataServer() as server:
-        auto = Settings(kafka_client_rack="auto", metadata_endpoint=server.endpoint)
-        server.place(zone)
-        assert kafka_settings(auto, "w1").rack == ""
-        server.go_away()
-        assert kafka_settings(auto, "w1").rack == ""
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert all("client_rack_unknown" in str(record.msg) for record in caplog.records)
-
-
-def test_readers_of_streams_alone_look_for_replicas_where_we_are() -> None:
-    kafka = kafka_settings(Settings(kafka_client_rack="b"), "w1")
-    assert member_properties(kafka, "g", "m", hold=False)["client.rack"] == "b"
-    assert reader_properties(kafka)["client.rack"] == "b"  # of batches, too
-    assert tail_properties(kafka)["client.rack"] == ""
-
-
-def test_a_property_of_the_client_is_worth_more_than_our_own_choice() -> None:
-    settings = read_settings({"DOLL_KAFKA_LINGER_MS": "50", "DOLL_KAFKA_SOCKET_TIMEOUT_MS": "3000"})
-    kafka = kafka_settings(settings, "w1")
-    assert writer_properties(kafka)["linger.ms"] == "50"
-    assert client_properties(kafka)["socket.timeout.ms"] == "3000"
-
-
-@pytest.mark.parametrize(
-    ("bootstrap", "region"),
-    [
-        ("b-1.demo.x1.c2.kafka.us-east-1.amazonaws.com:9098,b-2:9098", "us-east-1"),
-        ("boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com:9098", "eu-west-1"),
-        ("kafka.internal:9098", "ap-south-1"),  # by a name of one's own: AWS says it
-    ],
-)
-def test_a_token_for_amazon_msk_is_a_request_signed_for_the_region_of_the_brokers(
-    bootstrap: str, region: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "its-secret-key")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
-    settings = read_settings({"DOLL_KAFKA": bootstrap, "DOLL_KAFKA_SASL_MECHANISM": "AWS_MSK_IAM"})
-    kafka = kafka_settings(settings, "w1")
-    assert kafka.properties["sasl.mechanism"] == "OAUTHBEARER"
-    assert kafka.token is not None
-    token, until_s = kafka.token("")
-    request = base64.urlsafe_b64decode(token + "==").decode()
-    assert request.startswith(f"https://kafka.{region}.amazonaws.com/?Action=kafka-cluster")
-    assert "its-secret-key" not in request
-    assert 0 < until_s - time.time() <= 900
-    assert client_properties(kafka)["oauth_cb"] is kafka.token
-
-
-def test_brokers_of_amazon_msk_whose_region_nobody_names_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    settings = read_settings({"DOLL_KAFKA": "k:1", "DOLL_KAFKA_SASL_MECHANISM": "AWS_MSK_IAM"})
-    with pytest.raises(UserError, match="set AWS_DEFAULT_REGION"):
-        kafka_settings(settings, "w1")
-
-
-@pytest.mark.parametrize(
-    ("redis", "advertise", "found"),
-    [
-        ("unix:///run/redis.sock", "", "127.0.0.1"),
-        ("redis://localhost:6379/0", "", "127.0.0.1"),
-        ("redis://127.0.0.2", "", "127.0.0.1"),
-        ("redis://127.0.0.1", "192.0.2.7", "192.0.2.7"),
-        ("redis://127.0.0.1", "localhost", "127.0.0.1"),
-    ],
-)
-def test_others_reach_a_machine_where_it_reaches_redis_unless_set_otherwise(
-    redis: str, advertise: str, found: str
-) -> None:
-    assert advertised(Settings(redis=redis, advertise=advertise)) == found
-
-
-def test_an_address_that_no_other_machine_reaches_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # The name of a machine that resolves to loopback there, and a Redis elsewhere.
-    class Elsewhere(socket.socket):
-        def connect(self, address: object) -> None:
-            del address
-
-        def getsockname(self) -> tuple[str, int]:
-            return "192.0.2.7", 1
-
-    monkeypatch.setattr(socket, "socket", Elsewhere)
-
-    with pytest.raises(UserError, match=r"localhost is 127.0.0.1 here.* such as 192.0.2.7"):
-        advertised(Settings(redis="redis://192.0.2.1", advertise="localhost"))
-
-
-def test_a_name_that_is_unknown_may_be_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror("Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(
-        UnavailableError, match=r"DOLL_ADVERTISE: nobody.invalid cannot be resolved"
-    ):
-        advertised(Settings(redis="unix:///run/redis.sock", advertise="nobody.invalid"))
-
-
-@pytest.mark.parametrize("value", ["http://here", "name@host", "a b"])
-def test_an_advertised_address_is_a_host_alone(value: str) -> None:
-    with pytest.raises(ValueError, match="must be a host's name or address, without a port"):
-        Settings(advertise=value)
-
-
-def test_groups_are_reached_at_the_advertised_address() -> None:
-    rendezvous = MemoryBoards(MemoryRedis()).rendezvous("digits")
-    groups = open_groups(Settings(advertise="127.0.0.3"), rendezvous)
-
-    assert groups.address.startswith("127.0.0.3:")
-    groups.close()
-
-
 class Asked(BaseHTTPRequestHandler):
     """A server that writes down who asks, and knows nothing."""
 
@@ -307,11 +165,3 @@ def test_who_we_are_in_mlflow_is_shown_to_the_server_of_the_settings() -> None:
     basic = base64.b64encode(b"a:b").decode()
     assert Asked.shown == ["Bearer a", f"Basic {basic}", None]
     assert open_tracking(Settings()) is None
-
-
-def test_address_of_kafka_that_somebody_named_is_known_as_such_in_child_processes() -> None:
-    default = Settings()
-    named = Settings(kafka=default.kafka)
-    assert [kafka_settings(each, "w1").named for each in (default, named)] == [False, True]
-    assert kafka_settings(read_settings(named.environ()), "w1").named
-    assert not kafka_settings(read_settings(default.environ()), "w1").named

@@ -8,8 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord
 from common.runtime.faults import Patience
 from common.runtime.jobs import Jobs
@@ -112,7 +113,7 @@ def test_actor_sees_each_change_and_nothing_else(world: World) -> None:
 
 
 def test_a_job_that_came_to_its_end_begins_anew_only_where_that_is_wanted(world: World) -> None:
-    stopped = record()._replace(wanted="stopped")
+    stopped = replace(record(), wanted="stopped")
     world.jobs.follow({"digits": stopped})
     until(lambda: world.closed == 1, "there is nothing to do")
     world.jobs.follow({"digits": stopped})
@@ -123,7 +124,7 @@ def test_a_job_that_came_to_its_end_begins_anew_only_where_that_is_wanted(world:
 def test_another_job_of_the_name_begins_when_the_first_has_come_to_its_end(world: World) -> None:
     world.jobs.follow({"digits": record()})
     until(lambda: world.seen == ["submitted"], "it has begun")
-    second = {"digits": record(reason="again")._replace(incarnation=2)}
+    second = {"digits": replace(record(reason="again"), incarnation=2)}
     world.jobs.follow(second)
     until(lambda: world.closed == 1, "to the first one it was deleted")
     until(lambda: world.jobs.follow(second) or world.made == 2, "the second begins")  # type: ignore[func-returns-value]

@@ -18,15 +18,15 @@ import pytest
 from common.config.program import EXIT_USAGE
 from common.core.spans import Partition
 from common.errors import UserError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord, JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
+from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS
 from common.kafka.port import NewTopic
 from common.kafka.table import NUMBER
-from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime import jobs, service
-from common.runtime.jobs import OpenedServers, follow_jobs
+from common.runtime.jobs import OpenedKafka, follow_jobs
 from common.runtime.service import ServiceProcess, run
 from common.telemetry.metrics.registry import ProcessMetrics
 from tests.unit.jobs.test_spec import TEXT
@@ -166,7 +166,7 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
 GONE = "embedded:/nonexistent/kafka.sock"
 
 
-def untold(_opened: OpenedServers) -> MakePart:
+def untold(_opened: OpenedKafka) -> MakePart:
     raise AssertionError("nothing is open")
 
 
@@ -193,11 +193,6 @@ class Recorded:
         self._recorded.append(f"{self._what} closed")
 
 
-def on(process: ServiceProcess, log: MemoryLog) -> ServiceProcess:
-    """The same with this Kafka, and a Redis in memory."""
-    return process._replace(open_servers=lambda *_: (log, MemoryBoards(MemoryRedis())))
-
-
 class RecordedLog(MemoryLog):
     """Tells when it is closed."""
 
@@ -215,10 +210,10 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
     recorded = list[str]()
     log = RecordedLog(recorded)
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
 
     def work(process: ServiceProcess) -> None:
-        def parts(opened: OpenedServers) -> MakePart:
+        def parts(opened: OpenedKafka) -> MakePart:
             opened.closing.callback(lambda: recorded.append("shared closed"))
             return make
 
@@ -232,7 +227,8 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
             return Recorded(record.spec.name, recorded, process.stopping.set)
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), parts, lambda _record, new: new),
+            *(process, ProcessMetrics("evaluator"), parts, lambda _record, new: new),
+            open_log=lambda *_: log,
         )
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
@@ -244,7 +240,7 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
     log, recorded, released = MemoryLog(), list[str](), threading.Event()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in ("a", "b", "c", "d", "e", "f", "g", "h", "digits"):
-        JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
+        JobOperations(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
 
     def work(process: ServiceProcess) -> None:
         def actors(at_turn: Callable[[], None]) -> MakePart:
@@ -255,8 +251,9 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
             released.set()
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: actors(hang)),
+            *(process, ProcessMetrics("evaluator"), lambda _opened: actors(hang)),
             lambda _record, new: new,
+            open_log=lambda *_: log,
             beside=(
                 lambda _opened: actors(done),
                 lambda record, new: new and record.spec.name == "digits",
@@ -274,7 +271,7 @@ def test_actors_beside_others_share_one_thread() -> None:
     log, threads = MemoryLog(), list[int]()
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     for name in "abcd":
-        JobStore(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
+        JobOperations(log).submit(parse_job(TEXT.replace("name: digits", f"name: {name}", 1)))
 
     def work(process: ServiceProcess) -> None:
         def at_turn() -> None:
@@ -282,12 +279,13 @@ def test_actors_beside_others_share_one_thread() -> None:
             if len(threads) == 4:
                 process.stopping.set()
 
-        def parts(_opened: OpenedServers) -> MakePart:
+        def parts(_opened: OpenedKafka) -> MakePart:
             return lambda _wanted, _wake, _fault: Recorded("it", [], at_turn)
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: no_part),
+            *(process, ProcessMetrics("evaluator"), lambda _opened: no_part),
             lambda _record, _new: False,
+            open_log=lambda *_: log,
             beside=(parts, lambda _record, new: new),
         )
 
@@ -299,7 +297,7 @@ def test_actors_beside_others_share_one_thread() -> None:
 def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs: bool) -> None:
     log = MemoryLog(lambda: 0.0)  # so all that is written is old
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
-    JobStore(log).submit(parse_job(TEXT))
+    JobOperations(log).submit(parse_job(TEXT))
     with closing(log.writer()) as writer:
         writer.append(JOBS, b"{}", key=b"digits", headers=[(NUMBER, b"1")])
     looks = list[JobRecord]()
@@ -312,7 +310,8 @@ def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs:
             return False
 
         follow_jobs(
-            *(on(process, log), ProcessMetrics("evaluator"), lambda _opened: no_part, begins),
+            *(process, ProcessMetrics("evaluator"), lambda _opened: no_part, begins),
+            open_log=lambda *_: log,
             repairs=repairs,
         )
 

@@ -33,9 +33,9 @@ from common.core.messages import (
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
 from common.errors import UnavailableError, UnknownTopicError
-from common.jobs.build import optimizer_of, task_of
+from common.jobs.build import optimizer_of
+from common.jobs.job_file import parse_job
 from common.jobs.servers import Outside
-from common.jobs.spec import JobSpec, parse_job
 from common.kafka.memory import MemoryLog, MemoryTransactions
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
@@ -43,7 +43,7 @@ from common.kafka.read import read_decoded, records_of
 from common.kafka.schemas import JobSchemas
 from common.learning.errors import ErrorOrigin, Raised, TaskError
 from common.learning.parameters import FlatModel, layout_of
-from common.learning.tasks import build_model
+from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
     from common.data.fields import Columns
     from common.jobs.models import VersionSelector
+    from common.jobs.spec import JobSpec
     from common.kafka.port import NewRecord
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted

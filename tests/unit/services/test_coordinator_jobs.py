@@ -12,12 +12,13 @@ from common.config.settings import Settings
 from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.jobs import build as job_task
 from common.jobs.build import trainer_of
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore, StartCheckpoint
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
+from common.jobs.store import StartCheckpoint
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.kafka.port import NewRecord, NewTopic
-from common.learning.trainer import packed
+from common.learning.checkpoint import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore
@@ -115,7 +116,7 @@ class Bench:
         monkeypatch.setattr(ending, "WRITE_RETRY_S", 0.01)
         self.log, self.redis = RefusingLog(), MemoryRedis()
         self.log.create_topics([NewTopic(STREAM)])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.submit("innocent")
         self.replicas = list[MemoryReplica]()
 
@@ -130,10 +131,13 @@ class Bench:
 
     def replica(self, name: str = "c1", tasks: tuple[str, ...] = tuple(BAD)) -> MemoryReplica:
         """Another replica."""
-        allowed = tuple(f"{TASKS}:{task}" for task in tasks)
-        settings = Settings(tasks=allowed)
+        settings = self.settings(tasks)
         self.replicas.append(MemoryReplica(self.log, self.redis, name, settings))
         return self.replicas[-1]
+
+    def settings(self, tasks: tuple[str, ...] = tuple(BAD)) -> Settings:
+        """Settings that allow these tasks."""
+        return Settings(tasks=tuple(f"{TASKS}:{task}" for task in tasks))
 
     def board(self, job: str) -> MemoryBoard:
         """A job's board."""
@@ -203,7 +207,7 @@ def test_a_held_job_that_is_resumed_is_tried_anew(bench: Bench) -> None:
     for _ in range(2):
         replica.look_until(lambda: bench.job_store.get("bad").held, "it is held")
         replica.look()
-        bench.job_store.want("bad", "running", "mended, as I thought")
+        bench.job_store.patch("bad", "mended, as I thought", wanted="running")
     replica.look_until(lambda: bench.job_store.get("bad").held, "it is held again")
 
 
@@ -317,7 +321,7 @@ def test_a_job_whose_topics_would_lose_records_is_held_until_they_are_set_right(
     until(lambda: replica.leads("innocent"), "the other one is led")
 
     bench.log.configure(topic, right)
-    bench.job_store.want("bad", "running", "set right")
+    bench.job_store.patch("bad", "set right", wanted="running")
     replica.look_until(lambda: replica.leads("bad"), "it is led")
 
 
@@ -351,11 +355,11 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
     replica.look()
 
     bench.log.faulty = ""
-    bench.job_store.want("bad", "running", "a newer version")
+    bench.job_store.patch("bad", "a newer version", wanted="running")
     replica.look_until(lambda: replica.leads("bad"), "it leads")
 
 
-class HastyOwner(JobStore):
+class HastyOwner(JobOperations):
     """Somebody resumes a job as soon as it is held, and the replica sees both records at once."""
 
     def __init__(self, log: RefusingLog) -> None:
@@ -363,13 +367,13 @@ class HastyOwner(JobStore):
         self._source = log
         self.look: Callable[[], None] | None = None
 
-    def hold(self, job: str, reason: str, detail: str = "") -> JobRecord:
+    def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
         """As before; then somebody looks, and there are two records."""
         held = super().hold(job, reason, detail)
         look, self.look = self.look, None
         if look is not None:
             self._source.faulty = ""
-            self.want(job, "running", "mended")
+            self.patch(job.spec.name, "mended", wanted="running")
             look()
         return held
 
@@ -386,6 +390,40 @@ def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(bench: Bench) -> No
     until(lambda: owner.look is None, "it was held and resumed")
 
     replica.look_until(lambda: replica.leads("bad"), "it leads")
+
+
+class EarlierOwner(HastyOwner):
+    """Another replica holds the job and somebody resumes it before this one holds it."""
+
+    def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
+        """Hold the job late, once."""
+        look, self.look = self.look, None
+        if look is not None:
+            self._source.faulty = ""
+            super().hold(job, "another found it first")
+            self.patch(job.spec.name, "mended", wanted="running")
+            look()
+        return super().hold(job, reason, detail)
+
+
+@pytest.mark.parametrize("task", ["", "Raises"])
+def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: str) -> None:
+    bench.submit("bad", task)
+    bench.log.faulty = "" if task else updates_topic("bad")
+    owner = EarlierOwner(bench.log)
+    replica = MemoryReplica(bench.log, bench.redis, settings=bench.settings(), job_store=owner)
+    bench.replicas.append(replica)
+    owner.look = replica.look
+
+    replica.look()
+    until(lambda: owner.look is None, "it was held and resumed")
+
+    if task:  # it is tried again, and raises again
+        replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "it is held")
+    else:
+        replica.look_until(lambda: replica.leads("bad"), "it leads")
+    actions = [each.action for each in bench.job_store.get("bad").changes]
+    assert actions == ["submitted", "held", "resumed", *["held"] * bool(task)]
 
 
 def test_a_redis_that_refuses_us_holds_nothing(

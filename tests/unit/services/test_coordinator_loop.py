@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from common.core.messages import Batch, ModelId, UpdateApplied, WorkerId
 from common.core.settings import RateSchedule
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import UnknownTopicError
 from common.jobs.build import trainer_of
-from common.jobs.spec import ScheduleSpec, parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import AfterLoss, JobOperations
+from common.jobs.spec import ScheduleSpec
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
-from common.learning.trainer import packed
+from common.learning.checkpoint import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes
@@ -93,7 +95,7 @@ class Bench:
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
         self.log.create_topics([NewTopic("clinic-a")])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.record = self.job_store.submit(parse_job(JOB + options))
         self.leader = MemoryReplica(self.log, self.redis, "c1", blobs=blobs)
         self.leader.look()
@@ -120,7 +122,7 @@ def bench() -> Iterator[Bench]:
 
 
 def test_a_deleted_job_ends_for_all_replicas_and_stays_deleted(bench: Bench) -> None:
-    bench.job_store.want(NAME, "stopped", "enough")
+    bench.job_store.patch(NAME, "enough", wanted="stopped")
     bench.job_store.delete(NAME)
     for replica in bench.both():
         replica.look_until(lambda each=replica: not each.takes_part_in(NAME), "it has ended")  # type: ignore[misc]
@@ -133,7 +135,7 @@ def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> 
     # c1       ends, keeps the lease     leaves
     blobs = BlockedBlobs()
     with closing(Bench(blobs=blobs)) as bench:
-        bench.job_store.want(NAME, "stopped", "enough")
+        bench.job_store.patch(NAME, "enough", wanted="stopped")
         bench.leader.look_until(blobs.begun.is_set, "it writes the last checkpoint")
         bench.job_store.delete(NAME)
         bench.leader.look()
@@ -152,7 +154,7 @@ def test_deleted_job_keeps_its_leader_until_the_last_checkpoint_is_written() -> 
 
 
 def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> None:
-    later = bench.record._replace(submitted_s=bench.record.submitted_s + 1.0)
+    later = replace(bench.record, submitted_s=bench.record.submitted_s + 1.0)
     for replica in bench.both():
         replica.jobs.follow({NAME: later})
     for replica in bench.both():
@@ -160,9 +162,9 @@ def test_a_job_that_took_the_name_of_a_deleted_one_is_another(bench: Bench) -> N
 
 
 def test_a_stopped_job_ends_for_its_leader_and_can_go_on(bench: Bench) -> None:
-    bench.job_store.want(NAME, "stopped", "enough")
+    bench.job_store.patch(NAME, "enough", wanted="stopped")
     bench.leader.look_until(lambda: not bench.leader.takes_part_in(NAME), "it has ended")
-    bench.job_store.want(NAME, "running", "not enough")
+    bench.job_store.patch(NAME, "not enough", wanted="running")
     bench.leader.look_until(lambda: bench.leader.leads(NAME), "it leads again")
 
 
@@ -195,7 +197,7 @@ def test_claims_are_fetched_once_and_while_a_candidates_lead_is_on_its_way(bench
 
 def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
     beat(bench, "w1")
-    bench.job_store.change(NAME, {"deadline_s": 1e-3}, "no money left")
+    bench.job_store.patch(NAME, "no money left", changed={"deadline_s": 1e-3})
     bench.leader.look_until(
         lambda: bench.job_store.get(NAME).wanted == "stopped", "the deadline has come"
     )
@@ -204,7 +206,7 @@ def test_an_earlier_deadline_ends_a_running_job(bench: Bench) -> None:
 
 
 def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> None:
-    changed = bench.job_store.change(NAME, {"group_size": 7, "learning_rate": 0.5}, "")
+    changed = bench.job_store.patch(NAME, "", changed={"group_size": 7, "learning_rate": 0.5})
     settings = protocol_settings(changed)
     assert (settings.mode.group_size, settings.bound) == (7, 14)
     assert (settings.revision, settings.mode.learning_rate) == (1, 0.5)
@@ -212,7 +214,7 @@ def test_the_protocol_goes_by_the_specification_of_the_record(bench: Bench) -> N
     assert settings.schedule == RateSchedule()
     schedule = ScheduleSpec(kind="step", updates=9, warmup_updates=2, factor=0.5)
     optimizer = changed.spec.optimizer.model_copy(update={"schedule": schedule})
-    scheduled = changed._replace(spec=changed.spec.model_copy(update={"optimizer": optimizer}))
+    scheduled = replace(changed, spec=changed.spec.model_copy(update={"optimizer": optimizer}))
     assert protocol_settings(scheduled).schedule == RateSchedule("step", 2, 9, 0.5)
 
 
@@ -356,7 +358,7 @@ def test_a_topic_that_lost_records_and_grew_again_is_not_taken_for_the_one_befor
     assert "lost records that Kafka had acknowledged: it has others from 0 on" in reason
     assert f"`doll job resume {NAME} --after-loss --from-start`" in reason
 
-    bench.job_store.resume_after_loss(NAME, "go on", from_start=True)
+    bench.job_store.patch(NAME, "go on", after_loss=AfterLoss(from_start=True))
     later.look_until(lambda: later.leads(NAME), "it leads from version 0")
 
 
@@ -373,11 +375,11 @@ def test_a_topic_that_is_created_anew_while_a_job_is_led_holds_it(
     reason = bench.job_store.get(NAME).reason
     assert f"the topic {place.topic} was deleted and created anew" in reason
     assert f"`doll job resume {NAME} --after-loss`" in reason
-    bench.job_store.resume_after_loss(NAME, "go on")
+    bench.job_store.patch(NAME, "go on", after_loss=AfterLoss())
     bench.leader.look_until(lambda: bench.job_store.get(NAME).held, "no snapshot is covered")
     reason = bench.job_store.get(NAME).reason
     assert f"`doll job resume {NAME} --after-loss --from-start` begins again" in reason
-    bench.job_store.resume_after_loss(NAME, "from the start, then", from_start=True)
+    bench.job_store.patch(NAME, "from the start, then", after_loss=AfterLoss(from_start=True))
     until_led(bench)
     assert bench.job_store.get(NAME).after_loss == 2
 
@@ -392,7 +394,7 @@ def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
     assert f"the topic {place.topic} of this job does not exist" in reason
     assert f"`doll job resume {NAME} --after-loss --from-start` makes it again" in reason
 
-    bench.job_store.resume_after_loss(NAME, "go on", from_start=True)
+    bench.job_store.patch(NAME, "go on", after_loss=AfterLoss(from_start=True))
     until_led(bench)
 
 

@@ -20,8 +20,8 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.jobs.build import trainer_of
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import NewTopic
@@ -56,7 +56,7 @@ class Bench:
         self.log.create_topics([NewTopic(STREAM)])
         self.board = MemoryBoard(redis, NAME)
         self.tracer = MemoryTracer()
-        spec = JobStore(self.log).submit(parse_job(JOB)).spec
+        spec = JobOperations(self.log).submit(parse_job(JOB)).spec
         self._writer = self.log.writer()
         self._last_trigger = TriggerId(-1, 0)
         self._replica_name = ""

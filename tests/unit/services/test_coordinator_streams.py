@@ -17,7 +17,7 @@ from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import FoundTopic, NewTopic
@@ -34,6 +34,7 @@ from services.coordinator.streams import (
     SURE_S,
     TURNS_TTL_S,
     StreamWatch,
+    WatchedJob,
     by_stream,
     ratios,
 )
@@ -120,12 +121,9 @@ class Bench:
         self.lost = list[str]()
         self.seen = list[events.StreamsSeen]()
         self.watch.follow(
-            NAME,
-            EPOCH,
-            {A: 0, B: 0},
-            self.measuring,
-            self.lost.append,
-            self.seen.append,
+            WatchedJob(
+                NAME, EPOCH, {A: 0, B: 0}, self.measuring, self.lost.append, self.seen.append
+            )
         )
 
     def lead(self, epoch: int = EPOCH) -> None:
@@ -198,7 +196,7 @@ def test_a_stream_that_is_gone_is_nothing_to_the_other_jobs(bench: Bench) -> Non
     )
     other.done(do.Begin(EPOCH, genesis({GONE: 0})), 0.0, 0.0)
     gone = list[str]()
-    bench.watch.follow("other", EPOCH, {GONE: 0}, other, gone.append, lambda _: None)
+    bench.watch.follow(WatchedJob("other", EPOCH, {GONE: 0}, other, gone.append, lambda _: None))
     bench.lead()
     bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 0.0

@@ -30,8 +30,8 @@ from common.core.snapshots import genesis
 from common.core.spans import Span
 from common.core.vectors import write_to
 from common.errors import UserError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
@@ -69,7 +69,7 @@ class Bench:
         self.spec = parse_job(job + options)
         for stream in self.spec.streams:
             self.log.create_topics([NewTopic(stream)])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         record = self.job_store.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
@@ -201,7 +201,7 @@ def test_a_job_that_is_done_is_stopped_with_the_reason(bench: Bench) -> None:
 
 
 def test_a_job_that_was_changed_meanwhile_is_not_stopped_for_what_it_was(bench: Bench) -> None:
-    bench.job_store.change(NAME, {"deadline_s": 9000.0}, "no hurry")
+    bench.job_store.patch(NAME, "no hurry", changed={"deadline_s": 9000.0})
     bench.carry_out(do.Finish("its deadline has come", 0))
     assert bench.job_store.get(NAME).wanted == "running"
     bench.carry_out(do.Finish("its deadline has come", 1))
@@ -212,7 +212,7 @@ def test_a_job_that_was_changed_meanwhile_is_not_stopped_for_what_it_was(bench: 
 def test_a_deleted_job_stays_deleted_whatever_becomes_of_it(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
-    bench.job_store.want(NAME, "stopped", "enough")
+    bench.job_store.patch(NAME, "enough", wanted="stopped")
     bench.job_store.delete(NAME)
     bench.carry_out(command)
     assert bench.job_store.read() == {}
@@ -222,7 +222,7 @@ def test_a_deleted_job_stays_deleted_whatever_becomes_of_it(
 def test_a_job_that_took_the_name_of_a_deleted_one_is_left_alone(
     bench: Bench, command: do.CoordinatorCommand
 ) -> None:
-    bench.job_store.want(NAME, "stopped", "enough")
+    bench.job_store.patch(NAME, "enough", wanted="stopped")
     bench.job_store.delete(NAME)
     bench.job_store.submit(bench.spec)
     bench.carry_out(command)

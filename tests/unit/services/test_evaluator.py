@@ -25,18 +25,17 @@ from common.core.messages import (
 )
 from common.core.scores import WINDOWED
 from common.core.spans import Partition, Span, address_of
-from common.jobs.build import codec_of, task_of
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.data.codecs import codec_of
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.learning.checkpoint import Kind, unnamed
+from common.learning.checkpoint import Kind, packed, unnamed
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
-from common.learning.tasks import build_model
-from common.learning.trainer import packed
+from common.learning.tasks import build_model, task_of
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of
@@ -82,7 +81,7 @@ class World:
         for stream in ("left", "right"):
             self.log.create_topics([NewTopic(stream)])
         self.spec = parse_job(job)
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.record = self.job_store.submit(self.spec)
         self.redis = MemoryRedis()
         self.board = MemoryBoard(self.redis, NAME)
@@ -105,7 +104,7 @@ class World:
 
     def put(self, topic: str, columns: Columns) -> Span:
         """Write records."""
-        return self.put_values(topic, *codec_of(self.spec).encode(columns))
+        return self.put_values(topic, *codec_of(self.spec.records).encode(columns))
 
     def put_values(self, topic: str, *values: bytes) -> Span:
         """Write records as they are."""
@@ -372,7 +371,7 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     world.board.hold_lease("c1", 600.0)
     for version in (1, 2, 3):
         world.update(version)
-    evaluator.follow(world.job_store.want(NAME, "stopped", "3 updates applied"))
+    evaluator.follow(world.job_store.patch(NAME, "3 updates applied", wanted="stopped"))
     assert not evaluator.running.ended.wait(0.5)  # somebody leads, and may have one to offer yet
     world.offer(3)
     world.board.release_lease("c1")
@@ -384,7 +383,7 @@ def test_of_a_job_that_is_over_the_last_version_is_judged_if_nobody_did(world: W
     world.hold_out()
     world.update(1)
     world.offer(1)
-    world.job_store.want(NAME, "stopped", "enough")
+    world.job_store.patch(NAME, "enough", wanted="stopped")
     for _ in range(2):
         world.start().await_end()
         assert [each.model.version for each in world.evals()] == [1]

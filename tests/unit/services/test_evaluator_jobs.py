@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.config.settings import Settings
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
@@ -160,7 +160,7 @@ def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     world.hold_out()
     world.update(1)
     world.offer(1)
-    world.job_store.want(NAME, "stopped", "enough")
+    world.job_store.patch(NAME, "enough", wanted="stopped")
     world.start().await_end()
     assert [each.model.version for each in world.evals()] == [1]
     process = Evaluator(world.log, world.redis)

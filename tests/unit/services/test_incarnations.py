@@ -41,12 +41,12 @@ class Lives(Bench):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
-        self.submit(NAME)
+        self.first = self.submit(NAME)
         self.zombie = self.replica("zombie")
         self.zombie.look()
         until(lambda: self.zombie.leads(NAME), "the first job is led")
         until(lambda: bool(self.board(FIRST).snapshots()), "it has a snapshot")
-        self.job_store.want(NAME, "stopped", "enough")
+        self.job_store.patch(NAME, "enough", wanted="stopped")
         self.job_store.free(NAME)
         self.submit(NAME)
 
@@ -84,7 +84,7 @@ def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
 def test_a_leader_that_was_frozen_neither_holds_nor_ends_the_next_job(lives: Lives) -> None:
     job_store = lives.zombie.job_store
     acts: tuple[Callable[[], object], ...] = (
-        lambda: job_store.hold(FIRST, "it has found something"),
+        lambda: job_store.hold(lives.first, "it has found something"),
         lambda: job_store.finish(FIRST, "it has found something", 0),
     )
     for act in acts:
@@ -124,5 +124,5 @@ def test_what_a_worker_of_the_first_job_says_does_not_reach_the_leader_of_the_ne
     while not received:
         reader.turn()
     assert [each.worker for each in received] == ["of the second"]
-    assert set(lives.board(SECOND).alive()) == {"of the second"}
+    assert set(lives.board(SECOND).heartbeats()) == {"of the second"}
     assert before == ([], None)

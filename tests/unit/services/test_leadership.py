@@ -15,8 +15,8 @@ from common.core import events
 from common.core.messages import Failed, Gradient, ModelId, Reply, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import NewTopic
@@ -53,7 +53,7 @@ class Bench:
     def __init__(self) -> None:
         self.log, self.redis, self.woken = MemoryLog(), MemoryRedis(), list[int]()
         self.log.create_topics([NewTopic("clinic-a")])
-        record = JobStore(self.log).submit(parse_job(JOB))
+        record = JobOperations(self.log).submit(parse_job(JOB))
         self._control = Partition(control_topic(NAME), 0)
         self.replica = MemoryReplica(self.log, self.redis)
         # Of its own, that reads when a test says so.

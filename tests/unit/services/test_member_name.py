@@ -26,7 +26,7 @@ from common.spot.provisioning.records import (
     SlotAssigned,
     Started,
 )
-from services.worker.member_name import SlotLedger, await_member_name, decode
+from services.worker.member_name import SLOT_RECORD, SlotLedger, await_member_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +160,7 @@ def test_a_worker_finds_the_slot_that_the_ledger_of_the_fleet_says(later: list[P
         if fleet.feed(offset, each) and isinstance(each, LaunchRequested):
             newest[each.worker] = fleet.machines[each.launch]
         for name, ledger in slots.items():
-            ledger.feed(offset, decode(encode_plan(each)))
+            ledger.feed(offset, SLOT_RECORD.decode(encode_plan(each)))
             expected, own = newest.get(name), ledger.own
             assert (own is None) == (expected is None)
             if own and expected:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from common.config.settings import Settings
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, provisioning_board, updates_topic
@@ -158,6 +160,6 @@ def test_a_job_without_provisioning_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_stopped_job_is_looked_at_once_for_machines_that_it_may_have_left() -> None:
-    running, stopped = record(RENTED), record(RENTED)._replace(wanted="stopped")
+    running, stopped = record(RENTED), replace(record(RENTED), wanted="stopped")
     assert [begins(running, new) for new in (True, False)] == [True, True]
     assert [begins(stopped, new) for new in (True, False)] == [True, False]

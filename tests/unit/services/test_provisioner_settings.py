@@ -8,8 +8,8 @@ import pytest
 
 from common.core.spans import Partition
 from common.errors import UserError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord
+from common.jobs.job_file import parse_job
+from common.jobs.store import JobRecord, by_stream
 from common.learning.task_options import options_of
 from common.spot.market.market_file import Market
 from common.spot.policies.bidding import BidSettings
@@ -42,7 +42,7 @@ MARKET = Market.model_validate(
 def record(text: str) -> JobRecord:
     spec: JobSpec = parse_job(text)
     first = {Partition("a", 0): 10, Partition("a", 1): 20}
-    return JobRecord(spec, "running", first, "submitted", 1000.0)
+    return JobRecord(spec, "running", by_stream(first), "submitted", 1000.0)
 
 
 def test_a_pool_without_a_known_price_is_taken_for_as_dear_as_on_demand() -> None:

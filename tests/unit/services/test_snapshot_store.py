@@ -12,17 +12,15 @@ import pytest
 
 from common.core.messages import ModelId, unused_number
 from common.core.snapshots import Snapshot, genesis
-from common.core.spans import Partition
+from common.core.spans import LogPosition, Partition
 from common.errors import CorruptError, FutureFormatError, UserError
-from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord, StartCheckpoint
-from common.learning.checkpoint import Kind, unnamed
-from common.learning.trainer import packed
+from common.jobs.job_file import parse_job
+from common.jobs.store import JobRecord, StartCheckpoint, by_stream
+from common.learning.checkpoint import Kind, packed, unnamed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
-from common.storage.states import stored_state
 from common.storage.store import TAKEN_BACK_S, CheckpointStore
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from common.storage.port import Blobs
 
 FIRST = {Partition("clinic-a", 0): 5}
+KNOWN = {Partition("clinic-a", 0): LogPosition(5)}
 SPEC = parse_job(JOB + "checkpoint: {keep: 2}\n")
 FOLDER = "digits/checkpoints/"
 PATIENCE_S = 120.0
@@ -77,7 +76,7 @@ class Bench:
         self, blobs: Blobs | None, origin: StartCheckpoint | None = None, spec: JobSpec = SPEC
     ) -> SnapshotStore:
         """A replica's store."""
-        record = JobRecord(spec, "running", FIRST, "", 0.0, origin, seal=SEAL)
+        record = JobRecord(spec, "running", by_stream(FIRST), "", 0.0, origin, seal=SEAL)
         self._stores.append(
             SnapshotStore(
                 record,
@@ -359,7 +358,7 @@ def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench
         blobs.delete(name)
     assert found(store) == {}
     assert store.unreadable == ""
-    assert store.first(FIRST).snapshot == genesis(FIRST)
+    assert store.first(FIRST).snapshot == genesis(FIRST, KNOWN)
 
 
 def test_one_that_was_never_finished_hinders_nobody(bench: Bench) -> None:
@@ -418,7 +417,7 @@ def test_a_job_begins_with_the_weights_of_another(bench: Bench) -> None:
         "letters", 7, 400, CheckpointStore(blobs, "digits").put_origin(b"theirs")
     )
     first = bench.store(blobs, origin).first(FIRST)
-    assert (first.snapshot, first.trainer()) == (genesis(FIRST), b"theirs")
+    assert (first.snapshot, first.trainer()) == (genesis(FIRST, KNOWN), b"theirs")
 
 
 def test_a_job_does_not_begin_with_other_weights_than_it_was_given(bench: Bench) -> None:
@@ -480,6 +479,6 @@ def test_a_checkpoint_for_members_is_stored_as_they_copy_it_and_says_so(bench: B
     store = bench.store(blobs)
     store.put(SnapshotFile(Snapshot(3, made, 9, 0, FIRST), b"numbers"), checkpoint=True, state=True)
     until(lambda: bench.stored == [made], "it is there")
-    assert stored_state(CheckpointStore(blobs, "digits"), made) == b"numbers"
+    assert CheckpointStore(blobs, "digits").state(made) == b"numbers"
     [found] = store.lasting().found
     assert found.snapshot.stored == (made,)

@@ -9,6 +9,7 @@ import pytest
 from common.core.messages import Schema, Skipped
 from common.errors import LateError, RefusedError, UnavailableError, UnreachableError
 from services.worker.effects.schemas import ABSENT_S
+from tests.contract.board_fixtures import statuses
 from tests.unit.kafka.test_schemas import Registry, written
 from tests.unit.services.replicas import until
 from tests.unit.services.test_stream import LINGER_S, Bench, P, W
@@ -58,7 +59,7 @@ def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
     bench = waiting(registry, 1, 2, 3)
     bench.clock.advance(60.0)
     bench.turn()
-    assert bench.board.alive() == {W: "waiting"}
+    assert statuses(bench.board) == {W: "waiting"}
     assert bench.claims() == []
     bench.produce(*framed(4))
     registry.schemas = dict(SEVEN)
@@ -67,7 +68,7 @@ def test_records_wait_while_the_registry_is_away_and_the_worker_lives() -> None:
     claimed(bench)
     [claim] = bench.claims()
     assert (claim.address[0].start, claim.address[0].end, claim.samples) == (0, 4, 4)
-    assert bench.board.alive() == {W: "alive"}
+    assert statuses(bench.board) == {W: "alive"}
     rows = bench.cache.get(claim.address)
     assert rows is not None
     assert rows["id"].tolist() == [1, 2, 3, 4]
@@ -93,10 +94,10 @@ def test_a_heartbeat_says_why_a_schema_is_missing(error: Exception, status: str)
 
     registry = Raising()
     bench = waiting(registry, 1)
-    turn_until(bench, lambda: bench.board.alive() == {W: status}, "the reason is on the board")
+    turn_until(bench, lambda: statuses(bench.board) == {W: status}, "the reason is on the board")
     registry.schemas = dict(SEVEN)
     turn_until(bench, lambda: bool(written(bench.log)), "the schema is found")
-    turn_until(bench, lambda: bench.board.alive() == {W: "alive"}, "nothing is missing any more")
+    turn_until(bench, lambda: statuses(bench.board) == {W: "alive"}, "nothing is missing any more")
 
 
 def test_what_was_read_before_a_place_was_lost_is_not_taken_for_what_is_there_now() -> None:

@@ -8,16 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from common.config.settings import Settings
 from common.core.messages import Evaluated, Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.errors import NotFoundError, UnavailableError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.redis.memory import MemoryBoard
-from common.runtime.connect import open_blobs
 from common.storage.memory import MemoryBlobs
+from common.storage.port import open_blobs
 from common.storage.snapshot_file import SnapshotFile, to_parts
 from common.storage.store import CheckpointStore
 from common.telemetry.logging import event_logger, fields_of
@@ -202,7 +203,7 @@ def test_a_job_that_is_submitted_again_has_a_run_of_its_own(tracked: Tracked) ->
     tracker = tracked.start()
     tracker.turn()
     assert tracked.record is not None
-    tracked.record = tracked.record._replace(submitted_s=tracked.record.submitted_s + 1)
+    tracked.record = replace(tracked.record, submitted_s=tracked.record.submitted_s + 1)
     assert tracker.turn() is None
     tracked.start().turn()
     assert [run.status for run in tracked.server.runs.values()] == ["KILLED", "RUNNING"]
@@ -270,7 +271,7 @@ def test_a_run_ends_with_the_job_and_goes_on_with_it(
     tracker.turn()
     running = tracked.record
     assert running is not None
-    tracked.record = running._replace(wanted="stopped", finished=finished)
+    tracked.record = replace(running, wanted="stopped", finished=finished)
     tracked.judge(3)  # of the last version, by an evaluator that came late
     assert tracker.turn() is None
     [run] = tracked.server.runs.values()
@@ -284,7 +285,7 @@ def test_a_run_ends_with_the_job_and_goes_on_with_it(
 
 def test_a_job_whose_leader_still_writes_is_not_over(tracked: Tracked) -> None:
     assert tracked.record is not None
-    tracked.record = tracked.record._replace(wanted="stopped")
+    tracked.record = replace(tracked.record, wanted="stopped")
     tracked.world.board.hold_lease("c1", 60.0)
     assert tracked.start().turn() is not None
 
@@ -401,8 +402,8 @@ def test_without_storage_curves_are_logged_all_the_same(
 
 def test_jobs_that_ask_for_it_are_tracked_and_no_others(tracked: Tracked) -> None:
     assert tracked.record is not None
-    plain = tracked.record._replace(spec=parse_job(JOB))
-    stopped = tracked.record._replace(wanted="stopped")
+    plain = replace(tracked.record, spec=parse_job(JOB))
+    stopped = replace(tracked.record, wanted="stopped")
     asked = [
         (None, tracked.record, True),
         (NAME, tracked.record, False),

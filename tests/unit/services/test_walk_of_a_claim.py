@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from common.core.ledger import Ledger
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Span
-from common.jobs.spec import parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import NewTopic
@@ -53,7 +53,7 @@ class Walk:
 def test_claim_walks_as_contributing_lists() -> None:
     log, redis, walk = MemoryLog(), MemoryRedis(), Walk()
     log.create_topics([NewTopic("clinic-a")])
-    job_store = JobStore(log)
+    job_store = JobOperations(log)
     job_store.submit(parse_job(JOB))
     with (
         closing(MemoryReplica(log, redis)) as replica,

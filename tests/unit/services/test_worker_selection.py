@@ -12,8 +12,9 @@ import pytest
 from common.config.settings import Settings
 from common.core.job_placement import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
-from common.jobs.spec import TaskSpec, parse_job
-from common.jobs.store import JobStore
+from common.jobs.job_file import parse_job
+from common.jobs.operations import JobOperations
+from common.jobs.spec import TaskSpec
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis
@@ -39,7 +40,7 @@ class Bench:
         self.clock = ManualClock(1000.0)
         self.log = MemoryLog()
         self.log.create_topics([NewTopic("clinic-a")])
-        self.job_store = JobStore(self.log)
+        self.job_store = JobOperations(self.log)
         self.redis = MemoryRedis(self.clock)
         self.roster = MemoryBoards(self.redis).roster()
         self.metrics = ProcessMetrics("worker")
@@ -57,7 +58,7 @@ class Bench:
         """One that has just started."""
         return JobSelector(
             SelectingWorker(name, only, ("image-classifier",)),
-            JobStore(self.log),
+            JobOperations(self.log),
             roster or MemoryBoards(self.redis).roster(),
             self.metrics,
             event_logger("worker"),
@@ -149,7 +150,7 @@ def test_a_worker_that_starts_joins_the_job_that_needs_it(bench: Bench) -> None:
 @pytest.mark.parametrize("wanted", ["stopped", "paused"])
 def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, wanted: str) -> None:
     bench.submit("digits")
-    bench.job_store.want("digits", "stopped" if wanted == "stopped" else "paused", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped" if wanted == "stopped" else "paused")
     worker = bench.worker()
     worker.turn()
 
@@ -186,7 +187,7 @@ def test_a_worker_for_one_job_alone_stays_and_says_so(bench: Bench) -> None:
 
     assert named(worker.selected()) == "a"
     assert bench.placement().pinned
-    bench.job_store.want("a", "paused", "a rest")
+    bench.job_store.patch("a", "a rest", wanted="paused")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "a"
 
@@ -213,7 +214,7 @@ def test_a_worker_that_others_need_for_what_it_holds_stays_while_the_job_runs(
     bench.turns(worker, 5, a=0, b=9000)
     assert (named(worker.selected()), bench.placement().pinned) == ("a", True)
 
-    bench.job_store.want("a", "paused", "a rest")
+    bench.job_store.patch("a", "a rest", wanted="paused")
     bench.turns(worker, 5, a=0, b=9000)
     assert named(worker.selected()) == "b"
 
@@ -243,8 +244,6 @@ def test_a_worker_goes_on_while_kafka_is_away(bench: Bench) -> None:
 
 class Refusing:
     """Redis whose user lacks rights."""
-
-    rejected = 0
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
         """Refuse."""
@@ -276,7 +275,7 @@ def test_worker_learns_that_its_job_was_changed(bench: Bench) -> None:
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.job_store.change("digits", {"batch_size": 7, "group_size": 3}, "")
+    bench.job_store.patch("digits", "", changed={"batch_size": 7, "group_size": 3})
     worker.turn()
     spec = worker.still(job)
 
@@ -291,7 +290,7 @@ def test_a_worker_leaves_a_job_that_is_over(bench: Bench, why: str) -> None:
     worker.turn()
     job = worker.selected()
     assert job is not None
-    bench.job_store.want("digits", "stopped", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped")
     if why != "stopped":
         bench.job_store.delete("digits")
     if why == "another":
@@ -421,7 +420,7 @@ def test_a_worker_leaves_a_job_that_was_purged_for_the_next_one_of_its_name(benc
     first = by_hand.selected()
     assert first is not None
     assert machine.selected() is None, "its own job is not there yet"
-    bench.job_store.want("digits", "stopped", "enough")
+    bench.job_store.patch("digits", "enough", wanted="stopped")
     bench.job_store.free("digits")
     bench.submit("digits")
     bench.turns(by_hand)

@@ -13,6 +13,7 @@ from typing import Literal
 
 import pytest
 import structlog
+from structlog.stdlib import filter_by_level
 
 from common.config.settings import Settings
 from common.telemetry.logging import (
@@ -44,7 +45,7 @@ def logger_to(
     handler.setFormatter(line_formatter(form, {}, colours=False))
     logger = logging.Logger("test", level)  # noqa: LOG001 -- one that no other test can see
     logger.addHandler(handler)
-    return EventLogger(logger, (to_record,), {}), stream
+    return EventLogger(logger, (filter_by_level, to_record), {}), stream
 
 
 class Terminal(io.StringIO):
@@ -105,7 +106,7 @@ def test_what_the_level_hides_is_not_even_put_together() -> None:
         put_together.append(event)
         return ""
 
-    log = EventLogger(logger, (note,), {})
+    log = EventLogger(logger, (filter_by_level, note), {})
     log.info("hidden", version=3)
     assert not put_together
     log.warning("shown")

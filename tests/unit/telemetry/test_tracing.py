@@ -15,7 +15,7 @@ from common.config.settings import Settings
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Span, address_of
 from common.errors import UserError
-from common.runtime.connect import open_tracer
+from common.runtime.traces import open_tracer
 from common.telemetry.tracing import BatchTrace, NoTracer, is_sampled, trace_of
 from common.wire.messages import decode_claim, encode_claim
 

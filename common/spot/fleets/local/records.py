@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from common.errors import CorruptError, UnavailableError
+from common.errors import CorruptError, UnavailableError, decoded
 from common.spot.machines import EndCause  # noqa: TC001 -- msgspec reads it when run
 
 if TYPE_CHECKING:
@@ -147,7 +147,5 @@ class OrderRecords:
 
 
 def _decoded(path: Path, decoder: msgspec.json.Decoder[T]) -> T:
-    try:
-        return decoder.decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptError(f"{path} is no record of a fleet: {error}; move it away") from error
+    what = f"{path} is no record of a fleet; move it away"
+    return decoded(decoder.decode, path.read_bytes(), what, CorruptError)

@@ -18,8 +18,8 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
-from common.jobs.spec import parse_job
-from common.jobs.store import JobRecord
+from common.jobs.job_file import parse_job
+from common.jobs.store import JobRecord, by_stream
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
@@ -54,7 +54,7 @@ def job(wanted: Wanted = "running", name: str = JOB) -> JobRecord:
     """A job on two streams of two partitions each, which begins at 100 everywhere."""
     spec = parse_job(SPEC.replace(f"name: {JOB}", f"name: {name}"))
     first = {Partition(stream, index): 100 for stream in STREAMS for index in (0, 1)}
-    return JobRecord(spec, wanted, first, "submitted", 1000.0)
+    return JobRecord(spec, wanted, by_stream(first), "submitted", 1000.0)
 
 
 HELD = Partition("clicks", 0)

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.api.jobs import progress_answer
 from common.core.history import History
@@ -241,7 +242,7 @@ def test_where_redis_is_away_nobody_is_called_silent() -> None:
 def test_a_job_that_is_stopped_says_why() -> None:
     view = JobProgress(job())
     assert progress_answer(view, 1.0).done == ""
-    view.record = view.record._replace(wanted="stopped", reason="the loss is reached")
+    view.record = replace(view.record, wanted="stopped", reason="the loss is reached")
     assert progress_answer(view, 1.0).done == "the loss is reached"
 
 

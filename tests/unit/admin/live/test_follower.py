@@ -10,12 +10,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
 from common.core.spans import Partition
 from common.errors import UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.progress import JobProgress
-from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
@@ -225,7 +226,7 @@ def test_members_come_leave_and_go(rig: Rig) -> None:
 def test_a_plans_topic_may_come_later(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.admin.live.followers.PLANS_S", 0.01)
     text = SPEC + "provisioning: {workers: 2}\n"
-    rig.jobs = {JOB: rig.jobs[JOB]._replace(spec=parse_job(text))}
+    rig.jobs = {JOB: replace(rig.jobs[JOB], spec=parse_job(text))}
     follower = rig.begin()
     rig.topics.plan(
         ProvisionerLead(-1, "p", 1.0),
@@ -264,7 +265,7 @@ def test_a_machine_without_signs_of_life_is_silent(rig: Rig) -> None:
 
 def test_a_change_of_the_job_is_reported(rig: Rig) -> None:
     rig.begin()
-    rig.jobs = {JOB: rig.jobs[JOB]._replace(wanted="paused", reason="prices are high")}
+    rig.jobs = {JOB: replace(rig.jobs[JOB], wanted="paused", reason="prices are high")}
     data = rig.next_named("job")
     assert (data["wanted"], data["reason"]) == ("paused", "prices are high")
 

@@ -12,6 +12,7 @@ from common.spot.experiments.arrivals import SimulatedStream, even
 from common.spot.experiments.protocol import (
     Computed,
     GradientTimeDraws,
+    Learner,
     Protocol,
     SimulatedJob,
     VirtualTime,
@@ -29,7 +30,7 @@ RATE_PER_S = 10.0
 MOST_RECORDS = 1000  # of a stream
 
 
-class Counting:
+class Counting(Learner):
     """A `Learner` whose weights count, for every record, how often it was used."""
 
     def __init__(self, streams: int) -> None:

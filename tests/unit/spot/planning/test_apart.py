@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-
-import msgspec
+from pathlib import Path
 
 from common.spot.planning.apart import simulated
-from common.spot.planning.simulation import Report, SimulateRequest
+from common.spot.planning.simulation import REPORT, SimulateRequest
 
 COMMAND = (sys.executable, "-m", "common.spot.planning.apart")
 SMALL = {
@@ -29,9 +28,9 @@ def order(runs: int, **changed: object) -> bytes:
     return asked.model_dump_json().encode()
 
 
-def started() -> subprocess.Popen[bytes]:
+def started(*arguments: str) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe)  # noqa: S603 -- our own command line
+    return subprocess.Popen((*COMMAND, *arguments), stdin=pipe, stdout=pipe)  # noqa: S603 -- our own command line
 
 
 def test_one_line_is_answered_with_one_line() -> None:
@@ -40,11 +39,24 @@ def test_one_line_is_answered_with_one_line() -> None:
         assert process.stdout is not None
         process.stdin.write(order(2) + b"\n")
         process.stdin.flush()
-        report = msgspec.json.decode(process.stdout.read(), type=Report)
+        report = REPORT.decode(process.stdout.read())
         assert process.wait() == 0
     results = json.loads(bytes(report.results))
     assert len(results["runs"]["static"]) == 2
     assert report.refused == ""
+
+
+def test_with_a_folder_lines_of_progress_come_before_the_result() -> None:
+    with started(".") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(order(2) + b"\n")
+        process.stdin.flush()
+        *progress, last = map(REPORT.decode, process.stdout)
+        assert process.wait() == 0
+    assert [report.progress for report in progress][-1:] == [("static", 1.0)]
+    assert last.progress is None
+    assert len(json.loads(bytes(last.results))["runs"]["static"]) == 2
 
 
 def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left() -> None:
@@ -54,7 +66,7 @@ def test_what_needs_too_much_memory_is_refused_before_the_machine_has_none_left(
         assert process.stdout is not None
         process.stdin.write(asked + b"\n")
         process.stdin.flush()
-        report = msgspec.json.decode(process.stdout.read(), type=Report)
+        report = REPORT.decode(process.stdout.read())
         assert process.wait() == 0
     assert "more memory than there is" in report.refused
 
@@ -68,5 +80,5 @@ def test_it_ends_when_whoever_asked_has_gone() -> None:
 
 
 def test_what_makes_no_sense_is_refused_in_words() -> None:
-    report = simulated(order(1, rates=[0, 0, 0, 0]))
+    report = simulated(order(1, rates=[0, 0, 0, 0]), Path(), lambda _policy, _share: None)
     assert "all streams of a run are silent" in report.refused

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.telemetry.metrics.__main__ import Declared, sections
-from common.telemetry.metrics.registry import ProcessMetrics
+from common.telemetry.metrics.registry import JobMetrics, ProcessMetrics
 
 DECLARED = [(title, metric) for title, metrics in sections().items() for metric in metrics]
 UNITS = "batches|bytes|hour|members|ratio|records|seconds|second|update|usd|versions|workers"
@@ -34,13 +33,13 @@ def test_no_name_is_declared_twice() -> None:
     assert len(names) == len(set(names))
 
 
-class Measures:
+class Measures(JobMetrics):
     """The metrics of a job."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.updates = Counter("doll_updates_total", "Updates.", registry=self.registry)
-        self.wait_s = Histogram("doll_wait_seconds", "Waits.", ["why"], registry=self.registry)
+        super().__init__()
+        self.updates = self.counter("doll_updates_total", "Updates.")
+        self.wait_s = self.histogram("doll_wait_seconds", "Waits.", ["why"])
 
 
 def test_process_exposes_metrics_of_all_jobs_in_one_family_with_their_names() -> None:
