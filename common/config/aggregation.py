@@ -57,9 +57,8 @@ class AggregationSpec(SpecPart):
         given = [name for name, field in fields if getattr(self, name) != field.default]
         if self.mode == "board" and given:
             raise ValueError(f"{given[0]}: is of mode: group, got mode: board: leave it out")
-        if (
-            self.servers != "auto" and not 1 <= self.servers <= MOST
-        ):  # said once, and not as both of its types
+        # Said once, and not as both of its types.
+        if self.servers != "auto" and not 1 <= self.servers <= MOST:
             raise ValueError(f"servers: must be auto or at least 1, got {self.servers}")
         sliced = [name for name in _OF_SLICES if name in given]
         if self.layout == "replicas" and sliced:

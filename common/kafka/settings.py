@@ -32,9 +32,8 @@ class KafkaSettings:
     client_id: str = "doll"
     group_protocol: Literal["classic", "consumer"] = "classic"
     session_timeout_ms: int = 10_000  # classic groups; under "consumer" the broker decides
-    hold_timeout_ms: int = (
-        1_800_000  # how long partitions wait for a static member; broker's maximum
-    )
+    # How long partitions wait for a static member; the broker's maximum.
+    hold_timeout_ms: int = 1_800_000
     # A fetch waits so long for new records, and what is placed or resumed meanwhile waits for it;
     # Kafka's default is 500. The embedded broker needs 10: it does not wake a waiting fetch.
     fetch_wait_ms: int = 100

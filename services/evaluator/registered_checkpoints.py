@@ -144,9 +144,8 @@ class RegisteredCheckpoints:
         }
         chosen = {
             "newest": max(counting, default=None),
-            "best": min(
-                losses, key=lambda name: losses[name], default=None
-            ),  # of equals the newest
+            # Of equals the newest.
+            "best": min(losses, key=lambda name: losses[name], default=None),
         }
         for alias, name in chosen.items():
             if name is not None and self._aliases.get(alias) != versions[format_model_id(name)]:

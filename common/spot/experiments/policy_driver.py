@@ -45,9 +45,8 @@ class Givens:
     updates: int  # J(epsilon)
     deadline_s: Array  # (R,) theta
     gradient_s: float  # mu_C, on the first pool
-    slots_per_pool: int = (
-        0  # machines of one pool at a time, where they are counted; 0: one per worker
-    )
+    # Machines of one pool at a time, if they are counted; 0: one per worker.
+    slots_per_pool: int = 0
 
     @property
     def runs(self) -> int:
