@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from common.data.codecs import codec_of
 from common.embedded.services import environment_of, stop_all
 from common.errors import UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.port import Log, NewTopic
 from common.redis.boards import open_boards
 from common.testing.counting import ENTRYPOINT

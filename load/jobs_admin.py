@@ -35,8 +35,8 @@ from common.core.spans import Partition, Span
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
 from common.redis.boards import open_boards

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from common.core.worker_messages import Tick as Tick  # noqa: PLC0414 -- an event of both
+from common.core.messages import Tick as Tick  # noqa: PLC0414 -- an event of others, too
 
 if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
-    from common.core.losses import Divergence, ReadFrom
+    from common.core.losses import Divergence
     from common.core.messages import (
         AuditRecord,
         ControlRecord,
         ModelId,
+        ReadFrom,
         Reply,
         Wanted,
         WorkerId,

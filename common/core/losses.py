@@ -8,14 +8,13 @@ holds the job then, and its owner says how to go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.messages import Batch, Opened
 
 if TYPE_CHECKING:
+    from common.core.messages import ReadFrom
     from common.core.spans import LogPosition, Partition
-
-ReadFrom: TypeAlias = Literal["", "earliest", "latest"]  # a topic that was created anew; empty: not
 
 
 class Divergence(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from common.core.field_types import Count, KafkaEpoch, NonEmpty, OrNone
 
 
@@ -82,3 +84,15 @@ def address_of(spans: Iterable[Span]) -> Address:
     if len({span.place for span in address}) != len(address):
         raise ValueError(f"two spans of {address} lie in one partition")
     return address
+
+
+class Assigned(msgspec.Struct, frozen=True, gc=False):
+    """The group gave these partitions to this member; they stay silent until placed."""
+
+    partitions: tuple[Partition, ...]
+
+
+class Revoked(msgspec.Struct, frozen=True, gc=False):
+    """The group took these partitions away, with or without asking."""
+
+    partitions: tuple[Partition, ...]

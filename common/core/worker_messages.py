@@ -11,31 +11,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from common.core.messages import Tick as Tick  # noqa: PLC0414 -- events of others, too
+from common.core.spans import Assigned as Assigned  # noqa: PLC0414 -- likewise
+from common.core.spans import Revoked as Revoked  # noqa: PLC0414 -- likewise
+
 if TYPE_CHECKING:
     from common.core.batching import DecodedRun, RowSlice
     from common.core.messages import Claim, LeaderStatus, Unsettled
     from common.core.spans import Address, LogPosition, Partition
 
 # --- events ----------------------------------------------------------------------------------
-
-
-class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Nothing happened, but `due()` has come.
-
-    A tick judges what did not happen in time, so a shell hands in all that it has heard first.
-    """
-
-
-class Assigned(msgspec.Struct, frozen=True, gc=False):
-    """The group gave these partitions to this member; they stay silent until placed."""
-
-    partitions: tuple[Partition, ...]
-
-
-class Revoked(msgspec.Struct, frozen=True, gc=False):
-    """The group took these partitions away, with or without asking."""
-
-    partitions: tuple[Partition, ...]
 
 
 class WorkerFact(msgspec.Struct, frozen=True, gc=False):

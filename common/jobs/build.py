@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel
-from common.learning.sizes import check_size
-from common.learning.tasks import build_model, task_of
+from common.learning.tasks import build_model, check_size, task_of
 from common.learning.trainer import Trainer
 
 if TYPE_CHECKING:

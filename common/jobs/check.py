@@ -20,7 +20,8 @@ import msgspec
 
 from common.config.program import command_of, search_path
 from common.errors import GivenError
-from common.jobs.spec import UNKNOWN_WORKERS, JobSpec, check_options
+from common.jobs.job_file import check_options
+from common.jobs.spec import UNKNOWN_WORKERS, JobSpec
 from common.learning.task_options import MAX_MODEL_MIB, options_of
 from common.telemetry.logging import event_logger
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from common.jobs.spec import JobSpec, check_options, job_from_json
-from doll.yaml_file import as_json, load_file
+from common.errors import GivenError, UserError
+from common.jobs.spec import JobSpec, job_from_json
+from common.learning.task_options import options_of
+from doll.yaml_file import as_json, load_file, load_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,3 +26,45 @@ def load_job(path: str | Path) -> JobSpec:
     spec = job_from_json(as_json(load_file(path)))
     check_options(spec)
     return spec
+
+
+def parse_job(text: str, allowed_tasks: Collection[str] = ()) -> JobSpec:
+    """Read a job from YAML or JSON.
+
+    Args:
+        text: The job file.
+        allowed_tasks: Entrypoints that may be used besides the built-in tasks (DOLL_TASKS).
+
+    Raises:
+        UserError: In one line, with the field's path, what was found and what is allowed.
+    """
+    spec = job_from_json(as_json(load_text(text)))
+    check_options(spec)
+    entrypoint = spec.task.entrypoint
+    if entrypoint and entrypoint not in allowed_tasks:
+        raise UserError(
+            f'job file: task.entrypoint: "{entrypoint}" is not on the allow-list'
+            f" ({', '.join(sorted(allowed_tasks)) or 'which is empty'}); add it to DOLL_TASKS here"
+            " and on the workers"
+        )
+    return spec
+
+
+def check_options(spec: JobSpec) -> None:
+    """Refuse options that make no sense for a built-in task.
+
+    Raises:
+        GivenError: By the field.
+    """
+    if spec.task.name:
+        try:
+            options_of(spec.task.name, spec.task_options)
+        except UserError as error:
+            raise GivenError(("task",), str(error)) from error
+    for option, size in spec.record_sizes.items():
+        given = spec.task.options.get(option, size)
+        if given != size:
+            problem = (
+                f"the records have {size}, got {given}: change the field or the options of the task"
+            )
+            raise GivenError((f"task.{option}",), problem)

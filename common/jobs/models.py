@@ -12,7 +12,6 @@ from common.errors import CorruptError, NotFoundError, UnavailableError, UserErr
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import Layout, weights_in
-from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import (
     HEAD_BYTES,
     FoundSnapshot,
@@ -21,7 +20,7 @@ from common.storage.snapshot_file import (
     from_store,
     in_hand,
 )
-from common.storage.store import CheckpointStore
+from common.storage.store import CheckpointStore, format_model_id
 from common.wire.messages import decode_audit
 
 if TYPE_CHECKING:

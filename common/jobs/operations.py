@@ -34,8 +34,7 @@ from common.kafka.table import RESTORE, table_topic
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:
-    from common.core.losses import ReadFrom
-    from common.core.messages import LogPositions, Wanted
+    from common.core.messages import LogPositions, ReadFrom, Wanted
     from common.jobs.changes import Author, Change
     from common.jobs.spec import JobSpec
 

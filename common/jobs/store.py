@@ -16,8 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from common.core.field_types import Count, NonEmpty, Ordinal
-from common.core.losses import ReadFrom  # noqa: TC001 -- likewise
-from common.core.messages import Wanted  # noqa: TC001 -- msgspec reads it when run
+from common.core.messages import ReadFrom, Wanted  # noqa: TC001 -- msgspec reads it when run
 from common.core.spans import LogPosition, Partition
 from common.errors import (
     ConflictError,

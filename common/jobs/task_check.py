@@ -23,9 +23,8 @@ _MIB = 1 << 20
 def built(order: CheckRequest) -> CheckReport:
     """Build the task."""
     # These bring torch.
-    from common.learning.errors import one_line  # noqa: PLC0415 -- likewise
-    from common.learning.sizes import try_model  # noqa: PLC0415 -- likewise
-    from common.learning.tasks import task_of  # noqa: PLC0415 -- see above
+    from common.learning.errors import one_line  # noqa: PLC0415 -- see above
+    from common.learning.tasks import task_of, try_model  # noqa: PLC0415 -- likewise
 
     spec = job_from_json(bytes(order.spec))
     try:

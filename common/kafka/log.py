@@ -200,7 +200,7 @@ class KafkaLog:
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """See the port."""
         bounds = self.bounds(partition)
-        if not self._settings.time_index:
+        if self._settings.topic_maker is not None:
             return self._search_time(partition, bounds, timestamp_s)
         doing, right = f"position in {partition} by time", self._describe(partition.topic)
         wanted = TopicPartition(*partition, int(timestamp_s * 1e3))
@@ -246,7 +246,7 @@ class KafkaLog:
         if not topics:
             return {}
         found = dict[str, FoundTopic]()
-        if not self._settings.topic_ids:
+        if self._settings.topic_maker is not None:
             for topic in topics:
                 with suppress(UnknownTopicError):
                     found[topic] = FoundTopic("", len(self.partitions(topic)))

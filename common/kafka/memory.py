@@ -18,9 +18,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.core.spans import LogPosition, Partition, Span
+from common.core.spans import Assigned, LogPosition, Partition, Revoked, Span
 from common.core.turns import RunsInTurn
-from common.core.worker_messages import Assigned, Revoked
 from common.errors import (
     DeliveryError,
     ExpiredError,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, Revoked
 
 if TYPE_CHECKING:
     from common.core.messages import (

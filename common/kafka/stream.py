@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from common.core.spans import LogPosition, Partition
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, LogPosition, Partition, Revoked
 from common.kafka.client import (
     AT_END,
     FORBIDDEN,

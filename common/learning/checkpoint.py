@@ -7,7 +7,7 @@ the admin service gives out models without the library that trains them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -259,3 +259,84 @@ def save_weights(layout: Layout, vector: Vector, about: Mapping[str, str]) -> by
         CorruptError: If the vector's length is not this model's.
     """
     return pack(named_weights(layout, vector), {"format": "pt", **about})
+
+
+# --- snapshots of trainers, whole or in slices ---------------------------------------------------
+
+SLICES, WEIGHTS = "slices", "weights"
+STATE = "optimizer."  # what the names of the optimizer's tensors begin with
+
+
+class SlicesHead(msgspec.Struct, frozen=True):
+    """What slices belong to."""
+
+    kind: Kind
+    count: int  # of all slices
+    numbers: tuple[int, ...]  # of those that are here
+
+
+_SLICES_HEAD = msgspec.json.Decoder(SlicesHead)
+
+
+def slices_head(metadata: Mapping[str, str]) -> SlicesHead:
+    """Read what the metadata of slices say of them.
+
+    Raises:
+        CorruptError: If they do not say it.
+    """
+    what = "it does not say whose slices it holds"
+    return decoded(_SLICES_HEAD.decode, metadata.get(SLICES, ""), what, CorruptError)
+
+
+def slice_state(
+    tensors: Mapping[str, npt.NDArray[Any]], number: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the optimizer's state of one slice."""
+    start = f"{number}."
+    found = {n.removeprefix(start): a for n, a in tensors.items() if n.startswith(start)}
+    found.pop(WEIGHTS, None)
+    return found
+
+
+def whole_of(parts: Iterable[bytes]) -> bytes:
+    """A trainer's snapshot of what owners have stored of one version.
+
+    Args:
+        parts: Of `SlicedTrainer.snapshot`, each with its slices' weights.
+
+    Raises:
+        CorruptError: If a slice is missing, or they are not of one model.
+    """
+    found, heads = dict[int, tuple["Vector", dict[str, "npt.NDArray[Any]"]]](), list[SlicesHead]()
+    for data in parts:
+        tensors, metadata = unpack(data)
+        heads.append(head := slices_head(metadata))
+        for number in head.numbers:
+            weights = tensors.get(f"{number}.{WEIGHTS}")
+            if weights is None:
+                raise CorruptError(f"it lacks the weights of slice {number}")
+            found[number] = weights, slice_state(tensors, number)
+    if not heads or len({(head.kind, head.count) for head in heads}) > 1:
+        raise CorruptError("they are slices of no model, or of several")
+    kind, count = heads[0].kind, heads[0].count
+    if lacking := set(range(count)) - found.keys():
+        raise CorruptError(f"slices {sorted(lacking)} are missing")
+    weights = np.concatenate([found[number][0] for number in range(count)])
+    state = joined([found[number][1] for number in range(count)])
+    return packed(kind, weights, state)
+
+
+def joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """The state of which these are the parts, in the slices' order; of buffers there is none."""
+    return {
+        name: np.concatenate([part[name] for part in parts if part]) if value.ndim else value
+        for name, value in parts[0].items()
+    }
+
+
+def packed(kind: Kind, weights: Vector, state: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Write a snapshot; `unpacked` reads it."""
+    tensors = {STATE + name: value for name, value in state.items()}
+    # One entry, see `pack`.
+    metadata = {"trainer": msgspec.json.encode(kind).decode()}
+    return pack({"weights": weights, **tensors}, metadata)

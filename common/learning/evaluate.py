@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from common.core.scores import measures
-from common.learning.outputs import check_losses, check_metrics, check_outputs, guest
-from common.learning.scores import count_scores
+from common.learning.outputs import check_losses, check_metrics, check_outputs, count_scores, guest
 
 if TYPE_CHECKING:
     import numpy.typing as npt

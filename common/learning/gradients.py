@@ -25,10 +25,10 @@ from common.learning.outputs import (
     check_metrics,
     check_outputs,
     check_same_metrics,
+    count_scores,
     guest,
 )
 from common.learning.parameters import FlatModel, has_batch_norm, is_finite
-from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -16,28 +16,27 @@ import msgspec
 import numpy as np
 
 from common.errors import CorruptError, OtherModelError
-from common.learning.checkpoint import Kind, Layout, pack, unnamed, unpack
-from common.learning.slices import Slice, cut, joined, part_of
-from common.learning.trainer import REMEDY, packed, unpacked
+from common.learning.checkpoint import (
+    SLICES,
+    WEIGHTS,
+    Kind,
+    Layout,
+    SlicesHead,
+    pack,
+    packed,
+    slice_state,
+    slices_head,
+    unnamed,
+    unpack,
+)
+from common.learning.slices import Slice, cut, part_of
+from common.learning.trainer import REMEDY, unpacked
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from common.core.messages import Vector
     from common.learning.optimizers import OptimizerSettings, Reduction
-
-_SLICES, _WEIGHTS = "slices", "weights"
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """What slices belong to."""
-
-    kind: Kind
-    count: int  # of all slices
-    numbers: tuple[int, ...]  # of those that are here
-
-
-_HEAD = msgspec.json.Decoder(_Head)
 
 
 class SlicedTrainer:
@@ -129,11 +128,11 @@ class SlicedTrainer:
             f"{number}.{name}": array for number in numbers for name, array in self._of(number)
         }
         if whole:
-            tensors[_WEIGHTS] = self._weights
+            tensors[WEIGHTS] = self._weights
         else:
-            tensors |= {f"{n}.{_WEIGHTS}": self._weights[self.places[n]] for n in numbers}
-        head = _Head(self._kind, len(self.places), tuple(numbers))
-        return pack(tensors, {_SLICES: msgspec.json.encode(head).decode()})
+            tensors |= {f"{n}.{WEIGHTS}": self._weights[self.places[n]] for n in numbers}
+        head = SlicesHead(self._kind, len(self.places), tuple(numbers))
+        return pack(tensors, {SLICES: msgspec.json.encode(head).decode()})
 
     def _of(self, number: int) -> Iterable[tuple[str, npt.NDArray[Any]]]:
         return self._held[number].state.items()
@@ -171,12 +170,12 @@ class SlicedTrainer:
         self, data: bytes, numbers: Collection[int]
     ) -> tuple[Vector | None, dict[int, dict[str, npt.NDArray[Any]]]]:
         tensors, metadata = unpack(data)
-        if _SLICES in metadata:
-            head = _head(metadata)
-            kind, weights = head.kind, tensors.get(_WEIGHTS)
+        if SLICES in metadata:
+            head = slices_head(metadata)
+            kind, weights = head.kind, tensors.get(WEIGHTS)
             if lacking := set(numbers) - set(head.numbers):
                 raise CorruptError(f"it lacks slices {sorted(lacking)}")
-            states = {number: _state(tensors, number) for number in numbers}
+            states = {number: slice_state(tensors, number) for number in numbers}
         else:
             held = unpacked(data)
             kind, weights = held.kind, held.weights
@@ -189,45 +188,3 @@ class SlicedTrainer:
         if misfit := kind.misfit(self._kind):
             raise OtherModelError(f"{misfit}: {REMEDY}")
         return weights, states
-
-
-def _head(metadata: Mapping[str, str]) -> _Head:
-    try:
-        return _HEAD.decode(metadata.get(_SLICES, ""))
-    except msgspec.MsgspecError as error:
-        raise CorruptError(f"it does not say whose slices it holds: {error}") from error
-
-
-def _state(tensors: Mapping[str, npt.NDArray[Any]], number: int) -> dict[str, npt.NDArray[Any]]:
-    start = f"{number}."
-    found = {n.removeprefix(start): a for n, a in tensors.items() if n.startswith(start)}
-    found.pop(_WEIGHTS, None)
-    return found
-
-
-def whole_of(parts: Iterable[bytes]) -> bytes:
-    """A trainer's snapshot of what owners have stored of one version.
-
-    Args:
-        parts: Of `SlicedTrainer.snapshot`, each with its slices' weights.
-
-    Raises:
-        CorruptError: If a slice is missing, or they are not of one model.
-    """
-    found, heads = dict[int, tuple["Vector", dict[str, "npt.NDArray[Any]"]]](), list[_Head]()
-    for data in parts:
-        tensors, metadata = unpack(data)
-        heads.append(head := _head(metadata))
-        for number in head.numbers:
-            weights = tensors.get(f"{number}.{_WEIGHTS}")
-            if weights is None:
-                raise CorruptError(f"it lacks the weights of slice {number}")
-            found[number] = weights, _state(tensors, number)
-    if not heads or len({(head.kind, head.count) for head in heads}) > 1:
-        raise CorruptError("they are slices of no model, or of several")
-    kind, count = heads[0].kind, heads[0].count
-    if lacking := set(range(count)) - found.keys():
-        raise CorruptError(f"slices {sorted(lacking)} are missing")
-    weights = np.concatenate([found[number][0] for number in range(count)])
-    state = joined([found[number][1] for number in range(count)])
-    return packed(kind, weights, state)

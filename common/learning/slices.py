@@ -79,14 +79,6 @@ def part_of(state: Mapping[str, npt.NDArray[Any]], place: slice) -> dict[str, np
     return {name: value[place] if value.ndim else value for name, value in state.items()}
 
 
-def joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """The state of which these are the parts, in the slices' order; of buffers there is none."""
-    return {
-        name: np.concatenate([part[name] for part in parts if part]) if value.ndim else value
-        for name, value in parts[0].items()
-    }
-
-
 class Slice:
     """One slice at its owner: a step is made beside what counts, and counts once it is committed.
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,12 +12,13 @@ import torch
 from common.core.vectors import SparseVector, add_to, squared_norm
 from common.errors import CorruptError, OtherModelError
 from common.learning.checkpoint import (
+    STATE,
     Kind,
     Layout,
     checked_weights,
     digest_of,
     kind_in,
-    pack,
+    packed,
     unnamed,
     unpack,
 )
@@ -221,17 +220,6 @@ class Trainer:
             self.discard(round_)
 
 
-_STATE = "optimizer."  # what the names of the optimizer's tensors begin with
-
-
-def packed(kind: Kind, weights: Vector, state: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Write a snapshot; `unpacked` reads it."""
-    tensors = {_STATE + name: value for name, value in state.items()}
-    # One entry, see `pack`.
-    metadata = {"trainer": msgspec.json.encode(kind).decode()}
-    return pack({"weights": weights, **tensors}, metadata)
-
-
 def unpacked(data: bytes) -> TrainerState:
     """Read a snapshot, and check that its parts fit each other.
 
@@ -241,7 +229,7 @@ def unpacked(data: bytes) -> TrainerState:
     tensors, metadata = unpack(data)
     kind = kind_in(metadata)
     weights = checked_weights(tensors.pop("weights", None), kind)
-    state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
+    state = {name.removeprefix(STATE): value for name, value in tensors.items()}
     expected = STATE_NAMES.get(kind.optimizer)
     if state and state.keys() != expected:
         raise CorruptError(f"{kind.optimizer} comes with {sorted(state)}, expected {expected}")

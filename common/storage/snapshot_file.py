@@ -25,7 +25,7 @@ from common.storage.hot_snapshot import (
     SnapshotProtocol,
     decode_protocol,
 )
-from common.storage.manifest import format_model_id
+from common.storage.store import format_model_id
 from common.wire.messages import frame, unframe
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ import redis
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka, resolve
 from common.embedded.redis import EmbeddedRedis
-from common.storage.manifest import folder_of
 from common.storage.port import open_blobs
-from common.storage.store import CheckpointStore
+from common.storage.store import CheckpointStore, folder_of
 from load.harness.proxy import Network
 from load.harness.s3_servers import LyingServer
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned
 from common.kafka.port import Bounds, Fetched, StreamLog, StreamReader
 from load.harness.processor import Block, Processor
 from load.harness.stack import NotMeasuredError

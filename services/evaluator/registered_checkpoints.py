@@ -16,9 +16,8 @@ from common.api.model import about_model
 from common.core.messages import ModelId
 from common.errors import CorruptError
 from common.jobs.models import KeptModel
-from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import FoundSnapshot, from_checkpoint
-from common.storage.store import CheckpointStore
+from common.storage.store import CheckpointStore, format_model_id
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord

@@ -28,8 +28,7 @@ from common.kafka.schemas import JobSchemas, open_registry
 from common.kafka.stream import KafkaStreamLog
 from common.kafka.transactions import KafkaTransactionalLog
 from common.redis.board import open_board
-from common.runtime.http_server import HttpServer
-from common.runtime.listen import listen, url_of
+from common.runtime.http_server import HttpServer, listen, url_of
 from common.runtime.service import keep_imports, run
 from common.storage.port import open_blobs
 from common.telemetry.metrics.registry import ProcessMetrics

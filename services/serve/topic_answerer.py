@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from common.core.spans import Partition
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, Partition, Revoked
 from common.errors import ExpiredError, OutsideError, TruncatedError, UserError
 from common.kafka.names import positions_topic
 from common.kafka.port import (

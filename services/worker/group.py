@@ -27,7 +27,6 @@ from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
-    Leave,
     OfferState,
     Say,
     ShareWeights,
@@ -40,7 +39,6 @@ from common.core.order_queue import Assignments
 from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
-from common.storage.states import stored_state
 from services.worker.effects.weights import StateUploader, WeightsSharer
 from services.worker.held import Formed
 from services.worker.traffic import LIFE_BITS, TrafficCounter, counted
@@ -245,8 +243,8 @@ class GroupLoop:
         if not isinstance(found, Failed):
             ready = GradientReady(
                 *(self._member.worker, compute.model, found.batches, found.samples, found.loss_sum),
-                *(found.metric_sums, found.seconds, self._member.life),
-                *(found.local_rate, found.square, found.scores),
+                *(found.metric_sums, found.seconds, found.local_rate, found.square, found.scores),
+                life=self._member.life,
                 traffic=self._count.traffic,
             )
             with self._changed:
@@ -336,8 +334,6 @@ class GroupLoop:
                     said.append(command)
                 case Enter(_, reduce):
                     self._enter(reduce)
-                case Leave():
-                    pass  # its membership is over: that group was left
                 case ApplyResult():
                     self._apply()
                 case CopyState():
@@ -487,7 +483,7 @@ class GroupLoop:
         """What the job begins with, or what a member has stored."""
         checkpoints, origin = self._access.checkpoints, self._access.origin
         if made != GENESIS:
-            return stored_state(checkpoints, made), 0
+            return checkpoints.state(made), 0
         return checkpoints.origin(origin) if origin else b"", self._member.life
 
     def _receive(self, pair: Group) -> tuple[bytes, int]:

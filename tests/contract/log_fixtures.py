@@ -306,7 +306,7 @@ _DOOMED = """\
 import sys
 from common.kafka.stream import KafkaStreamLog
 from common.kafka.settings import KafkaSettings
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned
 bootstrap, protocol, group, topic = sys.argv[1:]
 settings = KafkaSettings(bootstrap, group_protocol=protocol, session_timeout_ms=1500)
 reader = KafkaStreamLog(settings).stream(group, [topic], "doomed")

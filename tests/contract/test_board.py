@@ -69,7 +69,9 @@ def failure(offset: int = 7, epoch: int = 3) -> Failed:
 
 
 def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
-    return Gradient(WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": MetricSum(12.0, 20)}, 0.02, vector)
+    return Gradient(
+        WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": MetricSum(12.0, 20)}, 0.02, vector=vector
+    )
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.spans import Span
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Span
 from common.errors import UnavailableError
 from common.kafka.port import Bounds, Fetched
 from tests.contract.log_fixtures import PATIENCE_S, eventually, everything, filled, on_servers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.worker_messages import Assigned, Revoked
+from common.core.spans import Assigned, Revoked
 from common.errors import OutsideError
 from common.kafka.port import Fetched, NewTopic
 from tests.contract.log_fixtures import PATIENCE_S, eventually, on_kafka

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.spans import LogPosition, Partition, Span
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, LogPosition, Partition, Span
 from common.errors import RecreatedError, TruncatedError, UnavailableError, UnknownTopicError
 from common.kafka.log import KafkaLog
 from common.kafka.port import Fetched, FoundTopic, LogRecord, LogTruncated, NewTopic, StreamEvent

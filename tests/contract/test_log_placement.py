@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.spans import LogPosition, Partition
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, LogPosition, Partition
 from common.kafka.epochs import TopicsQuestion
 from common.kafka.port import Bounds, Fetched, LogEndReached, LogTruncated, NewTopic, OutOfRange
 from tests.contract.log_fixtures import PATIENCE_S, eventually, filled

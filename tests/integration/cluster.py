@@ -16,9 +16,9 @@ from common.data.codecs import codec_of
 from common.embedded.process import Child
 from common.embedded.services import stop_all
 from common.errors import UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import purge
-from common.jobs.spec import parse_job
 from common.kafka.embedded import EmbeddedControl
 from common.kafka.opening import open_log
 from common.runtime.connect import connect
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.audit import Audit
-    from common.core.losses import ReadFrom
-    from common.core.messages import LeaderStatus, Vector, Wanted
+    from common.core.messages import LeaderStatus, ReadFrom, Vector, Wanted
     from common.jobs.edit import Value
     from common.jobs.purge import Remains
     from common.jobs.store import JobRecord

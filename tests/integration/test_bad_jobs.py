@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from common.config.settings import Settings
 from common.data.codecs import codec_of
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, JobStore
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.testing.counting import ENTRYPOINT

@@ -18,7 +18,7 @@ import pytest
 
 from common.config.settings import Settings
 from common.data.codecs import codec_of
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobStore
 from common.testing.counting import ENTRYPOINT
 from load.harness.counting import CountingJob

@@ -12,8 +12,8 @@ from common.core.audit import audit
 from common.core.messages import Drifted, Evaluated, ModelId
 from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic

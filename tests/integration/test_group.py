@@ -12,14 +12,14 @@ import pytest
 import torch
 from msgspec import UNSET
 
-from common.config.aggregation import SLICES as SLICES_OF_ALL
+from common.config.synchronisation import SLICES as SLICES_OF_ALL
 from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
 from common.data.codecs import codec_of
 from common.embedded.process import Child
 from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.jobs.models import on_board
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.names import updates_topic
 from common.kafka.opening import open_log
 from common.kafka.read import read_decoded

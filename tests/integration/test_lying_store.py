@@ -20,9 +20,8 @@ from common.core.messages import GENESIS
 from common.core.snapshot_search import AWAITED
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
-from common.storage.manifest import folder_of
 from common.storage.port import open_blobs
-from common.storage.store import CheckpointStore
+from common.storage.store import CheckpointStore, folder_of
 from common.wire.messages import decode_audit
 from load.harness.s3_servers import LyingServer
 from tests.integration.cluster import Cluster, await_condition

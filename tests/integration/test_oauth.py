@@ -17,8 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from common.config.settings import read_settings
-from common.core.spans import Partition
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Partition
 from common.errors import ForbiddenError, OutsideError, UnavailableError
 from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import NewTopic

@@ -31,8 +31,8 @@ from common.api.keys import KeyStore
 from common.config.settings import Settings
 from common.embedded.apache_kafka import ApacheKafka
 from common.embedded.process import free_port
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka import names as topics
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded

@@ -32,8 +32,8 @@ from common.data.tables import row_records
 from common.embedded.apache_kafka import resolve
 from common.embedded.process import Child, free_port
 from common.errors import UnavailableError, UserError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.dead_letters import read_dead_letters
 from common.kafka.names import schemas_topic, updates_topic
 from common.kafka.opening import open_log

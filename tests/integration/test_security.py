@@ -29,8 +29,7 @@ from common.core.messages import (
     WorkerId,
     WorkerLeaving,
 )
-from common.core.spans import Partition, Span
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Partition, Span
 from common.embedded.process import free_port
 from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError

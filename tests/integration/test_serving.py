@@ -18,8 +18,8 @@ from common.core.snapshots import Snapshot
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, stop_all
 from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import records_of

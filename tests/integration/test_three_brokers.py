@@ -25,8 +25,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
 from common.config.settings import Settings
-from common.core.spans import Partition
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Partition
 from common.embedded.apache_kafka import ApacheKafka
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.opening import kafka_settings

@@ -23,8 +23,8 @@ from common.core.spans import Partition
 from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService
 from common.errors import ConflictError, NotFoundError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.names import JOBS
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic

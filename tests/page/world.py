@@ -23,7 +23,7 @@ from common.core.messages import (
 )
 from common.core.spans import Partition, Span
 from common.jobs.changes import Change
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, by_stream
 from common.spot.provisioning import records as plans
 from common.spot.provisioning.ledger import FleetLedger

@@ -238,17 +238,7 @@ class FleetLedger:
         return True
 
     def _decided(  # noqa: C901, PLR0911 -- one case per record
-        self,
-        offset: int,
-        record: Priced
-        | Planned
-        | LaunchRequested
-        | Started
-        | SlotAssigned
-        | Left
-        | Ended
-        | Reviewed
-        | Settled,
+        self, offset: int, record: PlanRecord
     ) -> bool:
         match record:
             case LaunchRequested():

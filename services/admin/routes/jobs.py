@@ -28,17 +28,16 @@ from common.api.jobs import (
     unreadable_records,
 )
 from common.api.keys import fingerprint
-from common.config.aggregation import (
-    AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
-)
 from common.config.synchronisation import (
+    AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
 from common.core.messages import Wanted  # noqa: TC001 -- FastAPI reads it when run
 from common.errors import UnavailableError, UserError
 from common.jobs.edit import BLOCKS, CHANGEABLE, changed_spec, plain
+from common.jobs.job_file import check_options
 from common.jobs.progress import JobProgress, Word
-from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec, check_options
+from common.jobs.spec import CompressionSpec, JobSpec, TunerSpec
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from services.admin.live.listing import NUMBERS
 from services.admin.middleware.access import OPERATOR, Operator

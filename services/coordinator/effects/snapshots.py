@@ -17,7 +17,6 @@ from common.core.messages import GENESIS, ModelId, Positions
 from common.core.snapshots import Snapshot, genesis
 from common.errors import CorruptError, DollError, FutureFormatError, UnavailableError
 from common.learning.checkpoint import model_in
-from common.storage.manifest import format_model_id
 from common.storage.snapshot_file import (
     FoundSnapshot,
     SnapshotFile,
@@ -28,8 +27,7 @@ from common.storage.snapshot_file import (
     to_bytes,
     to_parts,
 )
-from common.storage.states import stored_state
-from common.storage.store import CheckpointStore
+from common.storage.store import CheckpointStore, format_model_id
 from common.telemetry.outages import Outage
 from services.coordinator.dead_letters import DeadLetters
 
@@ -148,7 +146,7 @@ class SnapshotStore:
             return hot._replace(trainer=self._origin)
         if checkpoints is None:
             return hot
-        return hot._replace(trainer=partial(stored_state, checkpoints, snapshot.made))
+        return hot._replace(trainer=partial(checkpoints.state, snapshot.made))
 
     def lasting(self) -> Lasting:
         """Every checkpoint, all but its weights; those that cannot be read are passed over.
@@ -321,7 +319,7 @@ class SnapshotStore:
             saved, name = made.saved, made.saved.name
             of, members = saved.snapshot.made, saved.snapshot.slices is not UNSET
             if members:  # they have stored what they hold
-                saved = saved._replace(trainer=stored_state(self._checkpoints, of))
+                saved = saved._replace(trainer=self._checkpoints.state(of))
                 self._offer(saved)
             elif made.state:
                 self._checkpoints.put_state(of, saved.trainer)

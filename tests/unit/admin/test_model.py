@@ -23,7 +23,7 @@ from common.core.messages import (
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
 from common.jobs.build import optimizer_of
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.learning.checkpoint import unpack
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, task_of

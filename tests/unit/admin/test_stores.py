@@ -13,8 +13,8 @@ import pytest
 from common.api.keys import KeyStore
 from common.core.spans import Partition
 from common.errors import UnavailableError, UnknownOutcomeError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS, KEYS
 from common.kafka.port import NewTopic

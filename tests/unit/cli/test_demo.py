@@ -16,7 +16,7 @@ from common.core.messages import (
 )
 from common.core.spans import Span
 from common.errors import UserError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.spot.market.market_file import load_market
 from services.cli import exits
 from services.cli.demo.judge import mean_accuracy
@@ -40,17 +40,12 @@ def summary(
         account=Account(100, 100 - lost, 0, 0, 0, lost, 0),
         flaws=flaws,
         updates=1,
-        takeovers=0,
-        updates_taken_back=0,
         test_accuracy=0.987654,
-        test_loss=0.1,
-        prequential_accuracy=0.9,
         prequential_accuracy_at_end=0.98,
         samples_per_s=1000.0,
         workers=3,
         preemptions=1,
         pause_after_preemption_s=None,
-        longest_pause_s=0.5,
         bill=bill,
     )
 

@@ -14,7 +14,7 @@ from common.core.messages import GENESIS, Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError
 from common.jobs.build import optimizer_of
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, task_of
 from common.learning.trainer import Trainer

@@ -11,7 +11,7 @@ import pytest
 
 from common.core.messages import Lead, ModelId
 from common.jobs.build import trainer_of
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobStore
 from common.learning.checkpoint import unpack
 from common.storage.store import CheckpointStore

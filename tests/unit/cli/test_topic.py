@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from common.core.messages import Schema
 from common.data.codecs import codec_of, make_codec
 from common.data.fields import Field
 from common.errors import UserError
-from common.jobs.spec import JobSpec, parse_job
+from common.jobs.job_file import parse_job
 from common.kafka.port import NewTopic
 from common.learning.tasks import task_of
 from services.cli import exits
@@ -19,6 +20,9 @@ from services.cli.commands.proposal import propose
 from tests.unit.cli.conftest import World
 from tests.unit.data.test_registered import framed, message_of, schema_of
 from tests.unit.kafka.test_schemas import Registry
+
+if TYPE_CHECKING:
+    from common.jobs.spec import JobSpec
 
 REST = {"name": "j", "streams": ["s"], "batch_size": 2, "group_size": 1}
 

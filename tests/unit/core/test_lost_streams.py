@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from common.core.commands import CoordinatorCommand
-    from common.core.losses import ReadFrom
+    from common.core.messages import ReadFrom
     from common.core.settings import CoordinatorSettings
 
 NEW = 99  # generation

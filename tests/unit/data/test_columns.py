@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from common.data.codecs import JsonCodec, codec_of
 from common.errors import UserError
-from common.jobs.spec import JobSpec, job_from_json, parse_job
+from common.jobs.job_file import parse_job
+from common.jobs.spec import JobSpec, job_from_json
 from common.learning.tasks import build_model, task_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from common.data.fields import Columns, concatenate
 from common.data.registered import RegisteredCodec
 from common.data.tables import row_records
 from common.jobs.build import trainer_of
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.learning.gradients import GradientComputer
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, task_of

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from common.jobs.job_file import parse_job
 from common.jobs.notes import notes_on, window_note
-from common.jobs.spec import JobSpec, parse_job
 from tests.unit.jobs.test_spec import TEXT
+
+if TYPE_CHECKING:
+    from common.jobs.spec import JobSpec
 
 STALE = "synchronisation: {mode: stale, staleness: 2}\n"  # K is 20, so that 80 batches are needed
 

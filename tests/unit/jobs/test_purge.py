@@ -11,10 +11,10 @@ from common.config.settings import Settings
 from common.core.messages import ModelId
 from common.core.spans import Partition
 from common.errors import ConflictError, NotFoundError, OutsideError, UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
 from common.jobs.purge import Remains, purge, remains_of
 from common.jobs.servers import Outside
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import (
     JOBS,

@@ -15,10 +15,10 @@ from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, W
 from common.core.snapshots import Snapshot
 from common.core.spans import Span
 from common.errors import ConflictError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
 from common.jobs.servers import Outside
 from common.jobs.service import JobService
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from common.learning.checkpoint import Kind, pack, unnamed, unpack

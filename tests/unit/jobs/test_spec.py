@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from common.core.settings import AggregationSettings, Mode, Rule
 from common.errors import UserError
-from common.jobs.spec import JobSpec, job_from_json, parse_job
+from common.jobs.job_file import parse_job
+from common.jobs.spec import JobSpec, job_from_json
 
 TEXT = """
 name: digits

@@ -22,8 +22,8 @@ from common.errors import (
     WireError,
 )
 from common.jobs.changes import Change, NamedActor, local_user
+from common.jobs.job_file import parse_job
 from common.jobs.operations import EARLIER_KEPT, AfterLoss, JobOperations, first_positions
-from common.jobs.spec import parse_job
 from common.jobs.store import (
     CHANGES_BYTES,
     CHANGES_KEPT,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from common.errors import UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.jobs.watching import Looker, ObservedJob, one_by_one
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic

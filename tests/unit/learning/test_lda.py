@@ -15,7 +15,7 @@ from scipy.special import gammaln, psi
 from common.data.readers import read_records
 from common.data.records import batches
 from common.errors import UserError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.tasks import build_model, make_task

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.learning.sizes import MIB, try_model
 from common.learning.task_options import options_of
-from common.learning.tasks import make_task
+from common.learning.tasks import MIB, make_task, try_model
 
 
 @given(

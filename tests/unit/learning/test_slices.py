@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.learning.checkpoint import joined
 from common.learning.optimizers import STATE_NAMES, OptimizerSettings
-from common.learning.slices import BLOCK, Slice, cut, digest, joined, lengths, part_of
+from common.learning.slices import BLOCK, Slice, cut, digest, lengths, part_of
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps
 

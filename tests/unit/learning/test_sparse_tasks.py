@@ -16,7 +16,7 @@ from common.data.columns import bucket_of
 from common.data.records import batches
 from common.errors import UserError
 from common.jobs.build import trainer_of
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import FlatModel

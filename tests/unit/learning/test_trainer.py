@@ -15,7 +15,7 @@ from torch import nn
 
 from common.core.vectors import SparseVector, dense
 from common.errors import CorruptError, UserError
-from common.learning.checkpoint import Kind, pack, unnamed, with_optimizer
+from common.learning.checkpoint import Kind, pack, unnamed, whole_of, with_optimizer
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import (
     STATE_NAMES,
@@ -24,7 +24,7 @@ from common.learning.optimizers import (
     make_optimizer,
 )
 from common.learning.parameters import FlatModel, layout_of
-from common.learning.sliced_trainer import SlicedTrainer, whole_of
+from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.tasks import build_model, make_task
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps

@@ -20,9 +20,9 @@ import doll.events
 from common.api.answers import EVENT_DATA, JobAnswer, ProgressAnswer, UpdateEvent
 from common.core.messages import GENESIS, Batch, Lead, ModelId, UpdateApplied, WorkerId
 from common.core.spans import Span
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
 from common.jobs.progress import Word
-from common.jobs.spec import parse_job
 from common.learning.tasks import build_model, task_of
 from common.storage.snapshot_file import to_bytes
 from common.wire.messages import encode_audit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord
 from common.runtime.faults import Patience
 from common.runtime.jobs import Jobs

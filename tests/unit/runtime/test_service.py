@@ -18,8 +18,8 @@ import pytest
 from common.config.program import EXIT_USAGE
 from common.core.spans import Partition
 from common.errors import UserError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS

@@ -34,8 +34,8 @@ from common.core.snapshots import Snapshot
 from common.core.spans import Partition, Span
 from common.errors import UnavailableError, UnknownTopicError
 from common.jobs.build import optimizer_of
+from common.jobs.job_file import parse_job
 from common.jobs.servers import Outside
-from common.jobs.spec import JobSpec, parse_job
 from common.kafka.memory import MemoryLog, MemoryTransactions
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
     from common.data.fields import Columns
     from common.jobs.models import VersionSelector
+    from common.jobs.spec import JobSpec
     from common.kafka.port import NewRecord
     from services.serve.protocol import Inputs
     from services.serve.served_model import Predicted

@@ -12,13 +12,13 @@ from common.config.settings import Settings
 from common.errors import DeliveryError, OutsideError, TaskMissingError
 from common.jobs import build as job_task
 from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.jobs.store import StartCheckpoint
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, dead_letter_topic, updates_topic
 from common.kafka.port import NewRecord, NewTopic
-from common.learning.trainer import packed
+from common.learning.checkpoint import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore

@@ -17,12 +17,13 @@ from common.core.settings import RateSchedule
 from common.core.spans import LogPosition, Partition, Span
 from common.errors import UnknownTopicError
 from common.jobs.build import trainer_of
+from common.jobs.job_file import parse_job
 from common.jobs.operations import AfterLoss, JobOperations
-from common.jobs.spec import ScheduleSpec, parse_job
+from common.jobs.spec import ScheduleSpec
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
-from common.learning.trainer import packed
+from common.learning.checkpoint import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, from_bytes, to_bytes

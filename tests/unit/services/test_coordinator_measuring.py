@@ -10,7 +10,7 @@ import pytest
 
 from common.core import events
 from common.core.messages import Failed, MetricSum, ModelId, Synchrony, UpdateApplied
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.telemetry.metrics.coordinator import (
     MOST_METRICS,
     MOST_WORKERS,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from common.core.messages import LeaderStatus
 from common.core.spans import Partition
-from common.jobs.spec import JobSpec, parse_job
+from common.jobs.job_file import parse_job
 from services.coordinator.needs import DemandMeter, backlog_of
 from tests.unit.cli.test_job import JOB
+
+if TYPE_CHECKING:
+    from common.jobs.spec import JobSpec
 
 PLACES = (Partition("clinic-a", 0), Partition("clinic-a", 1))
 FIRST = {PLACES[0]: 100, PLACES[1]: 0}

@@ -17,7 +17,7 @@ from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, UpdateApplied
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import FoundTopic, NewTopic

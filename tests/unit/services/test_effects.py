@@ -30,8 +30,8 @@ from common.core.snapshots import genesis
 from common.core.spans import Span
 from common.core.vectors import write_to
 from common.errors import UserError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic

@@ -26,17 +26,16 @@ from common.core.messages import (
 from common.core.scores import WINDOWED
 from common.core.spans import Partition, Span, address_of
 from common.data.codecs import codec_of
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.learning.checkpoint import Kind, unnamed
+from common.learning.checkpoint import Kind, packed, unnamed
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, task_of
-from common.learning.trainer import packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.telemetry.logging import event_logger, fields_of

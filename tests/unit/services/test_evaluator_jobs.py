@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.config.settings import Settings
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord
 from common.kafka.memory import MemoryLog
 from common.kafka.names import updates_topic

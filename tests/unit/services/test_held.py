@@ -12,13 +12,13 @@ from msgspec import UNSET, structs
 from common.collectives.port import Peer
 from common.core.messages import AttemptId, Member, Membership, ModelId, Reduce, WorkerId
 from common.errors import CorruptError, GroupError
+from common.learning.checkpoint import whole_of
 from common.learning.errors import NotFiniteError
 from common.learning.optimizers import OptimizerSettings
-from common.learning.sliced_trainer import SlicedTrainer, whole_of
+from common.learning.sliced_trainer import SlicedTrainer
 from common.learning.slices import BLOCK
 from common.learning.trainer import Trainer
 from common.storage.memory import MemoryBlobs
-from common.storage.states import stored_state
 from common.storage.store import CheckpointStore
 from services.worker.held import Formed, HeldSlices, HeldWhole
 from tests.fakes.group import MemoryNetwork
@@ -196,7 +196,7 @@ def test_adams_moments_go_from_the_board_to_replicas_and_back_bit_for_bit() -> N
 
     members = [HeldWhole(Trainer(drawn(9), PARAMETERS, ADAM)) for _ in range(2)]
     for held in members:
-        held.restore(stored_state(store, first), UNSET)
+        held.restore(store.state(first), UNSET)
         held.settle()
     network = MemoryNetwork()
     groups = [network.groups() for _ in members]
@@ -221,7 +221,7 @@ def test_adams_moments_go_from_the_board_to_replicas_and_back_bit_for_bit() -> N
     store.put_state(second, members[1].stored(UNSET))
 
     back = Trainer(drawn(8), PARAMETERS, ADAM)
-    back.restore(stored_state(store, second))
+    back.restore(store.state(second))
     assert back.snapshot() == alone(updates[:4]).snapshot()
     stepped(back, updates[4:])
     assert back.snapshot() == alone(updates).snapshot()

@@ -15,8 +15,8 @@ from common.core import events
 from common.core.messages import Failed, Gradient, ModelId, Reply, WorkerId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import NewTopic
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 NAME = "digits"
 
 
-GRADIENT = Gradient(WorkerId("w"), ModelId(1, 0), (5,), 2, 1.0, {}, 0.1, np.ones(4, np.float32))
+GRADIENT = Gradient(
+    WorkerId("w"), ModelId(1, 0), (5,), 2, 1.0, {}, 0.1, vector=np.ones(4, np.float32)
+)
 
 
 class Bench:

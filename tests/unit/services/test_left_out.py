@@ -8,8 +8,7 @@ import pytest
 from common.core.liveness import WORKER
 from common.core.messages import LeaderStatus, ModelId, WorkerId
 from common.core.snapshots import Snapshot
-from common.learning.checkpoint import Kind, TensorSlice
-from common.learning.trainer import packed
+from common.learning.checkpoint import Kind, TensorSlice, packed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.telemetry.logging import event_logger

@@ -8,7 +8,7 @@ import pytest
 
 from common.core.spans import Partition
 from common.errors import UserError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, by_stream
 from common.learning.task_options import options_of
 from common.spot.market.market_file import Market

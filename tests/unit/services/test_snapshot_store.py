@@ -14,15 +14,13 @@ from common.core.messages import ModelId, unused_number
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition, Partition
 from common.errors import CorruptError, FutureFormatError, UserError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, StartCheckpoint, by_stream
-from common.learning.checkpoint import Kind, unnamed
-from common.learning.trainer import packed
+from common.learning.checkpoint import Kind, packed, unnamed
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.runtime.supervisor import Supervisor
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
-from common.storage.states import stored_state
 from common.storage.store import TAKEN_BACK_S, CheckpointStore
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
@@ -481,6 +479,6 @@ def test_a_checkpoint_for_members_is_stored_as_they_copy_it_and_says_so(bench: B
     store = bench.store(blobs)
     store.put(SnapshotFile(Snapshot(3, made, 9, 0, FIRST), b"numbers"), checkpoint=True, state=True)
     until(lambda: bench.stored == [made], "it is there")
-    assert stored_state(CheckpointStore(blobs, "digits"), made) == b"numbers"
+    assert CheckpointStore(blobs, "digits").state(made) == b"numbers"
     [found] = store.lasting().found
     assert found.snapshot.stored == (made,)

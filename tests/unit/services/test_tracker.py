@@ -15,7 +15,7 @@ from common.core.messages import Evaluated, Lead, ModelId
 from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.errors import NotFoundError, UnavailableError
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.redis.memory import MemoryBoard
 from common.storage.memory import MemoryBlobs
 from common.storage.port import open_blobs

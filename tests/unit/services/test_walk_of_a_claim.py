@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from common.core.ledger import Ledger
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Span
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import parse_job
 from common.kafka.memory import MemoryLog
 from common.kafka.names import control_topic
 from common.kafka.port import NewTopic

@@ -10,8 +10,7 @@ import pytest
 
 from common.config.settings import Settings
 from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
-from common.core.spans import Partition
-from common.core.worker_messages import Assigned
+from common.core.spans import Assigned, Partition
 from common.errors import (
     DeliveryError,
     OutsideError,

@@ -12,8 +12,9 @@ import pytest
 from common.config.settings import Settings
 from common.core.job_placement import JobDemand, WorkerPlacement
 from common.errors import OutsideError, UnavailableError, UserError
+from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
-from common.jobs.spec import TaskSpec, parse_job
+from common.jobs.spec import TaskSpec
 from common.kafka.memory import MemoryLog
 from common.kafka.port import NewTopic
 from common.redis.memory import MemoryBoards, MemoryRedis

@@ -14,10 +14,9 @@ from common.core.messages import GENESIS, ModelId, unused_number
 from common.core.snapshots import Snapshot
 from common.errors import CorruptError, FutureFormatError, UnavailableError
 from common.storage.disk import DiskBlobs
-from common.storage.manifest import named_by
 from common.storage.memory import MemoryBlobs
 from common.storage.snapshot_file import SnapshotFile, from_store, to_parts
-from common.storage.store import TAKEN_BACK_S, CheckpointStore, taken_back
+from common.storage.store import TAKEN_BACK_S, CheckpointStore, named_by, taken_back
 from load.harness.s3_servers import LIES, Lie
 from tests.bad_blobs import DyingBlobs, LyingBlobs
 

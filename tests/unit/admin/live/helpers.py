@@ -18,7 +18,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.core.spans import Partition, Span
-from common.jobs.spec import parse_job
+from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, by_stream
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog

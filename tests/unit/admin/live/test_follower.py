@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from common.core.messages import GENESIS, Drifted, Evaluated, ModelId, WorkerId
 from common.core.spans import Partition
 from common.errors import UnavailableError
+from common.jobs.job_file import parse_job
 from common.jobs.progress import JobProgress
-from common.jobs.spec import parse_job
 from common.jobs.watching import one_by_one
 from common.kafka import names as topics
 from common.kafka.memory import MemoryLog
