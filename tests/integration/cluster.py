@@ -127,8 +127,7 @@ class Cluster:
             group_linger_s: 0.5
             hot_snapshot: {{every_s: 0.2}}
             {options}
-            """.replace("\n            ", "\n"),
-            self.settings.tasks,
+            """.replace("\n            ", "\n")
         )
         self.spec = spec
         self._counting = CountingJob(spec, settings, self.log, partitions=2)

@@ -292,9 +292,8 @@ class SnapshotStore:
         try:
             self._write(made)
             self._outage.over()
-        except (
-            DollError
-        ) as error:  # storage is unavailable, or does not let us in: that may be mended
+        except DollError as error:
+            # Storage is unavailable, or does not let us in: that may be mended.
             self._metrics.checkpoint_failures.inc()
             self._outage.met(error)
             with self._lock:  # the same one later, unless a newer one has come by then
