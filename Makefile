@@ -42,6 +42,7 @@ lint: $(INSTALLED)  ## style, types, architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	nice $(BIN)/mypy
+	nice $(BIN)/python -m tests.test_architecture  # how many files each process imports
 
 unit: $(INSTALLED)  ## the pure parts, and the protocol under seeded schedules of faults
 	nice -n 10 $(TESTS) -n 2 --dist worksteal --timeout=1200 -m "not nightly" \

@@ -31,7 +31,7 @@ from common.errors import UnavailableError
 from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_boards
+from common.redis.boards import open_boards
 from common.testing.counting import ENTRYPOINT
 from load.harness import report
 from load.harness.counting import CountingJob, counting_job

@@ -39,7 +39,7 @@ from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_boards
+from common.redis.boards import open_boards
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
 from load.harness.asking import Address, on_schedule

@@ -23,7 +23,7 @@ from common.data.codecs import codec_of
 from common.embedded.services import stop_all
 from common.jobs.operations import JobOperations
 from common.kafka.stream import open_stream_log
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from load.harness import report
 from load.harness.processor import Block, Processor
 from load.harness.stack import (

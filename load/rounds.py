@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
 
 from common.embedded.services import EmbeddedService, stop_all
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.testing.costless import ENTRYPOINT
 from load.harness import report
 from load.harness.counting import costless_spec

@@ -35,7 +35,7 @@ from common.kafka.names import updates_topic
 from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.storage.snapshot_file import from_bytes
 from common.testing.costless import ENTRYPOINT
 from load.harness import history, report

@@ -33,7 +33,7 @@ from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from load.harness import report
 from load.harness.counting import spec_of
 from load.harness.processor import used_s

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from common.spot.policies.policy import Decision, Situation
+from common.spot.policies.policy import Decision, Policy, Situation
 from common.spot.theory.provisioning import Plan
 
 if TYPE_CHECKING:
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Counting:
+class Counting(Policy):
     """Wants what its script says, from one line to the next after so many seconds, for ever."""
 
     script: tuple[Mapping[Offer, int], ...]
     every_s: float = 10.0
     name: ClassVar[str] = "counting"
     watches_outages: ClassVar[bool] = True
-    plans_backlog: ClassVar[bool] = False
 
     @property
     def review_s(self) -> float | None:

@@ -23,7 +23,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
     ("common.errors", "common.core"),
     ("common.data", "common.spot.theory", "common.spot.machines"),
     ("common.config",),
-    ("common.collectives", "common.learning", "common.spot.policies", "common.spot.traces"),
+    ("common.learning", "common.spot.policies", "common.spot.traces"),
     ("common.spot.provisioning",),
     ("common.wire", "common.telemetry", "common.http", "common.simulation", "common.spot.market"),
     ("common.notices", "common.spot.experiments", "common.spot.plans"),
@@ -31,7 +31,7 @@ FLOORS = (  # a folder imports folders of lower floors; the root of `common/` ho
         *("common.kafka", "common.redis", "common.tracking"),
         *("common.testing", "common.spot.fleets"),
     ),
-    ("common.storage", "common.embedded"),
+    ("common.collectives", "common.storage", "common.embedded"),
     ("common.jobs",),
     ("common.api", "common.runtime"),
     ("common.spot.api", "common.spot.connect", "common.spot.planning"),
@@ -53,13 +53,18 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
     *("services.cli.commands.provisioning", "services.cli.system.api"),
 )
 CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
-    "services.admin": 187,
-    "services.cli": 262,
-    "services.coordinator": 157,
-    "services.evaluator": 136,
-    "services.provisioner": 155,
-    "services.serve": 127,
-    "services.worker": 140,
+    "services.admin.__main__": 183,
+    "services.cli.__main__": 200,
+    "services.coordinator.__main__": 144,
+    "services.evaluator.__main__": 123,
+    "services.provisioner.__main__": 151,
+    "services.serve.__main__": 112,
+    "services.worker.__main__": 132,
+    # Processes that the others start.
+    "common.jobs.export": 30,
+    "common.jobs.task_check": 37,
+    "common.spot.planning.apart": 107,
+    "services.cli.demo.tested_model": 93,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}
@@ -170,6 +175,15 @@ def graph(*trees: str) -> dict[str, set[str]]:
     }
 
 
+def closure(process: str) -> set[str]:
+    """Files of ours that a process imports."""
+    arrows, found, new = graph("common", "services"), set[str](), {process}
+    while new:
+        found |= new
+        new = {ours for name in new for ours in arrows[name]} - found
+    return found
+
+
 def circles(arrows: dict[str, set[str]]) -> list[str]:
     """Files of a circle, if there is one."""
     try:
@@ -231,11 +245,7 @@ def test_only_these_files_outside_the_wing_of_spot_machines_import_it() -> None:
 @pytest.mark.parametrize("process", CLOSURES)
 def test_process_imports_no_more_files_of_ours_than_before(process: str) -> None:
     """Lower the number in `CLOSURES` after a change that makes a process import fewer files."""
-    arrows, found, new = graph("common", "services"), set[str](), {f"{process}.__main__"}
-    while new:
-        found |= new
-        new = {ours for name in new for ours in arrows[name]} - found
-    assert len(found) <= CLOSURES[process]
+    assert len(closure(process)) <= CLOSURES[process]
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -423,3 +433,8 @@ def test_each_way_to_build_a_decoder_at_run_time_is_noticed(text: str) -> None:
 )
 def test_safe_ways_to_decode_are_not_noticed(text: str) -> None:
     assert unsafe_decoding("import msgspec\n" + text) == []
+
+
+if __name__ == "__main__":
+    for process, most in CLOSURES.items():
+        print(f"{process} imports {len(closure(process))} files of ours, at most {most}")  # noqa: T201 -- for `make lint`

@@ -15,18 +15,16 @@ from common.core.messages import (
     SynchronisationMode,
     Wanted,
 )
-from common.jobs.progress import Word  # noqa: TC001 -- pydantic reads it when run
-from common.jobs.quarantine import Final, Outcome  # noqa: TC001 -- likewise
+from common.jobs.progress import Count, Numbers, Stream, StreamAnswer, Word
+from common.jobs.quarantine import Outcome, QuarantinedBatchAnswer  # noqa: TC001 -- likewise
 from common.jobs.spec import JobSpec  # noqa: TC001 -- likewise
 
-Count = Annotated[int, Field(ge=0)]
 Metrics = dict[str, float]
 MachineKind = Literal["on-demand", "spot", "unknown"]  # unknown: started by hand
 WorkerStatus: TypeAlias = Literal["alive", "leaving", "silent", "unknown"]
 
 # Fields that several answers have.
 Job = Annotated[str, Field(description="The job's name.", examples=["digits"])]
-Stream = Annotated[str, Field(description="The datastream's topic.", examples=["clinic-a"])]
 Time = Annotated[float, Field(description="Seconds since 1970.")]
 Version = Annotated[int, Field(ge=0, description="J, the update that made this model.")]
 Epoch = Annotated[int, Field(ge=0, description="Of its leader: each has a higher number.")]
@@ -66,62 +64,9 @@ class EvaluationAnswer(Answer):
     drifts: Count = Field(description="Noticed so far, the last 200 at most.")
 
 
-class SynchronyAnswer(Answer):
-    """Which batches make an update, and at which weights their gradients may be taken."""
-
-    mode: SynchronisationMode = Field(description="As in a job file.")
-    group_size: Count = Field(description="K, batches per update.")
-    staleness: Count = Field(description="s: so many updates may lie between both.")
-
-
-class ProgressAnswer(Answer):
+class ProgressAnswer(Numbers, Answer):
     """How far a job is."""
 
-    version: Count = Field(description="J, updates made so far.", examples=[412])
-    updates: float = Field(
-        description="Of the job's own K that these come to, whatever K they were made with: what"
-        " `stop.updates` counts.",
-        examples=[412.0],
-    )
-    samples: Count = Field(description="Records trained.", examples=[2109440])
-    loss: float | None = Field(description="Mean per sample over the last updates.")
-    metrics: Metrics = Field(
-        description="Likewise, such as prequential accuracy; auc, calibration_error, f1, precision"
-        " and recall are of the records of the last minute."
-    )
-    updates_per_s: float | None = Field(description="Over the last 10 s.")
-    samples_per_s: float | None = Field(description="Over the last 10 s.")
-    lag: Count | None = Field(description="Records in the streams and in no update yet.")
-    workers: Count | None = Field(description="That send heartbeats.")
-    synchrony: SynchronyAnswer = Field(
-        description="Of the newest update, or as the job's settings are since."
-    )
-    learning_rate: float | None = Field(
-        description="Of the newest update, by the job's rate, its schedule and its synchronisation;"
-        " null: an earlier version of DOLL made it.",
-        examples=[0.002],
-    )
-    stale: Count | None = Field(
-        description="Updates between the oldest gradient of the newest update and itself."
-    )
-    note: str = Field(
-        description="Why updates wait for each other in vain; empty where they do not.",
-        examples=[""],
-    )
-    waiting: Count | None = Field(description="Batches that wait for an update.")
-    skipped: Count = Field(description="Records that did not decode.")
-    quarantined: Count = Field(description="Batches that were given up.")
-    requeueable: Count = Field(description="Of these, those that an operator may take back.")
-    expired: Count = Field(description="Records that Kafka deleted before they were trained.")
-    lost: Count = Field(description="Records that were trained, and that Kafka lost afterwards.")
-    whole: bool = Field(
-        description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`,"
-        " `quarantined`, `expired` and `lost` are of the rest."
-    )
-    led: bool | None = Field(
-        description="Whether a coordinator leads the job; null: Redis is unavailable."
-    )
-    last_update_s: float | None = Field(description="When the last update was made, since 1970.")
     done: str = Field(description="Why it is over; empty while it is not.")
     evaluation: EvaluationAnswer | None = Field(
         default=None, description="Null: nobody evaluates it, or has not yet."
@@ -272,22 +217,6 @@ class JobList(Answer):
     )
 
 
-class QuarantinedBatchAnswer(Answer):
-    """A batch that is quarantined."""
-
-    batch: Count = Field(description="What it is called: its offset in the control topic.")
-    records: Count = Field(description="That it holds.")
-    spans: tuple[tuple[str, Count, Count, Count], ...] = Field(
-        description="What it is made of: topic, partition, first position and the one after the"
-        " last.",
-        examples=[[["clinic-a", 0, 128, 192]]],
-    )
-    reason: str = Field(
-        description="Why it was given up.", examples=["poison: raised: KeyError: 'label'"]
-    )
-    final: Final = Field(description="Why nobody can take it back; empty: an operator may.")
-
-
 class QuarantineAnswer(Answer):
     """What is quarantined in a job, oldest batch first."""
 
@@ -412,17 +341,6 @@ class WorkersAnswer(Answer):
 
     workers: tuple[WorkerAnswer, ...] = Field(description="By name.")
     board_away: str = Field(default="", description="Why heartbeats cannot be read.")
-
-
-class StreamAnswer(Answer):
-    """One datastream, as this job sees it."""
-
-    stream: Stream
-    partitions: Count = Field(description="That the job reads.")
-    rate_per_s: float | None = Field(description="Records that arrive.")
-    lag: Count | None = Field(description="Records in no update yet.")
-    settled: Count | None = Field(description="Records in updates that a checkpoint covers.")
-    dead_lettered: Count = Field(description="Records that did not decode or were quarantined.")
 
 
 class StreamsAnswer(Answer):

@@ -29,7 +29,7 @@ def progress_answer(job: JobProgress, now: float) -> ProgressAnswer:
     """How far a job is."""
     done = job.record.reason if job.record.wanted == "stopped" else ""
     evaluation = _evaluation_answer(job.evaluations)
-    return ProgressAnswer(**job.numbers(now)._asdict(), done=done, evaluation=evaluation)
+    return ProgressAnswer(**dict(job.numbers(now)), done=done, evaluation=evaluation)
 
 
 def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
@@ -85,7 +85,7 @@ def job_summary(
         spent_usd: Cost of its machines; None: not known, or it has none.
     """
     spec = record.spec
-    known = dict.fromkeys(Numbers._fields) if numbers is None else numbers._asdict()
+    known = dict.fromkeys(Numbers.model_fields) if numbers is None else dict(numbers)
     others = {
         "id": spec.name,
         "wanted": record.wanted,

@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from common.errors import ConflictError, NotFoundError, UserError, WireError, decoded
 from common.jobs.changes import Change, change_by, local_user
-from common.jobs.names import check_name
 from common.kafka import names as topics
+from common.kafka.names import check_name
 from common.kafka.table import CompactedTable
 
 if TYPE_CHECKING:

@@ -27,29 +27,6 @@ class Peer(NamedTuple):
     address: str  # host:port, as its `Groups.address` says
 
 
-class Rendezvous(Protocol):
-    """Where those who form a group leave for each other how to connect. Shared between threads.
-
-    Each name has a list of entries, which is forgotten a minute after the last one was left: by
-    then the group stands or never will. Every call may raise `UnavailableError`.
-    """
-
-    def leave(self, name: str, key: str, value: bytes) -> None:
-        """Append an entry."""
-
-    def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
-        """Wait for entries behind a position; empty if none came.
-
-        Args:
-            name: Of the list.
-            after: The position of the last entry that is known; empty: all of them.
-            timeout_s: Wait no longer.
-
-        Returns:
-            Of each its position, key and value, in the order of the list, which is one for all.
-        """
-
-
 class Group(Protocol):
     """One member's part in a group. All but `abort` belong to one thread.
 

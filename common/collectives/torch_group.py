@@ -59,9 +59,10 @@ from common.errors import GroupError, OutsideError, UnavailableError, UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from common.collectives.port import Group, Rendezvous
+    from common.collectives.port import Group
     from common.config.settings import Settings
     from common.core.messages import Vector
+    from common.redis.port import Rendezvous
 
 _REDIS_PORT = 6379
 _THREADS = 2  # of gloo, in a group: one sends while one receives

@@ -12,5 +12,4 @@ StreamPolicyName: TypeAlias = Literal[  # for streams that arrive as the job goe
     "pools",  # machines are counted, over several kinds of spot ones
 ]
 PolicyName: TypeAlias = Literal[StreamPolicyName, "bidbrain"]  # that bids for a backlog
-POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 STREAM_POLICIES: tuple[StreamPolicyName, ...] = get_args(StreamPolicyName)

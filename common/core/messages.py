@@ -577,21 +577,21 @@ class MetricSum(NamedTuple):
     samples: Ordinal  # at least 1
 
 
-class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
-    """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
-
-    The vector travels beside the message, as raw bytes: see `common.wire.messages`.
-    """
+class _Reply(msgspec.Struct, frozen=True, gc=False):
+    """The fields of every reply."""
 
     worker: NonEmpty[WorkerId]
-    model: ModelId  # that it was taken at
+    model: ModelId  # that it is about
+
+
+class _Computed(_Reply, frozen=True):
+    """The fields of a gradient, wherever its vector is."""
+
     batches: NonEmpty[tuple[Count, ...]]  # control offsets
     samples: Count
     loss_sum: Sum  # summed over the samples
     metric_sums: dict[str, MetricSum]  # without the metrics that no sample has a value of
     seconds: Seconds  # compute time, for the deadline of later rounds
-    # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples
-    vector: Any = None
     # At which the copy was moved between its batches; left out: it was not.
     local_rate: Rate | UnsetType = UNSET
     # |its (P,) gradient|^2, where the order asks for it
@@ -600,29 +600,35 @@ class Gradient(msgspec.Struct, frozen=True, gc=False, tag="gradient"):
     traffic: Traffic | UnsetType = UNSET  # of its worker, before this message
 
 
-class GradientReady(msgspec.Struct, frozen=True, gc=False, tag="gradient-ready"):
+class Gradient(_Computed, frozen=True, tag="gradient"):
+    """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
+
+    Its model is the one that it was taken at. The vector travels beside the message, as raw bytes:
+    see `common.wire.messages`.
+    """
+
+    # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples
+    vector: Any = None
+
+
+class GradientReady(_Computed, frozen=True, kw_only=True, tag="gradient-ready"):
     """The gradient of one order, which stays where it was computed: `Gradient` without vector."""
 
-    worker: NonEmpty[WorkerId]
-    model: ModelId
-    batches: NonEmpty[tuple[Count, ...]]
-    samples: Count
-    loss_sum: Sum
-    metric_sums: dict[str, MetricSum]
-    seconds: Seconds
     life: Count  # see `Member`
-    local_rate: Rate | UnsetType = UNSET
-    square: Square | UnsetType = UNSET
-    scores: tuple[Count, ...] | UnsetType = UNSET
-    traffic: Traffic | UnsetType = UNSET
 
 
-class Reduced(msgspec.Struct, frozen=True, gc=False, tag="reduced"):
-    """A member has the whole result of an attempt; it applies that once the audit names it."""
+class _MemberReply(_Reply, frozen=True):
+    """The fields of what a member says."""
 
-    worker: NonEmpty[WorkerId]
-    model: ModelId  # that it is to be applied to
-    life: Count
+    life: Count  # see `Member`
+
+
+class Reduced(_MemberReply, frozen=True, tag="reduced"):
+    """A member has the whole result of an attempt; it applies that once the audit names it.
+
+    Its model is the one that the result is to be applied to.
+    """
+
     attempt: AttemptId
     digest: Count  # of the result, and of the weights that it is to be applied to
     square: Square | UnsetType = UNSET  # |sum of gradients|^2, where that is asked for
@@ -635,23 +641,20 @@ BrokenReason: TypeAlias = Literal[
 ]
 
 
-class Broken(msgspec.Struct, frozen=True, gc=False, tag="broken"):
+class Broken(_MemberReply, frozen=True, tag="broken"):
     """A member has left an attempt, and can take no further part in its membership."""
 
-    worker: NonEmpty[WorkerId]
-    model: ModelId
-    life: Count
     attempt: AttemptId
     reason: BrokenReason = "left"
     unreachable: tuple[Member, ...] = ()  # whom it could not reach
 
 
-class StateReport(msgspec.Struct, frozen=True, gc=False, tag="state-report"):
-    """What a member holds, whole; an older word never undoes a newer."""
+class StateReport(_MemberReply, frozen=True, tag="state-report"):
+    """What a member holds, whole; an older word never undoes a newer.
 
-    worker: NonEmpty[WorkerId]
-    model: ModelId  # of the newest trigger that it heard
-    life: Count
+    Its model is that of the newest trigger that the member heard.
+    """
+
     last_trigger: TriggerId  # that trigger
     made: ModelId | None  # the version that it holds, as its audit record names it; None: none
     origin: Count = 0  # likewise of version 0: see `GroupOrders`
@@ -664,12 +667,9 @@ class StateReport(msgspec.Struct, frozen=True, gc=False, tag="state-report"):
     room: Count | UnsetType = UNSET  # slices whose optimizer state it has memory for; left out: all
 
 
-class Stored(msgspec.Struct, frozen=True, gc=False, tag="stored"):
+class Stored(_MemberReply, frozen=True, tag="stored"):
     """A member has stored a version: whoever finds it there can begin with it."""
 
-    worker: NonEmpty[WorkerId]
-    model: ModelId
-    life: Count
     made: ModelId
     slices: Slices = UNSET  # of it; none: it was asked for some, and has them no more
 
@@ -685,22 +685,21 @@ FailedReason: TypeAlias = Literal[
 MOST_TRACEBACK = 4000  # characters of a traceback that a worker sends: its end says where
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False, tag="failed"):
+class Failed(_Reply, frozen=True, tag="failed"):
     """An order that gave no gradient, and why."""
 
-    worker: NonEmpty[WorkerId]
-    model: ModelId
     batches: NonEmpty[tuple[Count, ...]]  # the batches the reason is about
     reason: FailedReason
     detail: str = ""  # one line
     traceback: Annotated[str, Meta(max_length=MOST_TRACEBACK)] = ""  # of the exception
 
 
-class WorkerLeaving(msgspec.Struct, frozen=True, gc=False, tag="worker-leaving"):
-    """The worker leaves: it begins no further gradient, and others may have its batches at once."""
+class WorkerLeaving(_Reply, frozen=True, tag="worker-leaving"):
+    """The worker leaves: it begins no further gradient, and others may have its batches at once.
 
-    worker: NonEmpty[WorkerId]
-    model: ModelId  # of the newest trigger that it heard; the epoch says which leader is meant
+    Its model is that of the newest trigger that it heard; the epoch says which leader is meant.
+    """
+
     finishing: tuple[Count, ...] = ()  # control offsets that it still sends a gradient of
 
 

@@ -125,7 +125,8 @@ class SnapshotSchedule:
         copied = pending.snapshot
         if batch.offset < copied.control_position:
             waiting = (*copied.waiting, batch)
-            copied = msgspec.structs.replace(copied, waiting=tuple(sorted(waiting, key=_age)))
+            ordered = tuple(sorted(waiting, key=lambda each: each.offset))
+            copied = msgspec.structs.replace(copied, waiting=ordered)
         else:  # its claim is replayed after a takeover, and then it must not be left out
             rest = tuple(q for q in copied.quarantined if q != batch)
             copied = msgspec.structs.replace(copied, quarantined=rest)
@@ -194,7 +195,3 @@ class SnapshotSchedule:
             after_loss=self._history.after_loss,
         )
         return (PublishSnapshot(snapshot, pending.checkpoint),)
-
-
-def _age(batch: Batch) -> int:
-    return batch.offset

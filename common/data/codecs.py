@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, overload
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,10 +19,11 @@ from common.data.columns import Column, assembled, bucket_of, damped
 from common.data.decoders import new_decoder
 from common.data.fields import DecodedColumns, DescribedRecords, Field, Keys, check_columns
 from common.data.registered import RegisteredCodec
-from common.errors import UserError
 
 if TYPE_CHECKING:
     from common.core.messages import SchemaKind
+
+B = TypeVar("B", bytes, bytes | None)
 
 
 class Codec(Protocol):
@@ -208,7 +209,6 @@ REGISTERED: dict[str, SchemaKind] = {
     "avro": "AVRO",
     "protobuf": "PROTOBUF",
 }  # as a registry calls them
-CODEC_NAMES = ("tensor", "json", *REGISTERED)
 
 
 def codec_of(records: DescribedRecords, wanted: Collection[str] | None = None) -> Codec:
@@ -223,22 +223,11 @@ def make_codec(
 
     Args:
         name: `tensor`, `json`, `avro` or `protobuf`.
-        fields: What a record consists of.
+        fields: What a record consists of; one field at least, each once.
         buckets: Of `json`: how many its other keys are hashed into; 0: they are ignored.
         wanted: Fields that are read, of records that may lack the others. None: all; those of
             `tensor` always have all.
-
-    Raises:
-        UserError: If there is no such codec, no field, or a field's name stands twice.
     """
-    if name not in CODEC_NAMES:
-        raise UserError(f"codec {name!r} is none of {', '.join(CODEC_NAMES)}")
-    names = [field.name for field in fields]
-    if not names:
-        raise UserError(f"codec {name!r} needs at least one field")
-    for field in names:
-        if names.count(field) > 1:
-            raise UserError(f"field {field!r} is described twice")
     if buckets:
         return HashedJsonCodec(fields, buckets, wanted)
     if name == "tensor":
@@ -254,11 +243,7 @@ def _wanted(fields: Sequence[Field], wanted: Collection[str] | None) -> Sequence
 _FRAME = 5  # bytes of a schema registry's header: 0, with which no JSON begins, and the schema's id
 
 
-@overload
-def unframed(value: bytes) -> bytes: ...
-@overload
-def unframed(value: None) -> None: ...
-def unframed(value: bytes | None) -> bytes | None:
+def unframed(value: B) -> B:
     """What stands behind the header of a schema registry, if there is one."""
     return value[_FRAME:] if value and value[0] == 0 else value
 

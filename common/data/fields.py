@@ -94,8 +94,7 @@ class Field:
     """One field of a record; without a source it is the value of the key of its name.
 
     Raises:
-        UserError: If the name is empty or needs escaping in JSON, the dtype is not known, or a
-            dimension is not positive.
+        UserError: If the name is empty or needs escaping in JSON, or a dimension is not positive.
     """
 
     name: str
@@ -108,9 +107,6 @@ class Field:
             raise UserError(
                 f"field {self.name!r}: a name is printable, without quotes or backslash"
             )
-        if self.dtype not in DTYPE_NAMES:
-            known = ", ".join(DTYPE_NAMES)
-            raise UserError(f"field {self.name!r}: dtype {self.dtype!r} is none of {known}")
         if any(dimension < 1 for dimension in self.shape):
             raise UserError(f"field {self.name!r}: shape {list(self.shape)} has an empty dimension")
 
@@ -184,9 +180,7 @@ def concatenate(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
     here and not at decoding is cheapest: a decoded field is a strided view, and records are wanted
     side by side only once it is known which batch they belong to.
 
-    Raises:
-        ValueError: If there are no parts.
+    Args:
+        parts: One at least.
     """
-    if not parts:
-        raise ValueError("no parts to concatenate")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

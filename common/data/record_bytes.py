@@ -135,7 +135,8 @@ class RecordBytes:
 
     def left(self, rows: Rows) -> npt.NDArray[np.intp]:
         """How many bytes of these records are left."""
-        return self._of_ends(rows) - self.places(rows)
+        ends = self._ends if len(rows) == len(self._ends) else self._ends[rows]
+        return ends - self.places(rows)
 
     def pass_over(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> None:
         """Go on behind so many bytes."""
@@ -214,9 +215,6 @@ class RecordBytes:
         if wrong:
             self.refuse(np.array(wrong), "a text in it is not UTF-8")
         return texts
-
-    def _of_ends(self, rows: Rows) -> npt.NDArray[np.intp]:
-        return self._ends if len(rows) == len(self._ends) else self._ends[rows]
 
     def _move(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> None:
         if len(rows) == len(self._at):

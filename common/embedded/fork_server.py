@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
 # What they import only when they need it.
 _LATER = (
-    *("common.kafka.log", "common.redis.exchange", "common.storage.disk"),
+    *("common.kafka.stream", "common.redis.exchange", "common.storage.disk"),
     "common.telemetry.rejections",
 )
 _LATER_OF = {
@@ -219,7 +219,6 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(asked, selectors.EVENT_READ)
         self._libc = ctypes.CDLL(None)
-        self._loaded = set[str]()
 
     def serve(self) -> _Request | None:
         """Serve until nobody can ask any more, which gives None."""
@@ -232,15 +231,10 @@ class _Server:
                 if not request:
                     return None
                 wanted = _REQUEST.decode(request)
-                self._load(wanted.module)
+                if (service := wanted.module.removeprefix("services.")) in SERVICES:
+                    load(service)
                 if fds and self._forks(fds):
                     return wanted
-
-    def _load(self, module: str) -> None:
-        service = module.removeprefix("services.")
-        if service in SERVICES and service not in self._loaded:
-            self._loaded.add(service)
-            load(service)
 
     def _send_exit_code(self, key: selectors.SelectorKey) -> None:
         """One has ended: wait for it, and say how it did."""
@@ -281,8 +275,9 @@ class _Server:
         return pid == 0
 
 
+@cache
 def load(*services: str) -> None:
-    """Import what services need.
+    """Import what services need, unless it was done before.
 
     Args:
         services: Which of `SERVICES`.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
 from common.config.settings import Settings, read_settings
 from common.embedded.kafka import EmbeddedKafka
 from common.embedded.redis import EmbeddedRedis
 
 
-class EmbeddedStack:
+class EmbeddedStack(ExitStack):
     """Servers that begin and end with this object; where an address is given, that server is used.
 
     Args:
@@ -38,6 +37,7 @@ class EmbeddedStack:
         redis: str = "",
         blobs: Path | None = None,
     ) -> None:
+        super().__init__()
         self.servers = list[EmbeddedKafka | EmbeddedRedis]()
         with ExitStack() as parts:
             if not kafka:
@@ -60,14 +60,4 @@ class EmbeddedStack:
                     "DOLL_BLOBS": blobs.absolute().as_uri(),
                 }
             )
-            self._parts = parts.pop_all()
-
-    def close(self) -> None:
-        """Stop what was started and remove what was temporary."""
-        self._parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self.push(parts.pop_all())

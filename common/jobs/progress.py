@@ -23,10 +23,12 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET
+from pydantic import BaseModel, Field
 
 from common.core.ledger import Ledger
 from common.core.liveness import EVALUATOR, MISSING_SCHEMA, OUTAGE, TURN, WORKER, OutageNotice
@@ -59,6 +61,10 @@ from common.jobs.notes import window_note
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
+
+# Fields of answers of the API, which describe themselves.
+Count = Annotated[int, Field(ge=0)]
+Stream = Annotated[str, Field(description="The datastream's topic.", examples=["clinic-a"])]
 
 # --- what a job's state is -----------------------------------------------------------------------
 
@@ -308,13 +314,6 @@ WINDOW_S = 10.0  # long enough to hold some updates, short enough to show a chan
 _LEAST_S = 1.0  # a rate over less would be noise
 
 
-class Rates(NamedTuple):
-    """Of effective updates."""
-
-    updates_per_s: float
-    samples_per_s: float
-
-
 class RecentRates:
     """The updates of the window, without those that were taken back."""
 
@@ -333,14 +332,14 @@ class RecentRates:
         while self._made and self._made[-1][1].version > version:
             self._made.pop()
 
-    def rates(self, now: float) -> Rates | None:
-        """Over the window, or since the first update; None where there was none."""
+    def rates(self, now: float) -> tuple[float | None, float | None]:
+        """Updates and samples per second, over the window or since the first update."""
         self._forget(now)
         if self._first_s is None:
-            return None
+            return None, None
         span_s = min(WINDOW_S, max(_LEAST_S, now - self._first_s))
         samples = sum(update.samples for _, update in self._made)
-        return Rates(len(self._made) / span_s, samples / span_s)
+        return len(self._made) / span_s, samples / span_s
 
     def samples_of(self, now: float) -> Counter[str]:
         """Samples by worker."""
@@ -551,15 +550,15 @@ def _skips(skipped: Iterable[Skipped]) -> dict[str, Counter[str]]:
 _STALE_S = 10.0  # after so long without an answer the ends count as unknown
 
 
-class StreamState(NamedTuple):
-    """One stream, now; None is what is not known."""
+class StreamAnswer(BaseModel):
+    """One datastream, as this job sees it."""
 
-    stream: str
-    partitions: int
-    rate_per_s: float | None  # that arrive
-    lag: int | None
-    settled: int | None  # in updates that a checkpoint covers
-    dead_lettered: int  # did not decode, or were quarantined
+    stream: Stream
+    partitions: Count = Field(description="That the job reads.")
+    rate_per_s: float | None = Field(description="Records that arrive.")
+    lag: Count | None = Field(description="Records in no update yet.")
+    settled: Count | None = Field(description="Records in updates that a checkpoint covers.")
+    dead_lettered: Count = Field(description="Records that did not decode or were quarantined.")
 
 
 def partitions_of(record: JobRecord, claimed: Positions) -> set[Partition]:
@@ -695,14 +694,8 @@ def _spread(count: int, room: Sequence[int]) -> list[int]:
     """Spread a count over places in proportion to their room, and never more than there is."""
     total = sum(room)
     count = min(count, total)
-    parts, before = list[int](), 0
-    seen = 0
-    for each in room:
-        seen += each
-        until = count * seen // total if total else 0
-        parts.append(until - before)
-        before = until
-    return parts
+    ends = [count * seen // max(total, 1) for seen in accumulate(room, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 # --- what evaluators told -------------------------------------------------------------------------
@@ -756,31 +749,62 @@ class Evaluations:
 SHOWN_UPDATES = 20  # what "now" means for loss and metrics
 
 
-class Numbers(NamedTuple):
+class SynchronyAnswer(BaseModel):
+    """Which batches make an update, and at which weights their gradients may be taken."""
+
+    mode: SynchronisationMode = Field(description="As in a job file.")
+    group_size: Count = Field(description="K, batches per update.")
+    staleness: Count = Field(description="s: so many updates may lie between both.")
+
+
+class Numbers(BaseModel):
     """How far a job is; None is what is not known."""
 
-    version: int  # J
-    updates: float  # of the job's own K that these come to: what its stop rule counts
-    samples: int  # trained
-    loss: float | None  # mean per sample of the last updates
-    metrics: dict[str, float]  # likewise
-    updates_per_s: float | None
-    samples_per_s: float | None
-    lag: int | None  # records in the streams, and in no update yet
-    waiting: int | None  # batches that wait for an update
-    skipped: int  # records that did not decode
-    quarantined: int  # batches
-    requeueable: int  # of these, that an operator may take back
-    expired: int  # records that Kafka deleted before they were trained
-    lost: int  # records that were trained, and that Kafka lost afterwards
-    whole: bool  # whether the counts above are of all that ever happened
-    workers: int | None  # that send heartbeats
-    synchrony: Synchrony  # of the newest update, or as its settings are since
-    learning_rate: float | None  # of the newest update; before the first, as it will be
-    stale: int | None  # updates between the oldest gradient of the newest update and itself
-    note: str  # why updates wait for each other in vain; empty where they do not
-    led: bool | None
-    last_update_s: float | None
+    version: Count = Field(description="J, updates made so far.", examples=[412])
+    updates: float = Field(
+        description="Of the job's own K that these come to, whatever K they were made with: what"
+        " `stop.updates` counts.",
+        examples=[412.0],
+    )
+    samples: Count = Field(description="Records trained.", examples=[2109440])
+    loss: float | None = Field(description="Mean per sample over the last updates.")
+    metrics: dict[str, float] = Field(
+        description="Likewise, such as prequential accuracy; auc, calibration_error, f1, precision"
+        " and recall are of the records of the last minute."
+    )
+    updates_per_s: float | None = Field(description="Over the last 10 s.")
+    samples_per_s: float | None = Field(description="Over the last 10 s.")
+    lag: Count | None = Field(description="Records in the streams and in no update yet.")
+    workers: Count | None = Field(description="That send heartbeats.")
+    synchrony: SynchronyAnswer = Field(
+        description="Of the newest update, or as the job's settings are since."
+    )
+    learning_rate: float | None = Field(
+        description="Of the newest update, by the job's rate, its schedule and its synchronisation;"
+        " null: an earlier version of DOLL made it.",
+        examples=[0.002],
+    )
+    stale: Count | None = Field(
+        description="Updates between the oldest gradient of the newest update and itself."
+    )
+    note: str = Field(
+        description="Why updates wait for each other in vain; empty where they do not.",
+        examples=[""],
+    )
+    waiting: Count | None = Field(description="Batches that wait for an update.")
+    skipped: Count = Field(description="Records that did not decode.")
+    quarantined: Count = Field(description="Batches that were given up.")
+    requeueable: Count = Field(description="Of these, those that an operator may take back.")
+    expired: Count = Field(description="Records that Kafka deleted before they were trained.")
+    lost: Count = Field(description="Records that were trained, and that Kafka lost afterwards.")
+    whole: bool = Field(
+        description="False: the beginning of its history is gone from Kafka; `samples`, `skipped`,"
+        " `quarantined`, `expired` and `lost` are of the rest."
+    )
+    led: bool | None = Field(
+        description="Whether a coordinator leads the job; null: Redis is unavailable."
+    )
+    last_update_s: float | None = Field(description="When the last update was made, since 1970.")
 
 
 class JobProgress:
@@ -911,18 +935,18 @@ class JobProgress:
 
     def numbers(self, now: float) -> Numbers:
         """How far the job is."""
-        rates = self._recent.rates(now)
+        updates_per_s, samples_per_s = self._recent.rates(now)
         loss, metrics = self._means()
         look, newest = self.seen, self.updates.newest
         workers = None if look.statuses is None else len(look.statuses)
-        return Numbers(
+        return Numbers.model_construct(
             version=self.version,
             updates=float(self.version) if newest is None else newest.progress,
             samples=self.updates.samples,
             loss=loss,
             metrics=metrics,
-            updates_per_s=rates.updates_per_s if rates else None,
-            samples_per_s=rates.samples_per_s if rates else None,
+            updates_per_s=updates_per_s,
+            samples_per_s=samples_per_s,
             lag=self.lag,
             waiting=self.waiting,
             skipped=self._claims.skipped.total(),
@@ -932,7 +956,7 @@ class JobProgress:
             lost=self._claims.lost(record.batch for _, record in self._quarantines.values()),
             whole=self.whole,
             workers=workers,
-            synchrony=self._synchrony(),
+            synchrony=SynchronyAnswer.model_validate(self._synchrony(), from_attributes=True),
             learning_rate=self._learning_rate(),
             stale=None if newest is None else newest.stale,
             note=window_note(self.record.spec, workers),
@@ -977,19 +1001,19 @@ class JobProgress:
         """Samples by worker, of late; do not change it."""
         return self._recent.samples_of(now)
 
-    def streams(self) -> list[StreamState]:
+    def streams(self) -> list[StreamAnswer]:
         """Each stream as of the last look."""
         ends, leader_status = self._ends, self.seen.leader_status
         rates, lags, skipped = ends.rates(), self._lags(), self._claims.skipped
         settled = None if leader_status is None else ends.between({}, leader_status.settled)
         return [
-            StreamState(
-                name,
-                len(ends.places[name]),
-                rates[index],
-                None if lags is None else lags[index],
-                None if settled is None else settled[index],
-                self._dead[name] + skipped[name],
+            StreamAnswer(
+                stream=name,
+                partitions=len(ends.places[name]),
+                rate_per_s=rates[index],
+                lag=None if lags is None else lags[index],
+                settled=None if settled is None else settled[index],
+                dead_lettered=self._dead[name] + skipped[name],
             )
             for index, name in enumerate(ends.names)
         ]

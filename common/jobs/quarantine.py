@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, Field
 
 from common.core.history import History
 from common.core.messages import Batch, Replayed, Requeued
-from common.core.spans import Address, Partition
+from common.core.spans import Partition
 from common.errors import ConflictError, UnavailableError, UnknownTopicError
 from common.kafka import names as topics
 from common.kafka.read import read_decoded
@@ -23,25 +25,25 @@ if TYPE_CHECKING:
 
 _DELIVERED_S = 30.0
 
+Count = Annotated[int, Field(ge=0)]
 Final: TypeAlias = Literal["", "expired", "replayed"]
 Outcome: TypeAlias = Literal["requeued", "before", "replayed"]
 
 
-class QuarantinedBatch(NamedTuple):
-    """One batch that is quarantined."""
+class QuarantinedBatchAnswer(BaseModel):
+    """A batch that is quarantined."""
 
-    batch: int  # its offset in the control topic
-    records: int
-    address: Address
-    reason: str
-    final: Final = ""  # why nobody can take it back; empty: an operator may
-
-
-class RequeuedBatch(NamedTuple):
-    """What became of the wish to take a batch back."""
-
-    batch: int
-    outcome: Outcome  # before: it had been taken back already, which a wish that comes twice finds
+    batch: Count = Field(description="What it is called: its offset in the control topic.")
+    records: Count = Field(description="That it holds.")
+    spans: tuple[tuple[str, Count, Count, Count], ...] = Field(
+        description="What it is made of: topic, partition, first position and the one after the"
+        " last.",
+        examples=[[["clinic-a", 0, 128, 192]]],
+    )
+    reason: str = Field(
+        description="Why it was given up.", examples=["poison: raised: KeyError: 'label'"]
+    )
+    final: Final = Field(description="Why nobody can take it back; empty: an operator may.")
 
 
 _FINAL: dict[Final, str] = {
@@ -84,16 +86,20 @@ class Quarantine:
             )
         self._read()
 
-    def listed(self) -> list[QuarantinedBatch]:
+    def listed(self) -> list[QuarantinedBatchAnswer]:
         """All of it, oldest batch first."""
         possible = {batch.offset for batch in self._history.poison}
         return [
-            QuarantinedBatch(
-                offset,
-                each.batch.samples,
-                each.batch.address,
-                each.reason,
-                "" if offset in possible else "replayed" if offset in self._replayed else "expired",
+            QuarantinedBatchAnswer(
+                batch=offset,
+                records=each.batch.samples,
+                spans=tuple(span[:4] for span in each.batch.address),
+                reason=each.reason,
+                final=""
+                if offset in possible
+                else "replayed"
+                if offset in self._replayed
+                else "expired",
             )
             for offset, each in sorted(self._history.quarantined.items())
         ]
@@ -120,7 +126,7 @@ class Quarantine:
         """Batches that are quarantined for good because their records are written anew."""
         return [self._history.quarantined[offset].batch for offset in sorted(self._replayed)]
 
-    def requeue(self, offsets: Sequence[int] | None, by: str, at_s: float) -> list[RequeuedBatch]:
+    def requeue(self, offsets: Sequence[int] | None, by: str, at_s: float) -> dict[int, Outcome]:
         """Take batches back: each waits for an update once more, as if it were new.
 
         Args:
@@ -139,11 +145,11 @@ class Quarantine:
         chosen = self.choose(named)
         counts = self.write([Requeued(each, by, at_s) for each in chosen]) if chosen else []
         requeued = self._history.requeued
-        outcomes = [RequeuedBatch(each, "before") for each in before]
+        outcomes: dict[int, Outcome] = dict.fromkeys(before, "before")
         for each, counted in zip(chosen, counts, strict=True):
             other: Outcome = "before" if each.offset in requeued else "replayed"
-            outcomes.append(RequeuedBatch(each.offset, "requeued" if counted else other))
-        return sorted(outcomes)
+            outcomes[each.offset] = "requeued" if counted else other
+        return outcomes
 
     def write(self, records: Sequence[Requeued | Replayed]) -> list[bool]:
         """Write records, and read back which of them count.

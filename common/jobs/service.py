@@ -8,7 +8,7 @@ from common.errors import ConflictError, UserError
 from common.jobs.models import in_storage, parse_version, pick
 from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import Remains, purge, remains_of
-from common.jobs.quarantine import Quarantine, RequeuedBatch, format_batches
+from common.jobs.quarantine import Outcome, Quarantine, format_batches
 from common.jobs.store import JobRecord, StartCheckpoint
 from common.jobs.watching import waits_for_checkpoint
 from common.kafka import names as topics
@@ -219,7 +219,7 @@ class JobService:
             self._check_given_back(record)
         return purge(job, self._store, self._outside)
 
-    def requeue(self, job: str, batches: Sequence[int] | None, at_s: float) -> list[RequeuedBatch]:
+    def requeue(self, job: str, batches: Sequence[int] | None, at_s: float) -> dict[int, Outcome]:
         """Take batches out of quarantine, and add a note to the job's record.
 
         Args:
@@ -229,6 +229,6 @@ class JobService:
         """
         quarantine = Quarantine(self._outside.open_log(), job)
         outcomes = quarantine.requeue(batches, self._store.by.name, at_s)
-        if requeued := [each.batch for each in outcomes if each.outcome == "requeued"]:
+        if requeued := [each for each in sorted(outcomes) if outcomes[each] == "requeued"]:
             self._store.note(job, "requeued", format_batches(requeued))
         return outcomes

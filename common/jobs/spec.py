@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
-from common.config.aggregation import AggregationSpec  # noqa: TC001 -- pydantic reads it when run
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import (
     MOST,
     PROPORTIONAL,
     SYNCHRONOUS,
+    AggregationSpec,
     Count,
     Positive,
     SpecPart,
@@ -41,8 +41,8 @@ from common.data.fields import (
 )
 from common.data.fields import Field as RecordField
 from common.errors import UserError
-from common.jobs.names import check_name
 from common.kafka import names as topics
+from common.kafka.names import check_name
 from doll.yaml_file import shown
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class RecordsSpec(SpecPart):
     DOLL_SCHEMA_REGISTRY_URL names."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
     """Name to what it is and where it stands."""
-    hashed: HashedSpec | None = Field(default=None, exclude_if=lambda value: value is None)
+    hashed: Annotated[HashedSpec | None, _Later] = None
     """Of `json`: every other key of the object is a feature; it is hashed, not ignored."""
 
     @property
@@ -509,7 +509,7 @@ class ProvisioningSpec(SpecPart):
     """How often the policy is asked; by default as often as it likes."""
     bidbrain: BidBrainSpec | None = None
     """Of `policy: bidbrain`, which bids for machines that work off a backlog."""
-    max_lag_s: Positive | None = Field(default=None, exclude_if=lambda value: value is None)
+    max_lag_s: Annotated[Positive | None, _Later] = None
     """Of `policy: pools`: how long records may wait, at least the start-up of a machine on demand.
     Where spot machines are lost, one on demand is started in time. By default streams are served as
     steadily as the deadline asks (`on_preemption: hold`), or updates keep up with arrivals on
@@ -602,21 +602,15 @@ class JobSpec(SpecPart):
     """b: records of a batch."""
     group_size: Count
     """K: batches of an update."""
-    synchronisation: SynchronisationSpec | None = Field(
-        default=None, exclude_if=lambda value: value is None
-    )
+    synchronisation: Annotated[SynchronisationSpec | None, _Later] = None
     """When workers wait for each other; by default `synchronous`."""
-    aggregation: AggregationSpec | None = Field(
-        default=None, exclude_if=lambda value: value is None
-    )
+    aggregation: Annotated[AggregationSpec | None, _Later] = None
     """Who adds gradients up and holds the weights; by default the coordinator."""
     optimizer: OptimizerSpec
     """The rule that turns a gradient into a step."""
-    compression: CompressionSpec | None = Field(
-        default=None, exclude_if=lambda value: value is None
-    )
+    compression: Annotated[CompressionSpec | None, _Later] = None
     """Which changes of the model workers are told; models up to 64 KB always travel whole."""
-    tuner: TunerSpec | None = Field(default=None, exclude_if=lambda value: value is None)
+    tuner: Annotated[TunerSpec | None, _Later] = None
     """What is chosen by what is measured while it runs."""
     reduction: Literal["mean", "sum"] = "mean"
     """Of the samples of an update, before the step."""
@@ -651,7 +645,7 @@ class JobSpec(SpecPart):
     """What machines to rent; without one, workers are started by hand."""
     evaluation: EvaluationSpec | None = None
     """What an evaluator looks at; without one it leaves the job alone."""
-    tracking: TrackingSpec | None = Field(default=None, exclude_if=lambda value: value is None)
+    tracking: Annotated[TrackingSpec | None, _Later] = None
     """Where an evaluator tells how the job learns."""
 
     @classmethod

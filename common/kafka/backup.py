@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from common.errors import ConflictError, NotFoundError, UserError
+from common.errors import ConflictError, NotFoundError, UserError, decoded
 from common.kafka import names as topics
 from common.kafka.table import CompactedTable, InForce, table_topic
 
@@ -116,10 +116,7 @@ def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int],
 
 
 def _decoded(content: bytes) -> _Backup:
-    try:
-        return _BACKUP.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"the file is no backup of DOLL: {error}") from error
+    return decoded(_BACKUP.decode, content, "the file is no backup of DOLL", UserError)
 
 
 def _counts(found: Mapping[str, _Topic]) -> dict[str, int]:

@@ -16,11 +16,14 @@ from common.errors import (
     UnknownTopicError,
     UserError,
 )
+from common.kafka.port import Fetched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from confluent_kafka import Consumer
+
+    from common.core.spans import Partition
 
 T = TypeVar("T")
 
@@ -163,17 +166,19 @@ def offsets_of(run: Sequence[ClientMessage]) -> list[int]:
     return list(map(_OFFSET, run))
 
 
-def values_of(run: Sequence[ClientMessage]) -> list[bytes | None]:
-    """Values of records."""
-    return list(map(_VALUE, run))
-
-
 def epochs_of(run: Sequence[ClientMessage]) -> list[int]:
     """Leader epochs of records; -1 where the broker has none."""
     epochs = list(map(_EPOCH, run))
     if None in epochs:
         return [-1 if epoch is None else epoch for epoch in epochs]
     return cast("list[int]", epochs)
+
+
+def fetched(partition: Partition, run: Sequence[ClientMessage]) -> Fetched:
+    """Records of one partition, or none."""
+    first_s, last_s = (arrival_s(run[0]), arrival_s(run[-1])) if run else (0.0, 0.0)
+    values = list(map(_VALUE, run))
+    return Fetched(partition, offsets_of(run), values, first_s, last_s, epochs_of(run))
 
 
 def end_in(run: Sequence[ClientMessage]) -> int | None:

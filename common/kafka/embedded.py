@@ -72,6 +72,4 @@ def embedded_settings(control: str) -> KafkaSettings:
         group_protocol="consumer",
         fetch_wait_ms=_FETCH_WAIT_MS,
         topic_maker=maker,
-        time_index=False,
-        topic_ids=False,
     )

@@ -161,7 +161,7 @@ class TopicWatch:
     def __init__(self, admin: Callable[[], AdminClient], settings: KafkaSettings) -> None:
         self._admin = admin
         self._timeout_s = settings.request_timeout_s
-        self.is_able = settings.topic_ids
+        self.is_able = settings.topic_maker is None
         self.asked = 0  # questions
         self._question: TopicsQuestion | None = None
         self._due_s = self._again_s = 0.0

@@ -172,7 +172,7 @@ class KafkaLog:
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         """See the port."""
         doing = f"partitions of {topic}"
-        found = self._metadata(topic, doing)
+        found = self._listed(topic, doing)[topic]
         if found.error is not None:
             raise as_ours(found.error, doing, self._describe(topic))
         return tuple(Partition(topic, index) for index in sorted(found.partitions))
@@ -200,7 +200,7 @@ class KafkaLog:
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
         """See the port."""
         bounds = self.bounds(partition)
-        if not self._settings.time_index:
+        if self._settings.topic_maker is not None:
             return self._search_time(partition, bounds, timestamp_s)
         doing, right = f"position in {partition} by time", self._describe(partition.topic)
         wanted = TopicPartition(*partition, int(timestamp_s * 1e3))
@@ -246,7 +246,7 @@ class KafkaLog:
         if not topics:
             return {}
         found = dict[str, FoundTopic]()
-        if not self._settings.topic_ids:
+        if self._settings.topic_maker is not None:
             for topic in topics:
                 with suppress(UnknownTopicError):
                     found[topic] = FoundTopic("", len(self.partitions(topic)))
@@ -456,9 +456,6 @@ class KafkaLog:
             with suppress(KafkaException):
                 self._admin.list_topics(partition.topic, timeout=self._settings.request_timeout_s)
         return missing
-
-    def _metadata(self, topic: str, doing: str) -> TopicMetadata:
-        return self._listed(topic, doing)[topic]
 
     def _listed(self, topic: str | None, doing: str) -> dict[str, TopicMetadata]:
         """Ask about a topic or all; at first not for long, to hear early who does not let us in."""

@@ -22,7 +22,24 @@ RESERVED_PREFIX = "doll."  # no datastream may be called so
 # Topics take letters, digits, dots, underscores and hyphens, names of jobs no capital letter: so no
 # name is another one's id.
 _ID = re.compile(r"(?P<name>.+)\.I[0-9]+")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")  # of a job, or an API key
 STREAM = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
+
+
+def check_name(value: str) -> str:
+    """Return a name that a person may give to a job or an API key as it is.
+
+    It becomes part of topics and addresses.
+
+    Raises:
+        ValueError: If it is none; says what one is made of.
+    """
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            "must be 1 to 100 lower case letters, digits, '.', '_' or '-' and begin with a letter"
+            f" or digit, got {value!r}"
+        )
+    return value
 
 
 def check_stream(name: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
 from common.core.turns import RunsInTurn
-from common.kafka.client import arrival_s, epochs_of, offsets_of, values_of
+from common.kafka.client import fetched
 from common.kafka.port import Fetched, LogEndReached
 
 if TYPE_CHECKING:
@@ -152,11 +152,11 @@ class WaitingRecords:
         """Take records of these partitions out, in turn."""
         counts = {partition: len(self._queues[partition]) for partition in here}
         given = [
-            _fetched(partition, self._queues[partition].take(count))
+            fetched(partition, self._queues[partition].take(count))
             for partition, count in self._in_turn.plan(counts, lags, wanted, run)
         ]
         self.filled = {partition for partition in self.filled if self._queues[partition]}
-        self._reported.update((fetched.partition, fetched.offsets[-1] + 1) for fetched in given)
+        self._reported.update((each.partition, each.offsets[-1] + 1) for each in given)
         return given
 
     def reached(self, cursors: Mapping[Partition, Cursor]) -> list[LogEndReached]:
@@ -169,14 +169,3 @@ class WaitingRecords:
                 self._reported[partition] = position
                 reached.append(LogEndReached(partition, position))
         return reached
-
-
-def _fetched(partition: Partition, run: list[ClientMessage]) -> Fetched:
-    return Fetched(
-        partition,
-        offsets_of(run),
-        values_of(run),
-        arrival_s(run[0]),
-        arrival_s(run[-1]),
-        epochs_of(run),
-    )

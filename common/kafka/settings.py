@@ -32,9 +32,7 @@ class KafkaSettings:
     client_id: str = "doll"
     group_protocol: Literal["classic", "consumer"] = "classic"
     session_timeout_ms: int = 10_000  # classic groups; under "consumer" the broker decides
-    hold_timeout_ms: int = (
-        1_800_000  # how long partitions wait for a static member; broker's maximum
-    )
+    hold_timeout_ms: int = 1_800_000  # that partitions wait for a static member; broker's maximum
     # A fetch waits so long for new records, and what is placed or resumed meanwhile waits for it;
     # Kafka's default is 500. The embedded broker needs 10: it does not wake a waiting fetch.
     fetch_wait_ms: int = 100
@@ -43,9 +41,9 @@ class KafkaSettings:
     close_timeout_s: float = 5.0  # a writer that closes waits so long for the broker
     request_timeout_s: float = 10.0  # metadata, bounds, creation of topics
     replication_factor: int = -1  # the broker's default
-    topic_maker: TopicMaker | None = None  # None: the admin API
-    time_index: bool = True  # False: the broker cannot look up offsets by time, so we search
-    topic_ids: bool = True  # False: the broker tells none, and cannot describe topics
+    # Of the embedded broker, which cannot look up offsets by time (we search), tells no ids of
+    # topics and cannot describe them. None: the admin API.
+    topic_maker: TopicMaker | None = None
     rack: str = ""  # where we are, as the brokers' `broker.rack` says it; empty: not known
     properties: Mapping[str, str] = field(default_factory=dict)  # passed on by the client's names
     token: MakeToken | None = None  # for SASL/OAUTHBEARER, where `properties` cannot tell

@@ -13,22 +13,19 @@ from common.kafka.client import (
     GROUP_REFUSED,
     OUT_OF_RANGE,
     Complaints,
-    arrival_s,
     as_ours,
     cause_of,
     consume,
-    epochs_of,
+    fetched,
     made,
-    offsets_of,
-    values_of,
 )
 from common.kafka.cursor import Cursor
-from common.kafka.port import Fetched
 from common.kafka.settings import reader_properties
 
 if TYPE_CHECKING:
     from common.core.spans import Span
     from common.kafka.client import ClientMessage
+    from common.kafka.port import Fetched
     from common.kafka.settings import KafkaSettings
 
 # A fetch that waits for new data delays the seek to the next span, so it must not wait long; the
@@ -81,15 +78,7 @@ class KafkaSpanReader:
                 records += self._continue(cursor, messages, span)
         finally:
             self._client.unassign()
-        records = [message for message in records if message.offset() < span.end]
-        return Fetched(
-            span.place,
-            offsets_of(records),
-            values_of(records),
-            arrival_s(records[0]) if records else 0.0,
-            arrival_s(records[-1]) if records else 0.0,
-            epochs_of(records),
-        )
+        return fetched(span.place, [each for each in records if each.offset() < span.end])
 
     def close(self) -> None:
         """See the port."""

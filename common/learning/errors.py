@@ -34,16 +34,16 @@ class Raised(NamedTuple):
     traceback: str  # without our own frames before the user's
 
 
-def what_was_raised(error: Exception, task: object, caller: str) -> Raised:
+def what_was_raised(error: Exception, task: object, caught: TracebackType | None) -> Raised:
     """Tell an exception by where the user's code raised it.
 
     Args:
-        error: As it was caught, with its traceback.
+        error: As it was caught.
         task: Whose code it was. Of the frames the last one in the task's own package is named:
             below it lies PyTorch, above it whoever called.
-        caller: `__name__` of the module that caught it, whose frames are left out.
+        caught: Its traceback from the caller on, whose module's frames are left out.
     """
-    at = error.__traceback__
+    at, caller = caught, "" if caught is None else _module(caught)
     while at is not None and at.tb_next is not None and _module(at) == caller:
         at = at.tb_next
     text = "".join(traceback.format_exception(type(error), error, at))

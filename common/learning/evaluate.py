@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from common.core.scores import measures
-from common.learning.errors import TaskError, what_was_raised
-from common.learning.outputs import check_losses, check_metrics, check_outputs
-from common.learning.scores import count_scores
+from common.learning.outputs import check_losses, check_metrics, check_outputs, count_scores, guest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -105,7 +103,7 @@ def _judged(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
     """(n,) values of one batch, on the host, and counts of its scores."""
     count = len(next(iter(batch.values())))
-    try:
+    with guest(task, index):
         outputs = task.forward(model.module, batch)
         check_outputs(task, outputs)
         losses = task.losses(outputs, batch)
@@ -113,11 +111,5 @@ def _judged(
         metrics = task.metrics(outputs, batch)
         check_metrics(task, metrics, count)
         scores = count_scores(task, outputs, batch)
-    except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
-        raise  # the machine failed, not the data
-    except TaskError:
-        raise  # what it returned was looked at already
-    except Exception as error:  # the task is the user's code and may raise anything
-        raise TaskError(index, what_was_raised(error, task, __name__)) from error
     columns = {**metrics, "loss": losses}
     return {name: column.to("cpu", torch.float64) for name, column in columns.items()}, scores

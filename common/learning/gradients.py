@@ -18,16 +18,17 @@ from common.core.messages import MetricSum
 from common.core.vectors import SparseVector, dense, numbers_in
 from common.data.fields import concatenate
 from common.errors import UserError
-from common.learning.errors import NotFiniteError, TaskError, what_was_raised
+from common.learning.errors import NotFiniteError, TaskError
 from common.learning.outputs import (
     check_gradient,
     check_losses,
     check_metrics,
     check_outputs,
     check_same_metrics,
+    count_scores,
+    guest,
 )
 from common.learning.parameters import FlatModel, has_batch_norm, is_finite
-from common.learning.scores import count_scores
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -244,14 +245,8 @@ class GradientComputer:
         """Add a batch's part to the gradient; return metric names, and a row of `Sums`."""
         if self.model.buffer_count:
             self.model.buffers.copy_(self._buffers)
-        try:
+        with guest(self._task, index):
             losses, metrics, scores = self._run(batch)
-        except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # the machine failed, not the data
-        except TaskError:
-            raise  # what it returned was looked at already
-        except Exception as error:  # the task is the user's code and may raise anything
-            raise TaskError(index, what_was_raised(error, self._task, __name__)) from error
         if self.model.buffer_count:
             moved = self.model.buffers - self._buffers
             self.model.gradient[self.model.parameter_count :].add_(moved, alpha=len(losses))

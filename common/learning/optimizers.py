@@ -160,8 +160,6 @@ _KINDS = {
     "adagrad": _Kind(_Adagrad, partial(PlainAdagrad, fused=True), frozenset({"step", "sum"})),
     "ftrl": _Kind(_Ftrl, Ftrl, frozenset({"linear", "squares", "inverse"})),
 }
-OPTIMIZER_NAMES = tuple(_KINDS)
-
 STATE_NAMES = {name: kind.state for name, kind in _KINDS.items()}
 
 
@@ -171,11 +169,8 @@ def make_optimizer(
     """Make an optimizer of one flat parameter.
 
     Raises:
-        UserError: If there is no such optimizer or an option makes no sense.
+        UserError: If the learning rate or an option makes no sense.
     """
-    if settings.name not in _KINDS:
-        known = ", ".join(OPTIMIZER_NAMES)
-        raise UserError(f"optimizer {settings.name!r} is none of {known}")
     _check_learning_rate(settings.learning_rate)
     kind = _KINDS[settings.name]
     try:

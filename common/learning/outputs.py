@@ -1,5 +1,7 @@
 """Checks of what a task's methods return: a tensor, one loss and one of each metric per sample.
 
+Scores of two classes are counted by bins, too, as `common.core.scores` adds them up.
+
 A mean instead of a value per sample would be summed with other batches' means and weigh samples
 differently. No batch is to blame for such a task, because every batch would show the same mistake.
 """
@@ -7,13 +9,16 @@ differently. No batch is to blame for such a task, because every batch would sho
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Protocol, cast
 
+import torch
 from torch import Tensor
 
-from common.core.scores import WINDOWED
-from common.learning.errors import WrongTaskError
+from common.core.scores import BIN_WIDTH, BINS, WINDOWED
+from common.learning.errors import TaskError, WrongTaskError, what_was_raised
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
@@ -21,6 +26,23 @@ if TYPE_CHECKING:
 # Rule of Prometheus for names of labels. MLflow accepts such names, too.
 _METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_METRIC = 100  # MLflow allows 250 characters, with the folder.
+
+
+@contextmanager
+def guest(task: Task, index: int = 0) -> Iterator[None]:
+    """Run a task's code, which may raise anything, on a batch of this index.
+
+    Raises:
+        TaskError: If it raises.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, TaskError):
+        raise  # The machine failed, not the data; or a check said what is wrong.
+    except Exception as error:
+        # Without the frame of this function.
+        caught = error.__traceback__ and error.__traceback__.tb_next
+        raise TaskError(index, what_was_raised(error, task, caught)) from error
 
 
 def check_outputs(task: Task, outputs: object) -> None:
@@ -135,3 +157,35 @@ def _check_column(task: Task, method: str, name: str, column: object, count: int
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+class BinaryScores(Protocol):
+    """A task of two classes that can say so is measured by AUC, precision and the like, too."""
+
+    def binary_scores(
+        self, outputs: Tensor, records: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """(n,) logits of the second class, and (n,) whether a record is of it."""
+
+
+@cache
+def _edges(device: torch.device) -> Tensor:
+    """(BINS - 1,) between bins, each of the lower one."""
+    return BIN_WIDTH * torch.arange(1 - BINS // 2, BINS // 2, device=device)
+
+
+def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor | None:
+    """(2 * BINS,) records of each class by bin; None where the task has no `binary_scores`.
+
+    Raises:
+        WrongTaskError: If they are not of n records.
+    """
+    if getattr(task, "binary_scores", None) is None:  # to ask the protocol takes 20 us
+        return None
+    found = cast("BinaryScores", task).binary_scores(outputs, records)
+    check_scores(task, found, len(outputs))
+    logits, second = found
+    bins = torch.bucketize(logits.contiguous(), _edges(logits.device)).add_(
+        second.bool(), alpha=BINS
+    )
+    return torch.bincount(bins, minlength=2 * BINS)

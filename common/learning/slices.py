@@ -132,7 +132,7 @@ class Slice:
         samples: int,
         rate: float,
         following: Vector,
-        norm: float | None = None,
+        norm: float,
     ) -> None:
         """Make a step; what was prepared before is forgotten.
 
@@ -146,7 +146,6 @@ class Slice:
                 rounded once more than in a step over the whole.
 
         Raises:
-            ValueError: If the norm is needed and not there.
             UserError: If the rate is not above zero and finite.
         """
         following[:] = weights
@@ -157,8 +156,6 @@ class Slice:
         if self._reduction == "mean":
             gradient /= samples
         if self._clip_norm is not None:
-            if norm is None:
-                raise ValueError("to clip a gradient, its norm over all slices is needed")
             gradient *= min(1.0, self._clip_norm / (norm + _CLIP_EPS))
         set_learning_rate(self._optimizer, rate)
         for name, value in self._state.items():

@@ -126,7 +126,7 @@ class Classifier:
 
 
 class TwoClasses(Classifier):
-    """A classifier that has binary scores, too: see `common.learning.scores`."""
+    """A classifier that has binary scores, too: see `common.learning.outputs`."""
 
     def binary_scores(
         self, outputs: Tensor, records: Mapping[str, Tensor]
@@ -236,7 +236,7 @@ def build_model(task: Task, seed: int) -> nn.Module:
         try:
             module = task.build()
         except Exception as error:  # the task is the user's code and may raise anything
-            raised = what_was_raised(error, task, __name__)
+            raised = what_was_raised(error, task, error.__traceback__)
             raise UserError(f"build() of the task raised {raised.summary}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"build() of the task returned a {type(module).__name__}, not a module")

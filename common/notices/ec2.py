@@ -1,15 +1,14 @@
-"""EC2's interruption notices (`common.notices.port.PreemptionNotices`), from instance metadata."""
+"""How a preemptible machine learns that its end is near: EC2's notices, from instance metadata."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import msgspec
 
 from common.errors import decoded
 from common.notices.metadata import InstanceMetadata
-from common.notices.port import Notice, PreemptionNotices
 from common.telemetry.rejections import Rejections
 
 if TYPE_CHECKING:
@@ -26,6 +25,30 @@ class _InstanceAction(msgspec.Struct):
 
 
 _INSTANCE_ACTION = msgspec.json.Decoder(_InstanceAction)
+
+
+class Notice(NamedTuple):
+    """Whoever lends this machine says that it will be taken back."""
+
+    at_s: float  # since 1970: when the machine goes
+    detail: str  # what becomes of the machine: terminate, stop, hibernate
+
+
+class PreemptionNotices(Protocol):
+    """Where a preemptible machine hears that its end is near. For one thread at a time.
+
+    What does not parse is left out, and the first of its kind is logged.
+    """
+
+    def look(self) -> Notice | None:
+        """The notice that stands, None for none.
+
+        A notice stands from when it is given on: whoever looks again finds it again.
+
+        Raises:
+            UnavailableError: If the source is away or slow; look again.
+            OutsideError: If it refuses.
+        """
 
 
 def open_notices(settings: Settings) -> PreemptionNotices | None:

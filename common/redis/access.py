@@ -17,6 +17,8 @@ from common.errors import OutsideError, UnavailableError, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from common.config.settings import Settings
+
 _Kinds: TypeAlias = tuple[tuple[type[redis.RedisError], ...], tuple[str, ...]]
 
 # What passes by itself: by class, and by how the text begins of what has no class of its own.
@@ -136,6 +138,16 @@ class RedisAccess:
     ca: str = ""  # file of authorities, trusted beside the system's; for rediss:// alone
     cert: str = ""  # file of our certificate
     key: str = ""  # file of its key, which has no password
+
+
+def redis_access(settings: Settings) -> RedisAccess:
+    """As whom we come to Redis, and whom we trust, as the settings say."""
+    return RedisAccess(
+        password=settings.redis_password,
+        ca=settings.redis_ca,
+        cert=settings.redis_cert,
+        key=settings.redis_key,
+    )
 
 
 def client_of(url: str, access: RedisAccess, **options: object) -> RedisClient:

@@ -17,7 +17,7 @@ slot:
     doll:{job}:snapshot:<epoch>:whole     with the weights, where members of a group have them
     doll:{job}:lease                      who may try to lead
     doll:{job}:lease:after:<replica>      who took it from one that ended, expires
-    doll:{job}:group:<name>               see `common.redis.rendezvous`
+    doll:{job}:group:<name>               see `common.redis.boards`
 
 What workers of all its jobs answer to a replica is one list, so that one connection waits for it:
 
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import OutsideError
-from common.redis.access import TIMEOUT_S, RedisAccess
+from common.redis.access import TIMEOUT_S, RedisAccess, redis_access
 from common.redis.port import LiveStatus
 from common.redis.server import Attendance, RedisServer, connect
 from common.telemetry.rejections import Rejections
@@ -46,7 +46,9 @@ from common.wire import messages as wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable
 
+    from common.config.settings import Settings
     from common.redis.access import RedisClient
+    from common.redis.port import Board
     from common.redis.server import Command
 
 T = TypeVar("T")
@@ -59,8 +61,7 @@ _MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living o
 _OFFER_TTL_MS = 3_600_000  # likewise: a job that has ended needs no memory here
 _TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
 _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
-_SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
-_WAIT_S = TIMEOUT_S / 2  # of one blocking command; longer waits are several of them
+WAIT_S = TIMEOUT_S / 2  # of one blocking command; longer waits are several of them
 _NO_EXPIRY = -1  # PTTL's word for it
 _LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one so much longer
 # One holder's lease is taken early only once in so long: who was taken for dead, and lives, is not
@@ -76,6 +77,15 @@ _NOBODY = Heartbeat("")
 _OPEN = RedisAccess()
 # XADD's ways to say that an id is not above the newest: the second where that is the last of all.
 _NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
+
+
+def open_board(settings: Settings, job: str) -> Board:
+    """Open a job's notice board in Redis; the server is not asked before the first call.
+
+    Raises:
+        UserError: If the settings name a file that cannot be used.
+    """
+    return RedisBoard(settings.redis, job, access=redis_access(settings))
 
 
 class RedisBoard:
@@ -176,7 +186,7 @@ class RedisBoard:
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
-            block = ("BLOCK", max(1, int(1000 * min(left_s, _WAIT_S)))) if left_s > 0 else ()
+            block = ("BLOCK", max(1, int(1000 * min(left_s, WAIT_S)))) if left_s > 0 else ()
             answer = self._server.ask(("XREAD", *block, "STREAMS", key, position))[0]
             entries = answer[0][1] if answer else []
             found = self._parsed_triggers(entries)
@@ -203,7 +213,7 @@ class RedisBoard:
 
     def push_reply(self, reply: Reply, to: str) -> None:
         """Append to the list of the replica; it vanishes with those that nobody takes."""
-        key = _replies(to)
+        key = replies_key(to)
         self._server.ask(
             ("RPUSH", key, wire.encode_reply(self._job, reply)),
             ("PEXPIRE", key, _REPLIES_TTL_MS),
@@ -526,44 +536,8 @@ class RedisBoard:
         self._rejections.reject("type", f"{key} holds another type than a job's")
 
 
-class RedisReplies:
-    """What workers sent to one replica (`common.redis.port.Replies`).
-
-    Args:
-        shared: Connections, shared with others.
-        replica: Its name.
-    """
-
-    def __init__(self, shared: RedisClient, replica: str) -> None:
-        self._key = _replies(replica)
-        self._rejections = Rejections()
-        self._server = RedisServer(shared, self._key, self._reject_key)
-
-    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
-        """Take replies, each with its job; waits for the first one only."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if left_s > 0:
-                # in one packet: the second command is served once the first one has its answer
-                first, others = self._server.ask(
-                    ("BLPOP", self._key, f"{max(_SHORTEST_S, min(left_s, _WAIT_S)):.3f}"),
-                    ("LPOP", self._key, max_replies - 1),
-                )
-            else:
-                first, others = None, self._server.ask(("LPOP", self._key, max_replies))[0]
-            received = [first[1]] if first else []
-            received += others or []
-            parsed = (self._rejections.parse("reply", wire.decode_reply, each) for each in received)
-            found = [each for each in parsed if each is not None]
-            if found or left_s <= 0:
-                return found
-
-    def _reject_key(self, key: str) -> None:
-        self._rejections.reject("type", f"{key} holds another type than replies")
-
-
-def _replies(replica: str) -> str:
+def replies_key(replica: str) -> str:
+    """The list of what workers answer to a replica."""
     return f"doll:{{{replica}}}:replies"
 
 

@@ -12,41 +12,88 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from common.errors import OutsideError
-from common.redis.access import RedisAccess
-from common.redis.board import RedisBoard, RedisReplies, replica_channel
-from common.redis.port import Board, LiveStatus
-from common.redis.rendezvous import RedisRendezvous
-from common.redis.roster import RedisRoster
-from common.redis.server import RedisServer, connect
+from common.redis.access import redis_access
+from common.redis.board import WAIT_S, RedisBoard, replica_channel, replies_key
+from common.redis.boards import Call, RedisBoards, call_together
+from common.redis.server import RedisServer
+from common.telemetry.rejections import Rejections
+from common.wire import messages as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
+    from common.config.settings import Settings
     from common.core.liveness import Heartbeat
-    from common.core.messages import LeaderStatus, WorkerId
+    from common.core.messages import LeaderStatus, Reply, WorkerId
+    from common.redis.access import RedisClient
     from common.redis.board import Steps
-    from common.redis.server import Attendance, Command
+    from common.redis.port import LeaderBoards
+    from common.redis.server import Attendance
 
+_SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
 LAZY_S = 0.05  # what is not urgent waits so long for company
 LOOK_S = 0.025  # between looks whether holders of leases listen; one takes 0.1 ms
 # Looks in a row that find nobody: in between, one whose connection alone broke listens again.
 LOOKS = 2
 SLOW_LOOK_S = 1.0  # where no other process holds a lease, or this one is not heard itself
-_OPEN = RedisAccess()
 
 
-@dataclass(slots=True)
-class _Call:
-    """One call of one job."""
+def open_leader_boards(settings: Settings) -> LeaderBoards:
+    """Open what a process that leads jobs uses of Redis: see `open_boards`."""
+    return RedisLeaderBoards(settings.redis, access=redis_access(settings))
 
-    board: RedisBoard
-    steps: Callable[[RedisBoard], Steps[Any]]
-    on_answer: Callable[[Any], None]
+
+class RedisLeaderBoards(RedisBoards):
+    """The `LeaderBoards` port; may be shared between threads."""
+
+    def replies(self, replica: str) -> RedisReplies:
+        """Open what is sent to a replica."""
+        return RedisReplies(self.client, replica)
+
+    def exchange(self) -> RedisExchange:
+        """Open an exchange."""
+        return RedisExchange(self.server, self.board)
+
+
+class RedisReplies:
+    """What workers sent to one replica (`common.redis.port.Replies`).
+
+    Args:
+        shared: Connections, shared with others.
+        replica: Its name.
+    """
+
+    def __init__(self, shared: RedisClient, replica: str) -> None:
+        self._key = replies_key(replica)
+        self._rejections = Rejections()
+        self._server = RedisServer(shared, self._key, self._reject_key)
+
+    def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
+        """Take replies, each with its job; waits for the first one only."""
+        deadline = monotonic() + timeout_s
+        while True:
+            left_s = deadline - monotonic()
+            if left_s > 0:
+                # in one packet: the second command is served once the first one has its answer
+                first, others = self._server.ask(
+                    ("BLPOP", self._key, f"{max(_SHORTEST_S, min(left_s, WAIT_S)):.3f}"),
+                    ("LPOP", self._key, max_replies - 1),
+                )
+            else:
+                first, others = None, self._server.ask(("LPOP", self._key, max_replies))[0]
+            received = [first[1]] if first else []
+            received += others or []
+            parsed = (self._rejections.parse("reply", wire.decode_reply, each) for each in received)
+            found = [each for each in parsed if each is not None]
+            if found or left_s <= 0:
+                return found
+
+    def _reject_key(self, key: str) -> None:
+        self._rejections.reject("type", f"{key} holds another type than replies")
 
 
 class LeaseHolders:
@@ -108,70 +155,8 @@ class _Refused:
     """A lease that was asked for, and that another process holds."""
 
     holder: bytes
-    again: _Call
+    again: Call
     until: float  # when it counts as given up, where nobody has asked again
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    """A call, where it is."""
-
-    call: _Call
-    steps: Steps[Any]
-    commands: tuple[Command, ...]
-
-
-class RedisBoards:
-    """Opens the boards of all jobs of a process; may be shared between threads.
-
-    Args:
-        url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        access: As whom we come, and whom we trust, beyond what the URL says.
-
-    Raises:
-        UserError: If the URL or a file of `access` cannot be used.
-    """
-
-    def __init__(self, url: str, access: RedisAccess = _OPEN) -> None:
-        self._url = url
-        self._client = connect(url, access)
-
-    def board(self, job: str) -> RedisBoard:
-        """Open a job's board; to close it lets go of its own only."""
-        return RedisBoard(self._url, job, shared=self._client)
-
-    def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
-        """Look at several of these boards in a few packets; of each, what it says or why not."""
-        found = dict[Board, LiveStatus | Exception]()
-        calls = [
-            _Call(board, RedisBoard.reading_live_status, partial(found.__setitem__, board))
-            for board in cast("Sequence[RedisBoard]", boards)
-        ]
-        _exchange(
-            RedisServer(self._client, "doll:", _ignore),
-            [_UnderWay(call, call.steps(call.board), ()) for call in calls],
-        )
-        return [found[board] for board in boards]
-
-    def replies(self, replica: str) -> RedisReplies:
-        """Open what is sent to a replica."""
-        return RedisReplies(self._client, replica)
-
-    def exchange(self) -> RedisExchange:
-        """Open an exchange."""
-        return RedisExchange(RedisServer(self._client, "doll:", _ignore), self.board)
-
-    def roster(self) -> RedisRoster:
-        """Open the records of all jobs and workers."""
-        return RedisRoster(self._client)
-
-    def rendezvous(self, job: str) -> RedisRendezvous:
-        """Open where members of a job's groups find each other."""
-        return RedisRendezvous(self._client, job)
-
-    def close(self) -> None:
-        """Let go of all connections."""
-        self._client.close()
 
 
 class RedisExchange:
@@ -186,7 +171,7 @@ class RedisExchange:
         self._server = server
         self._open_board = open_board
         self._boards = dict[str, RedisBoard]()
-        self._calls = dict[tuple[str, str], _Call]()  # by job and what is asked, in order
+        self._calls = dict[tuple[str, str], Call]()  # by job and what is asked, in order
         self._send_at = float("inf")
         self._closed = False
         self._changed = threading.Condition(threading.Lock())  # guards what is above
@@ -217,7 +202,7 @@ class RedisExchange:
                 return bool(has_it)
             if not self._refused:
                 self._look_at = 0.0
-            again = _Call(board, steps, on_answer)
+            again = Call(board, steps, on_answer)
             self._refused[job] = _Refused(has_it, again, monotonic() + ttl_s)
             return False
 
@@ -231,7 +216,7 @@ class RedisExchange:
             yield from board.releasing_lease(holder)
 
         # A lease that was asked for before and is not sent yet need not be.
-        self._ask(job, "lease", steps, _ignore, soon=True)
+        self._ask(job, "lease", steps, lambda _: None, soon=True)
 
     def put_leader_status(
         self,
@@ -280,7 +265,7 @@ class RedisExchange:
             if job not in self._boards:
                 self._boards[job] = self._open_board(job)
             self._calls.pop((job, what), None)  # the later one goes to the end
-            self._calls[job, what] = _Call(self._boards[job], steps, on_answer)
+            self._calls[job, what] = Call(self._boards[job], steps, on_answer)
             send_at = 0.0 if soon else monotonic() + LAZY_S
             if send_at < self._send_at:
                 self._send_at = send_at
@@ -288,13 +273,12 @@ class RedisExchange:
 
     def _run(self) -> None:
         while (calls := self._gathered()) is not None:
-            under_way = [_UnderWay(call, call.steps(call.board), ()) for call in calls]
-            if _exchange(self._server, under_way):
+            if call_together(self._server, calls):
                 self._look()
         if self._holders is not None:
             self._holders.end()
 
-    def _gathered(self) -> list[_Call] | None:
+    def _gathered(self) -> list[Call] | None:
         """Wait for calls, or until it is time to look for holders; None at the end."""
         with self._changed:
             while not self._closed and (left_s := self._due() - monotonic()) > 0:
@@ -323,49 +307,3 @@ class RedisExchange:
             for job, call in again.items():  # unless something else was asked meanwhile
                 self._calls.setdefault((job, "lease"), call)
                 self._send_at = 0.0
-
-
-def _exchange(server: RedisServer, under_way: list[_UnderWay]) -> bool:
-    """Make calls together, a packet for each step; each is told its own answer.
-
-    Returns:
-        Whether the server answered.
-    """
-    under_way = [each for each in under_way if _goes_on(each, None)]
-    while under_way:
-        packet = [command for each in under_way for command in each.commands]
-        try:
-            answers = server.send(packet)
-        except Exception as error:  # noqa: BLE001 -- told to those who asked, as below
-            for each in under_way:
-                each.call.on_answer(error)
-            return False
-        at = 0
-        left = []
-        for each in under_way:
-            own = answers[at : at + len(each.commands)]
-            at += len(each.commands)
-            if _goes_on(each, own):
-                left.append(each)
-        under_way = left
-    return True
-
-
-def _goes_on(each: _UnderWay, answers: list[Any] | None) -> bool:
-    """Give a call the answers to its step; whether there is another, else it has been told."""
-    try:
-        if answers is None:
-            each.commands = next(each.steps)
-        else:
-            each.commands = each.steps.send(each.call.board.judged(each.commands, answers))
-    except StopIteration as done:
-        each.call.on_answer(done.value)
-        return False
-    except Exception as error:  # noqa: BLE001 -- told to the job that asked: others go on
-        each.call.on_answer(error)
-        return False
-    return True
-
-
-def _ignore(_: object) -> None:
-    pass

@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from common.core.job_placement import JobDemand, WorkerPlacement
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
 from common.errors import UnavailableError
+from common.redis.boards import field_of, parsed_record
 from common.redis.port import Board, LiveStatus, live_status
 from common.telemetry.rejections import Rejections
 from common.wire import messages as wire
+
+if TYPE_CHECKING:
+    from common.core.job_placement import JobDemand, WorkerPlacement
 
 T = TypeVar("T")
 
@@ -415,14 +418,14 @@ class MemoryRoster:
         self._rejections = Rejections()
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
-        fields = dict(map(_field, records))
+        fields = dict(map(field_of, records))
         with self._server.changed:
             self._records().update(fields)
 
     def read(self) -> list[JobDemand | WorkerPlacement]:
         with self._server.changed:
             fields = dict(self._records())
-        found = (self._parsed(field, value) for field, value in fields.items())
+        found = (parsed_record(*each, self._rejections) for each in fields.items())
         return [record for record in found if record is not None]
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
@@ -433,20 +436,3 @@ class MemoryRoster:
     def _records(self) -> dict[str, bytes]:
         self._server.reach()
         return self._server.spread
-
-    def _parsed(self, field: str, value: bytes) -> JobDemand | WorkerPlacement | None:
-        record: JobDemand | WorkerPlacement | None
-        if field.startswith("job:"):
-            record = self._rejections.parse("job demand", wire.decode_demand, value)
-        else:
-            record = self._rejections.parse("worker placement", wire.decode_placement, value)
-        if record is not None and _field(record)[0] != field:
-            self._rejections.reject("field", f"the record of another stands at {field!r}")
-            return None
-        return record
-
-
-def _field(record: JobDemand | WorkerPlacement) -> tuple[str, bytes]:
-    if isinstance(record, JobDemand):
-        return f"job:{record.job}", wire.encode_demand(record)
-    return f"worker:{record.worker}", wire.encode_placement(record)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from common.errors import OutsideError
 
 if TYPE_CHECKING:
-    from common.collectives.port import Rendezvous
     from common.core.job_placement import JobDemand, WorkerPlacement
     from common.core.liveness import Heartbeat
     from common.core.messages import (
@@ -249,6 +248,29 @@ class Roster(Protocol):
         """Take the records of these away; nothing happens where there is none."""
 
 
+class Rendezvous(Protocol):
+    """Where those who form a group leave for each other how to connect. Shared between threads.
+
+    Each name has a list of entries, which is forgotten a minute after the last one was left: by
+    then the group stands or never will. Every call may raise `UnavailableError`.
+    """
+
+    def leave(self, name: str, key: str, value: bytes) -> None:
+        """Append an entry."""
+
+    def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
+        """Wait for entries behind a position; empty if none came.
+
+        Args:
+            name: Of the list.
+            after: The position of the last entry that is known; empty: all of them.
+            timeout_s: Wait no longer.
+
+        Returns:
+            Of each its position, key and value, in the order of the list, which is one for all.
+        """
+
+
 class Boards(Protocol):
     """The boards of all jobs, over connections that they share. May be shared between threads."""
 
@@ -258,12 +280,6 @@ class Boards(Protocol):
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
         """Look at several of these boards in a few packets; of each, what it says or why not."""
 
-    def replies(self, replica: str) -> Replies:
-        """Open what is sent to a replica."""
-
-    def exchange(self) -> Exchange:
-        """Open an exchange."""
-
     def roster(self) -> Roster:
         """Open the records of all jobs and workers."""
 
@@ -272,3 +288,13 @@ class Boards(Protocol):
 
     def close(self) -> None:
         """Let go of all connections."""
+
+
+class LeaderBoards(Boards, Protocol):
+    """What a process that leads jobs uses of Redis."""
+
+    def replies(self, replica: str) -> Replies:
+        """Open what is sent to a replica."""
+
+    def exchange(self) -> Exchange:
+        """Open an exchange."""

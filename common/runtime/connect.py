@@ -16,13 +16,18 @@ from common.storage.port import open_blobs
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.kafka.port import TransactionalLog
-    from common.redis.access import RedisAccess
-    from common.redis.port import Board, Boards
+    from common.redis.port import Boards
 
 
 def connect(settings: Settings) -> Outside:
     """Say how to open what the settings name; all who open Kafka or Redis so share its clients."""
-    boards = cache(partial(open_boards, settings))
+
+    @cache
+    def boards() -> Boards:
+        from common.redis.boards import open_boards  # noqa: PLC0415 -- see above
+
+        return open_boards(settings)
+
     return Outside(
         settings,
         open_log=cache(partial(_open_log, settings)),
@@ -36,36 +41,3 @@ def _open_log(settings: Settings) -> TransactionalLog:
     from common.kafka.transactions import KafkaTransactionalLog  # noqa: PLC0415 -- see above
 
     return KafkaTransactionalLog(kafka_settings(settings, "doll"))
-
-
-def open_board(settings: Settings, job: str) -> Board:
-    """Open a job's notice board in Redis; the server is not asked before the first call.
-
-    Raises:
-        UserError: If the settings name a file that cannot be used.
-    """
-    from common.redis.board import RedisBoard  # noqa: PLC0415 -- see above
-
-    return RedisBoard(settings.redis, job, access=_redis_access(settings))
-
-
-def open_boards(settings: Settings) -> Boards:
-    """Open the notice boards of all jobs in Redis, over connections that they share.
-
-    Raises:
-        UserError: If the settings name a file that cannot be used.
-    """
-    from common.redis.exchange import RedisBoards  # noqa: PLC0415 -- see above
-
-    return RedisBoards(settings.redis, access=_redis_access(settings))
-
-
-def _redis_access(settings: Settings) -> RedisAccess:
-    from common.redis.access import RedisAccess  # noqa: PLC0415 -- see above
-
-    return RedisAccess(
-        password=settings.redis_password,
-        ca=settings.redis_ca,
-        cert=settings.redis_cert,
-        key=settings.redis_key,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,13 @@ from common.errors import UserError
 from common.runtime.connections import REQUEST_S, Connections, limited
 
 if TYPE_CHECKING:
-    import socket
-
     from starlette.types import ASGIApp
 
     from common.config.settings import Settings
     from common.runtime.connections import Refuse
 
+BACKLOG = 1024
+STALLED_S = 30  # after which a connection is dropped that takes nothing of what is sent
 END_S = 5.0  # for requests under way
 # Of one address: an office behind one has some, a flood thousands. Proxies are named, and exempt.
 CONNECTIONS = 300
@@ -111,3 +112,30 @@ def _allow_files(wanted: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Take the address.
+
+    Raises:
+        UserError: If it cannot be had.
+    """
+    host, port = settings.api_host, settings.api_port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"the API cannot be served on {host}:{port}: {error}; set DOLL_API_HOST and"
+            " DOLL_API_PORT"
+        ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_S * 1000)
+    return listening
+
+
+def url_of(listening: socket.socket, settings: Settings) -> str:
+    """Where it is reached on this machine."""
+    host, port = listening.getsockname()[:2]
+    scheme = "https" if settings.api_tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from common.errors import UnavailableError
 from common.jobs.store import JobRecord, JobStore
 from common.kafka.opening import open_log
-from common.runtime.connect import open_boards
 from common.runtime.supervisor import HANGS_S, SLOW_S, THREADS, Supervisor
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.kafka.port import Log
-    from common.redis.port import Boards
     from common.runtime.service import ServiceProcess
     from common.runtime.supervisor import Actor, PreviousFault, Supervised
     from common.telemetry.metrics.registry import ProcessMetrics
@@ -103,27 +101,16 @@ class Jobs:
         return self._make(taken.wanted, wake, fault)
 
 
-class OpenedServers(NamedTuple):
-    """The servers of a process with jobs."""
+class OpenedKafka(NamedTuple):
+    """Kafka, as a process with jobs uses it."""
 
     log: Log
     job_store: JobStore
-    boards: Boards
     closing: ExitStack  # for what else is to be closed, after the jobs have ended
 
 
-MakeParts: TypeAlias = "Callable[[OpenedServers], MakePart]"
+MakeParts: TypeAlias = "Callable[[OpenedKafka], MakePart]"
 Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
-
-
-def open_servers(settings: Settings, client_id: str) -> tuple[Log, Boards]:
-    """Open Kafka and Redis.
-
-    Raises:
-        UserError: If the settings make no sense.
-        UnavailableError: If they name an embedded broker that is gone.
-    """
-    return open_log(settings, client_id), open_boards(settings)
 
 
 def follow_jobs(  # noqa: PLR0913 -- all in which services differ
@@ -134,7 +121,7 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     *,
     beside: tuple[MakeParts, Begins] | None = None,
     repairs: bool = False,
-    open_servers: Callable[[Settings, str], tuple[Log, Boards]] = open_servers,
+    open_log: Callable[[Settings, str], Log] = open_log,
     slow_s: float = SLOW_S,
     hangs_s: float = HANGS_S,
 ) -> None:
@@ -143,12 +130,12 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     Args:
         process: Its metrics are served from now on.
         metrics: Of the process.
-        make_parts: Gets the servers; what it returns makes a job's actor, see `Jobs`.
+        make_parts: Gets Kafka; what it returns makes a job's actor, see `Jobs`.
         begins: Whether to begin with a job, see `Jobs`.
         beside: Likewise of other actors, which share one thread of their own: they all wait for
             one server, so if it hangs, more threads would only hang as well.
         repairs: True if the process may write the jobs topic and repairs it, see `JobStore.repair`.
-        open_servers: Opens Kafka and Redis.
+        open_log: Opens Kafka.
         slow_s: See `Supervisor`.
         hangs_s: Likewise.
 
@@ -163,16 +150,14 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     @contextmanager
     def opened() -> Iterator[tuple[list[Jobs], JobStore]]:
         with ExitStack() as stack:
-            log, boards = open_servers(process.settings, process.name)
-            stack.enter_context(closing(boards))
-            stack.enter_context(closing(log))
+            log = stack.enter_context(closing(open_log(process.settings, process.name)))
             job_store = stack.enter_context(closing(JobStore(log)))
             job_store.read()  # all of it: by its first records alone, a stopped job seems to run
             jobs = list[Jobs]()
             counted: ProcessMetrics | None = metrics
             both = (((make_parts, begins), THREADS), (beside, 1))
             for (make, begin), threads in [(each, n) for each, n in both if each is not None]:
-                make_part = make(OpenedServers(log, job_store, boards, stack))
+                make_part = make(OpenedKafka(log, job_store, stack))
                 supervisor = Supervisor(
                     *(counted, process.watchdogs, process.logger),
                     threads=threads,

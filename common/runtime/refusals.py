@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic, time
 from typing import TYPE_CHECKING, cast
@@ -26,12 +25,6 @@ _ACTION_CHARACTERS = 200
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    at_s: float  # when there were so many
-
-
 class Buckets:
     """A token bucket for each caller.
 
@@ -44,23 +37,19 @@ class Buckets:
         self._rate_per_s = rate_per_s
         self._size = max(1.0, 2 * rate_per_s)
         self._most = most
-        self._buckets = OrderedDict[str, _Bucket]()  # longest unseen first
+        self._buckets = OrderedDict[
+            str, tuple[float, float]
+        ]()  # tokens, and when; longest unseen first
 
     def take(self, caller: str, now: float) -> float:
         """Take a token; returns for how many seconds there is none, 0 if one was taken."""
-        bucket = self._buckets.get(caller)
-        if bucket is None:
-            bucket = self._buckets[caller] = _Bucket(self._size, now)
-            if len(self._buckets) > self._most:
-                self._buckets.popitem(last=False)
-        else:
-            self._buckets.move_to_end(caller)
-            gained = max(0.0, now - bucket.at_s) * self._rate_per_s
-            bucket.tokens, bucket.at_s = min(self._size, bucket.tokens + gained), now
-        if bucket.tokens < 1:
-            return (1 - bucket.tokens) / self._rate_per_s
-        bucket.tokens -= 1
-        return 0.0
+        tokens, at_s = self._buckets.pop(caller, (self._size, now))
+        tokens = min(self._size, tokens + max(0.0, now - at_s) * self._rate_per_s)
+        is_taken = tokens >= 1
+        self._buckets[caller] = tokens - is_taken, now
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return 0.0 if is_taken else (1 - tokens) / self._rate_per_s
 
     def __len__(self) -> int:
         return len(self._buckets)

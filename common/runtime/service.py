@@ -1,19 +1,23 @@
-"""A service process: settings, logs, metrics, its jobs, and its end in order."""
+"""A service process: settings, logs, metrics, and its end: by a signal, or with its owner."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
+import select
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.config.program import EXIT_USAGE
 from common.config.settings import Settings, read_settings
 from common.errors import UserError
-from common.runtime.termination import end_with, on_termination
 from common.telemetry.logging import EventLogger, event_logger, set_up_logging
 from common.telemetry.metrics.serving import Watchdogs, serve
 
@@ -25,6 +29,7 @@ EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
 # A thread that a trigger or a reply woke waits so long for one that computes in Python. The
 # default, 5 ms, is longer than a whole round of a small model.
 SWITCH_S = 0.0005
+_LOOK_S = 0.5  # between looks at the owner, where the kernel does not tell of its end
 
 
 class ServiceProcess(NamedTuple):
@@ -99,3 +104,43 @@ def keep_imports() -> None:
     """
     gc.freeze()
     gc.enable()
+
+
+def on_termination(act: Callable[[], object]) -> None:
+    """Call `act`, from another thread, when this process is asked to end; for the main thread.
+
+    A handler runs inside whatever the main thread is doing, perhaps while that holds the very lock
+    that the answer needs. So the handler only puts a word on a queue that is made for this.
+    """
+    asked = SimpleQueue[int]()
+
+    def wait() -> None:
+        asked.get()
+        act()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda number, _: asked.put(number))
+    threading.Thread(target=wait, name="termination", daemon=True).start()
+
+
+def end_with(pid: int) -> None:
+    """End this process, by SIGKILL, as soon as another one has ended.
+
+    Unlike with the parent-death signal, the other need not be the parent: what a program starts may
+    survive it and yet not outlive the program above.
+    """
+    threading.Thread(target=_end_after, args=(pid,), name="owner", daemon=True).start()
+
+
+def _end_after(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        if sys.platform == "linux":
+            owner = select.poll()
+            owner.register(os.pidfd_open(pid), select.POLLIN)  # which is readable from its end on
+            owner.poll()
+        else:
+            while True:
+                with contextlib.suppress(PermissionError):  # somebody else's by now, or at first
+                    os.kill(pid, 0)
+                time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)

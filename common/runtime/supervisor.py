@@ -83,7 +83,6 @@ class Supervised:
         self._supervisor = supervisor
         self._again_at = -inf
         self._fault: PreviousFault | None = None
-        self._failures = 0  # in a row
         self._reported = set[tuple[str, ...]]()
 
     def wake(self) -> None:
@@ -111,22 +110,16 @@ class Supervised:
     def failed(self, error: BaseException, now: float, patience: Patience) -> tuple[float, bool]:
         """Take in what ended a turn; returns the pause, and whether that is news."""
         if now - self.began_at >= patience.healthy_s:
-            self._failures, self._fault = 0, None
+            self._fault = None
             self._reported.clear()
         self.began_at = inf
         pause_s = patience.first_s
         if not passes(error):
-            self._failures += 1
-            pause_s = patience.pause_s(self._failures)
-            before = self._fault
+            before = self._fault or PreviousFault(error, "", 0, 0)
+            alike = before.alike + 1 if type(before.error) is type(error) else 1
             detail = "".join(traceback.format_exception(error)).rstrip()
-            alike = before is not None and type(before.error) is type(error)
-            self._fault = PreviousFault(
-                error,
-                detail,
-                before.in_a_row + 1 if before is not None else 1,
-                before.alike + 1 if before is not None and alike else 1,
-            )
+            self._fault = PreviousFault(error, detail, before.in_a_row + 1, alike)
+            pause_s = patience.pause_s(self._fault.in_a_row)
         self._again_at = now + pause_s
         kind = kind_of(error)
         news = kind not in self._reported

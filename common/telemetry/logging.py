@@ -64,7 +64,7 @@ def line_formatter(
     if form == "json":
         chain += [JSONRenderer(_json)]
     else:
-        chain += [_readable, _traceback_below, _console(colours=colours)]
+        chain += [_readable, _console(colours=colours)]
     return ProcessorFormatter(processors=chain)
 
 
@@ -106,14 +106,10 @@ def _plain(value: object) -> object:
 
 def _readable(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
     """Names of fields are as plain as their values; two of them mean lines below to structlog."""
-    return {f"{key}_" if key in _BELOW else _line(key): value for key, value in entry.items()}
-
-
-def _traceback_below(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
-    if "traceback" in entry:
-        lines = entry.pop("traceback").splitlines()
-        entry["exception"] = "\n".join(f"{_INDENT}{_line(line)}" for line in lines)
-    return entry
+    lines = entry.pop("traceback", "").splitlines()
+    shown = {f"{key}_" if key in _BELOW else _line(key): value for key, value in entry.items()}
+    below = {"exception": "\n".join(f"{_INDENT}{_line(line)}" for line in lines)} if lines else {}
+    return shown | below
 
 
 def _console(*, colours: bool) -> ConsoleRenderer:

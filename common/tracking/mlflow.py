@@ -190,19 +190,9 @@ class MlflowServer:
         wanted = " AND ".join([f"name = {_quoted(model)}", *_filters(tags)])
         found, page = list[ModelVersion](), ""
         for _ in range(PAGES):
-            answer = self._ask(
-                "GET",
-                "model-versions/search",
-                _VERSIONS,
-                parameters={
-                    "filter": wanted,
-                    "max_results": str(PAGE_VERSIONS),
-                    "page_token": page,
-                },
-            )
-            found += [
-                ModelVersion(each.version, _read(each.tags)) for each in answer.model_versions
-            ]
+            asked = {"filter": wanted, "max_results": str(PAGE_VERSIONS), "page_token": page}
+            answer = self._ask("GET", "model-versions/search", _VERSIONS, parameters=asked)
+            found += (ModelVersion(it.version, _read(it.tags)) for it in answer.model_versions)
             page = answer.next_page_token
             if not page:
                 return found
@@ -237,12 +227,8 @@ class MlflowServer:
 
     def _experiment(self, name: str) -> str:
         try:
-            found = self._ask(
-                "GET",
-                "experiments/get-by-name",
-                _FOUND,
-                parameters={"experiment_name": name},
-            ).experiment
+            asked = {"experiment_name": name}
+            found = self._ask("GET", "experiments/get-by-name", _FOUND, parameters=asked).experiment
         except _RefusedError as error:
             if error.code != "RESOURCE_DOES_NOT_EXIST":
                 raise

@@ -139,7 +139,6 @@ _COURSE = (
 
 COST = Dashboard(
     "cost",
-    "DOLL: cost",
     "What machines a job has, what they cost against on-demand ones, and whether it is in time.",
     (*_NOW, *_COURSE),
     (annotation("Plans", f"{lately('doll_plans_total', window='1m')} > 0", "a new plan", "blue"),),

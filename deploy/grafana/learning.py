@@ -117,7 +117,6 @@ _COURSE = (
 
 LEARNING = Dashboard(
     "learning",
-    "DOLL: learning",
     "What the model is worth: loss and metrics in training, on a test set and by stream.",
     (*_NOW, *_COURSE),
     (

@@ -13,6 +13,31 @@ _SCHEMA = 41  # of Grafana 12
 COLUMNS = 24
 _SOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 _JOBS = "label_values(doll_model_version, job_name)"
+_SOURCE_VARIABLE: Json = {
+    "name": "datasource",
+    "label": "Prometheus",
+    "type": "datasource",
+    "query": "prometheus",
+    "refresh": 1,
+    "includeAll": False,
+    "multi": False,
+}
+_JOB_VARIABLE: Json = {
+    "name": "job_name",
+    "label": "Job",
+    "type": "query",
+    "datasource": _SOURCE,
+    "definition": _JOBS,
+    "query": {
+        "qryType": 1,  # values of a label
+        "query": _JOBS,
+        "refId": "PrometheusVariableQueryEditor-VariableQuery",
+    },
+    "refresh": 2,  # whenever the time range changes: jobs come and go
+    "sort": 1,
+    "includeAll": False,
+    "multi": False,
+}
 
 
 class Query(NamedTuple):
@@ -133,15 +158,13 @@ class Dashboard:
     """A page of panels, laid out from left to right.
 
     Args:
-        name: Of the file; `doll-<name>` is its lasting id.
-        title: As people see it.
+        name: Of the file; `doll-<name>` is its lasting id, and `DOLL: <name>` its title.
         description: What it is for.
         panels: In order.
         annotations: Drawn into all of them.
     """
 
     name: str
-    title: str
     description: str
     panels: tuple[Lines, ...]
     annotations: tuple[Json, ...] = ()
@@ -150,7 +173,7 @@ class Dashboard:
         """As Grafana reads it."""
         return {
             "uid": f"doll-{self.name}",
-            "title": self.title,
+            "title": f"DOLL: {self.name}",
             "description": self.description,
             "tags": ["doll"],
             "schemaVersion": _SCHEMA,
@@ -172,7 +195,7 @@ class Dashboard:
                     "icon": "external link",
                 }
             ],
-            "templating": {"list": [_source_variable(), _job_variable()]},
+            "templating": {"list": [_SOURCE_VARIABLE, _JOB_VARIABLE]},
             "annotations": {"list": list(self.annotations)},
             "panels": [
                 panel.json(number, *place)
@@ -191,37 +214,6 @@ def laid_out(panels: tuple[Lines, ...]) -> list[tuple[Lines, int, int]]:
         found.append((panel, column, row))
         column, tallest = column + panel.size, max(tallest, panel.size)
     return found
-
-
-def _source_variable() -> Json:
-    return {
-        "name": "datasource",
-        "label": "Prometheus",
-        "type": "datasource",
-        "query": "prometheus",
-        "refresh": 1,
-        "includeAll": False,
-        "multi": False,
-    }
-
-
-def _job_variable() -> Json:
-    return {
-        "name": "job_name",
-        "label": "Job",
-        "type": "query",
-        "datasource": _SOURCE,
-        "definition": _JOBS,
-        "query": {
-            "qryType": 1,  # values of a label
-            "query": _JOBS,
-            "refId": "PrometheusVariableQueryEditor-VariableQuery",
-        },
-        "refresh": 2,  # whenever the time range changes: jobs come and go
-        "sort": 1,
-        "includeAll": False,
-        "multi": False,
-    }
 
 
 def annotation(name: str, expression: str, title: str, color: str) -> Json:

@@ -243,7 +243,6 @@ _PROBLEMS = (
 
 PIPELINE = Dashboard(
     "pipeline",
-    "DOLL: pipeline",
     "From records in Kafka to updates: is it fast enough, and is anything lost on the way?",
     (*_NOW, *_FLOW, *_ROUNDS, *_PROBLEMS),
 )

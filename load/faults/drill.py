@@ -16,7 +16,7 @@ from common.data.codecs import codec_of
 from common.embedded.services import EmbeddedService, stop_all
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.wire import messages as wire
 from load.harness.counting import Aggregation, aggregated, counting_spec
 from load.harness.stack import Servers, await_until, check

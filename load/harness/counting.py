@@ -19,7 +19,7 @@ from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
 from common.learning.checkpoint import unpack
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.storage.port import open_blobs
 from common.storage.snapshot_file import from_bytes, from_store, in_hand
 from common.storage.store import CheckpointStore

@@ -26,7 +26,7 @@ from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Span
 from common.jobs.build import trainer_of
 from common.kafka.names import control_topic, updates_topic
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.storage.port import open_blobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.storage.store import CheckpointStore

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from common.spot.experiments.experiment import learner_of, simulate_by_protocol
+from common.spot.experiments.experiment import simulate
 from common.spot.experiments.spec import (
     Experiment,
     GradientSpec,
@@ -92,10 +92,10 @@ def learn(lesson: Lesson) -> plots.Curve:
 
     torch.set_num_threads(1)  # the networks are small, and others run beside
     experiment = lesson.experiment()
-    learner = learner_of(experiment, lesson.folder, lesson.seed)
-    found = simulate_by_protocol(experiment, lesson.folder, lesson.seed, learner=learner).run
-    curve = () if learner is None else tuple(learner.curve)
-    return plots.Curve(curve, found.runtime_s, found.cost_usd, found.cost_ratio, found.updates)
+    (found,) = simulate(experiment, lesson.folder, 1, lesson.seed)
+    return plots.Curve(
+        found.curve, found.runtime_s, found.cost_usd, found.cost_ratio, found.updates
+    )
 
 
 def run(runner: Runner) -> Section:

@@ -56,9 +56,7 @@ def measured(work: Work) -> Found:
     runs = simulate(job, folder, work.runs, work.seed)
     draws = draws_of(job, folder, work.runs, work.seed)
     looks = np.arange(0, HOURS_S, LOOK_S)
-    up = np.array(
-        [[offers.step(at_s)[:, 0] for at_s in looks] for offers in draws.offers if offers]
-    )
+    up = np.array([[offers(at_s)[:, 0] for at_s in looks] for offers in draws.offers if offers])
     least_usd = least_machine_usd(up.transpose(1, 0, 2), HOURS_S / work.deadline_factor)
     alone_usd = ON_DEMAND_USD / 3600 * HOURS_S / work.deadline_factor
     return Found(

@@ -17,7 +17,7 @@ from common.jobs.models import heads_on_board
 from common.kafka.names import updates_topic
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.wire.messages import decode_audit
 from load.harness.counting import Aggregation, aggregated
 from load.harness.stack import NotMeasuredError, Servers, await_until, check, events

@@ -26,7 +26,7 @@ from common.learning.optimizers import OptimizerSettings
 from common.learning.parameters import is_finite
 from common.learning.slices import digest
 from common.learning.trainer import Trainer
-from common.runtime.connect import open_boards
+from common.redis.boards import open_boards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

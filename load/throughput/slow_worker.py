@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from common.embedded.services import stop_all
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.testing.costless import CostlessTask
 from load.harness.counting import costless_spec
 from load.harness.stack import Servers, servers

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from common.config.program import command_line
 from common.runtime.connect import connect
-from common.runtime.listen import listen, url_of
+from common.runtime.http_server import listen, url_of
 from common.runtime.service import EXIT_FAILED, EXIT_OK, ServiceProcess, run
 from services.admin.app import create_app
 from services.admin.server import Server

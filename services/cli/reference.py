@@ -18,8 +18,8 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from common.config.descriptions import descriptions_of
 from common.config.settings import Settings
+from common.config.validation import descriptions_of
 from common.jobs.spec import JobSpec
 from services.cli.app import app
 

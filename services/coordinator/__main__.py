@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from common.config.program import command_line
+from common.redis.exchange import open_leader_boards
 from common.runtime.jobs import END_S, follow_jobs
 from common.runtime.service import run
 from common.runtime.supervisor import Supervisor
@@ -29,7 +30,8 @@ from services.coordinator.replies import ReplyReader
 from services.coordinator.streams import StreamWatch
 
 if TYPE_CHECKING:
-    from common.runtime.jobs import MakePart, OpenedServers
+    from common.redis.port import LeaderBoards
+    from common.runtime.jobs import MakePart, OpenedKafka
     from common.runtime.service import ServiceProcess
     from common.telemetry.tracing import Tracer
 
@@ -53,8 +55,11 @@ def main(actor: type[JobCoordinator] = JobCoordinator) -> int:
 def _coordinate(actor: type[JobCoordinator], process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
     metrics = ProcessMetrics("coordinator")
-    with closing(open_tracer(process.settings, process.service, process.name)) as tracer:
-        parts = partial(_parts, actor, process, metrics, tracer)
+    with (
+        closing(open_tracer(process.settings, process.service, process.name)) as tracer,
+        closing(open_leader_boards(process.settings)) as boards,
+    ):
+        parts = partial(_parts, actor, process, metrics, tracer, boards)
         follow_jobs(process, metrics, parts, begins, repairs=True)
 
 
@@ -63,9 +68,10 @@ def _parts(
     process: ServiceProcess,
     metrics: ProcessMetrics,
     tracer: Tracer,
-    opened: OpenedServers,
+    boards: LeaderBoards,
+    opened: OpenedKafka,
 ) -> MakePart:
-    log, job_store, boards, closed_after = opened
+    log, job_store, closed_after = opened
     logger, settings = process.logger, process.settings
     exchange = closed_after.enter_context(closing(boards.exchange()))
     spans = closed_after.enter_context(closing(SharedSpans(log)))

@@ -20,12 +20,11 @@ from common.core.liveness import TURN
 from common.core.losses import Divergence
 from common.core.messages import LeaderStatus, LogPositions, Positions, unused_number
 from common.core.spans import LogPosition, Partition
-from common.core.stability import necessary_load, sufficient_load
 from common.errors import DollError, UnknownTopicError
 from common.kafka.names import control_topic
 from common.telemetry.metrics.coordinator import StreamFigures
 from common.telemetry.outages import Outage
-from services.coordinator.needs import ArrivalMeter, DemandMeter
+from services.coordinator.needs import ArrivalMeter, DemandMeter, necessary_load, sufficient_load
 from services.coordinator.tails import missing
 
 if TYPE_CHECKING:

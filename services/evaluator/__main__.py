@@ -10,13 +10,15 @@ if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from common.config.program import command_line
-from common.runtime.jobs import OpenedServers, follow_jobs
+from common.redis.boards import open_boards
+from common.runtime.jobs import OpenedKafka, follow_jobs
 from common.runtime.service import ServiceProcess, run
 from common.storage.port import open_blobs
 from common.telemetry.metrics.registry import ProcessMetrics
@@ -25,6 +27,8 @@ from services.evaluator.loop import JobEvaluator
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
+    from common.kafka.port import Log
+    from common.redis.port import Boards
     from common.runtime.jobs import MakePart, Wanted
     from common.runtime.supervisor import PreviousFault
     from services.evaluator.tracker import JobTracker
@@ -47,23 +51,28 @@ def _evaluate(job: str | None, process: ServiceProcess) -> None:
     torch.set_num_threads(process.settings.threads or 1)
     metrics = ProcessMetrics("evaluator")
 
-    def parts(opened: OpenedServers) -> MakePart:
-        log, board = opened.log, opened.boards.board
-        shared = EvaluatorProcess(process.settings, log, board, metrics, process.logger)
+    def parts(opened: OpenedKafka) -> MakePart:
+        settings, logger = process.settings, process.logger
+        shared = EvaluatorProcess(settings, opened.log, boards.board, metrics, logger)
         return partial(JobEvaluator, shared)
 
-    follow_jobs(
-        *(process, metrics, parts, partial(begins, job)),
-        beside=(lambda opened: partial(_tracker, process, metrics, opened), partial(tracks, job)),
-        slow_s=SLOW_S,
-        hangs_s=HANGS_S,
-    )
+    def trackers(opened: OpenedKafka) -> MakePart:
+        return partial(_tracker, process, metrics, opened.log, boards)
+
+    with closing(open_boards(process.settings)) as boards:
+        follow_jobs(
+            *(process, metrics, parts, partial(begins, job)),
+            beside=(trackers, partial(tracks, job)),
+            slow_s=SLOW_S,
+            hangs_s=HANGS_S,
+        )
 
 
 def _tracker(
     process: ServiceProcess,
     metrics: ProcessMetrics,
-    opened: OpenedServers,
+    log: Log,
+    boards: Boards,
     wanted: Wanted,
     wake: Callable[[], None],
     fault: PreviousFault | None,
@@ -76,8 +85,8 @@ def _tracker(
     shared = TrackerProcess(
         settings=settings,
         name=process.name,
-        log=opened.log,
-        board=opened.boards.board,
+        log=log,
+        board=boards.board,
         open_tracking=partial(open_tracking, settings),
         open_blobs=partial(open_blobs, settings),
         metrics=metrics,

@@ -9,12 +9,14 @@ if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
 
 import sys
 import uuid
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config.program import command_line
 from common.errors import UserError
+from common.redis.boards import open_boards
 from common.runtime.jobs import follow_jobs
 from common.runtime.service import run
 from common.spot.connect import open_fleet, open_prices
@@ -25,7 +27,7 @@ from services.provisioner.loop import JobProvisioner, ProvisionerProcess
 if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.jobs.store import JobRecord
-    from common.runtime.jobs import MakePart, OpenedServers
+    from common.runtime.jobs import MakePart, OpenedKafka
     from common.runtime.service import ServiceProcess
     from common.spot.market.market_file import Market
     from services.provisioner.loop import Openers
@@ -45,19 +47,20 @@ def _provision(process: ServiceProcess) -> None:
     market = load_market(Path(settings.market))
     metrics = ProcessMetrics("provisioner")
 
-    def parts(opened: OpenedServers) -> MakePart:
+    def parts(opened: OpenedKafka) -> MakePart:
         replica = ProvisionerProcess(
             name=process.name,
             market=market,
             log=opened.log,
-            board=opened.boards.board,
+            board=boards.board,
             openers=partial(openers, settings),
             metrics=metrics,
             logger=process.logger,
         )
         return partial(JobProvisioner, replica)
 
-    follow_jobs(process, metrics, parts, begins)
+    with closing(open_boards(settings)) as boards:
+        follow_jobs(process, metrics, parts, begins)
 
 
 def openers(settings: Settings, market: Market, job: str) -> Openers:

@@ -11,7 +11,7 @@ from common.spot.provisioning.settings import ProvisionerSettings
 from common.spot.theory.work import Pool
 
 if TYPE_CHECKING:
-    from common.jobs.spec import JobSpec, ProvisioningSpec
+    from common.jobs.spec import JobSpec
     from common.jobs.store import JobRecord
     from common.spot.market.market_file import Market
 
@@ -37,7 +37,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         raise UserError(f"the job {spec.name} has no `provisioning`: its workers start by hand")
     if problem := market.lag_problem(asked.max_lag_s):
         raise UserError(f"the job {spec.name}: provisioning.max_lag_s: {problem}")
-    deadline_s = spec.stop.deadline_s
+    deadline_s, bids = spec.stop.deadline_s, asked.bidbrain
     return ProvisionerSettings(
         job=record.id,
         workers=asked.workers,
@@ -53,7 +53,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         policy=spec.policy,
         probability=asked.probability,
         review_s=asked.review_s,
-        bidding=_bidding(asked),
+        bidding=BidSettings() if bids is None else BidSettings(**bids.model_dump()),
         max_lag_s=asked.max_lag_s,
         spot_up_to=asked.spot_up_to,
         reliable=asked.reliable,
@@ -65,11 +65,6 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
         reviewed_s=_REVIEWED_S[market.fleet],
         warned_s=_REVIEWED_S[market.fleet],
     )
-
-
-def _bidding(asked: ProvisioningSpec) -> BidSettings:
-    given = asked.bidbrain
-    return BidSettings() if given is None else BidSettings(**given.model_dump())
 
 
 def _update_mb(spec: JobSpec) -> float:
@@ -84,26 +79,10 @@ def pools_of(market: Market) -> tuple[Pool, ...]:
 
     A pool whose price nobody has told yet is no bargain: it is taken for on-demand's.
     """
-    alone = market.on_demand
-    on_demand = Pool(
-        alone.name,
-        alone.least_usd_per_hour,
-        start_up_s=alone.start_up_s,
-        billing=market.billing(alone),
-        transfer_usd_per_gb=alone.transfer_usd_per_gb,
-    )
-    spot = (
-        Pool(
-            pool.name,
-            pool.usd_per_hour if isinstance(pool.usd_per_hour, float) else alone.least_usd_per_hour,
-            pool.availability,
-            pool.cycle_s,
-            pool.speed,
-            pool.capacity,
-            pool.start_up_s,
-            market.billing(pool),
-            pool.transfer_usd_per_gb,
-        )
-        for pool in market.spot
-    )
-    return (on_demand, *spot)
+    alone_usd = market.on_demand.least_usd_per_hour
+    found = []
+    for pool in market.pools:
+        priced = pool is not market.on_demand and isinstance(pool.usd_per_hour, float)
+        usd_per_hour = pool.usd_per_hour if priced else alone_usd
+        found.append(Pool.of(pool, usd_per_hour=usd_per_hour, billing=market.billing(pool)))
+    return tuple(found)

@@ -27,9 +27,8 @@ from common.kafka.opening import kafka_settings
 from common.kafka.schemas import JobSchemas, open_registry
 from common.kafka.stream import KafkaStreamLog
 from common.kafka.transactions import KafkaTransactionalLog
-from common.runtime.connect import open_board
-from common.runtime.http_server import HttpServer
-from common.runtime.listen import listen, url_of
+from common.redis.board import open_board
+from common.runtime.http_server import HttpServer, listen, url_of
 from common.runtime.service import keep_imports, run
 from common.storage.port import open_blobs
 from common.telemetry.metrics.registry import ProcessMetrics

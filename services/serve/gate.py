@@ -13,7 +13,6 @@ from common.api.keys import KeyRecord, Keys, KeyStore
 from common.errors import UnavailableError
 from common.runtime.connections import CALLER
 from common.runtime.refusals import Refusals
-from common.telemetry.logging import EventLogger
 from common.telemetry.outages import Outage
 
 if TYPE_CHECKING:

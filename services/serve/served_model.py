@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from common.errors import UnavailableError
-from common.learning.errors import TaskError, WrongTaskError, what_was_raised
+from common.learning.errors import WrongTaskError
 from common.learning.inputs import forward_of
-from common.learning.outputs import check_outputs
+from common.learning.outputs import check_outputs, guest
 from common.learning.parameters import FlatModel, resolve_device
 from common.learning.tasks import build_model, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     import numpy as np
     import numpy.typing as npt
 
@@ -117,25 +114,12 @@ class ServedModel:
         if buffer.version is None:
             raise UnavailableError("there is no snapshot of the model yet")
         tensors = {name: torch.from_numpy(each).to(self._device) for name, each in columns.items()}
-        with buffer.lock, torch.inference_mode():
-            outputs = self._forward(buffer.model, tensors)
+        with buffer.lock, torch.inference_mode(), guest(self._task):
+            answered = self._task.forward(buffer.model.module, tensors)
+            check_outputs(self._task, answered)
+            outputs: npt.NDArray[np.float32] = answered.to("cpu", torch.float32).numpy()
             version = buffer.version
         if len(outputs) != count:
             what = f"forward returned {len(outputs)} outputs for {count} records"
             raise WrongTaskError(self._task, "forward", what)
         return Predicted(outputs, version)
-
-    def _forward(
-        self, model: FlatModel, tensors: Mapping[str, torch.Tensor]
-    ) -> npt.NDArray[np.float32]:
-        try:
-            outputs = self._task.forward(model.module, tensors)
-            check_outputs(self._task, outputs)
-            found: npt.NDArray[Any] = outputs.to("cpu", torch.float32).numpy()
-        except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # the machine failed, not the data
-        except TaskError:
-            raise  # what it returned was looked at already
-        except Exception as error:  # the task is the user's code and may raise anything
-            raise TaskError(0, what_was_raised(error, self._task, __name__)) from error
-        return found

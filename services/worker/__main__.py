@@ -25,7 +25,6 @@ from common.errors import OutsideError, UnavailableError, UserError
 from common.jobs.spec import BUILT_IN_TASKS
 from common.jobs.store import JobStore
 from common.notices.ec2 import open_notices
-from common.runtime.connect import open_boards
 from common.runtime.service import keep_imports, run
 from common.runtime.traces import open_tracer
 from common.storage.port import open_blobs
@@ -81,6 +80,8 @@ def _work(only: str, process: ServiceProcess) -> None:
         log = _opened(process, watchdog)
         if log is None:
             return
+        from common.redis.boards import open_boards  # noqa: PLC0415 -- a wrong command needs none
+
         boards = open_boards(settings)
         selector = JobSelector(
             SelectingWorker(process.name, only, (*BUILT_IN_TASKS, *settings.tasks)),

@@ -27,7 +27,6 @@ from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
-    Leave,
     OfferState,
     Say,
     ShareWeights,
@@ -244,8 +243,8 @@ class GroupLoop:
         if not isinstance(found, Failed):
             ready = GradientReady(
                 *(self._member.worker, compute.model, found.batches, found.samples, found.loss_sum),
-                *(found.metric_sums, found.seconds, self._member.life),
-                *(found.local_rate, found.square, found.scores),
+                *(found.metric_sums, found.seconds, found.local_rate, found.square, found.scores),
+                life=self._member.life,
                 traffic=self._count.traffic,
             )
             with self._changed:
@@ -335,8 +334,6 @@ class GroupLoop:
                     said.append(command)
                 case Enter(_, reduce):
                     self._enter(reduce)
-                case Leave():
-                    pass  # its membership is over: that group was left
                 case ApplyResult():
                     self._apply()
                 case CopyState():

@@ -6,6 +6,7 @@ out on Kafka and on the board.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
 from contextlib import ExitStack
@@ -21,12 +22,12 @@ from common.core.spans import Partition
 from common.errors import UnavailableError
 from common.kafka.port import Fetched, LogEndReached, LogTruncated, OutOfRange
 from common.telemetry.outages import Outage
-from services.worker.inbox import WorkerInbox
 from services.worker.rows import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.core.messages import Unsettled
     from common.core.worker import Worker
     from common.core.worker_messages import WorkerCommand
     from common.data.codecs import Codec
@@ -41,6 +42,37 @@ if TYPE_CHECKING:
 
 POLL_RECORDS = 2000  # of one poll: a few milliseconds of decoding at most
 POLL_S = 0.05  # longest wait for records: how late a rebalance may be noticed
+
+
+class WorkerInbox:
+    """What other threads deliver: triggers, which may give room to read.
+
+    `round_began` is for any thread, the rest for the stream's.
+
+    Args:
+        is_news: Returns True if what a trigger says is worth a turn at once.
+    """
+
+    def __init__(self, is_news: Callable[[int, Unsettled | None], bool]) -> None:
+        self._is_news = is_news
+        # The newest says all that the others do.
+        self._triggers = deque[events.RoundBegan](maxlen=1)
+        self._woken = threading.Event()
+
+    def round_began(self, epoch: int, unsettled: Unsettled | None) -> None:
+        """Deliver what a trigger says: of which leader it is, and what waits in the job."""
+        self._triggers.append(events.RoundBegan(epoch, unsettled))
+        if self._is_news(epoch, unsettled):
+            self._woken.set()
+
+    def take(self) -> events.RoundBegan | None:
+        """Take out the newest trigger; None if there is none."""
+        self._woken.clear()
+        return self._triggers.popleft() if self._triggers else None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for news, no longer than this."""
+        self._woken.wait(timeout_s)
 
 
 class Stream:

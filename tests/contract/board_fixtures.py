@@ -14,14 +14,14 @@ from common.core.liveness import Heartbeat
 from common.core.messages import LeaderStatus, TriggerId, WorkerId
 from common.core.spans import Partition
 from common.redis.board import RedisBoard
-from common.redis.exchange import RedisBoards
+from common.redis.exchange import RedisLeaderBoards
 from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.redis.port import Board, Boards, Replies
+    from common.redis.port import Board, LeaderBoards, Replies
 
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"
@@ -37,7 +37,7 @@ class Server(Protocol):
     def board(self) -> Board:
         """Another process's view of the same job."""
 
-    def boards(self) -> Boards:
+    def boards(self) -> LeaderBoards:
         """Another process's view of all jobs."""
 
     def litter(self, garbage: bytes) -> None:
@@ -61,7 +61,7 @@ class _InMemory:
     def board(self) -> Board:
         return MemoryBoard(self.redis, self.job)
 
-    def boards(self) -> Boards:
+    def boards(self) -> LeaderBoards:
         return MemoryBoards(self.redis)
 
     def litter(self, garbage: bytes) -> None:
@@ -91,8 +91,8 @@ class _InRedis:
     def board(self) -> Board:
         return RedisBoard(self.redis.url, self.job)
 
-    def boards(self) -> Boards:
-        return RedisBoards(self.redis.url)
+    def boards(self) -> LeaderBoards:
+        return RedisLeaderBoards(self.redis.url)
 
     def litter(self, garbage: bytes) -> None:
         with redis.Redis.from_url(self.redis.url) as client:
@@ -132,14 +132,14 @@ def board(server: Server) -> Board:
 
 
 @pytest.fixture
-def boards(server: Server) -> Iterator[Boards]:
+def boards(server: Server) -> Iterator[LeaderBoards]:
     boards = server.boards()
     yield boards
     boards.close()
 
 
 @pytest.fixture
-def replies(boards: Boards) -> Replies:
+def replies(boards: LeaderBoards) -> Replies:
     return boards.replies(REPLICA)
 
 

@@ -17,7 +17,7 @@ import pytest
 from common.collectives.port import Peer
 from common.embedded.fork_server import prepare
 from common.embedded.process import Child, short_folder
-from common.redis.exchange import RedisBoards
+from common.redis.boards import RedisBoards
 from tests.contract.group_member import Member
 from tests.fakes.group import MemoryNetwork
 

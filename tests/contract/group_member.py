@@ -17,13 +17,14 @@ import numpy as np
 
 from common.collectives.port import Group
 from common.errors import GroupError
-from common.redis.exchange import RedisBoards
+from common.redis.boards import RedisBoards
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from common.collectives.port import Groups, Peer, Rendezvous
+    from common.collectives.port import Groups, Peer
     from common.core.messages import Vector
+    from common.redis.port import Rendezvous
 
 
 class Member:

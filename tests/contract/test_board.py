@@ -45,7 +45,7 @@ from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from common.embedded.redis import EmbeddedRedis
-    from common.redis.port import Board, Boards, Replies
+    from common.redis.port import Board, LeaderBoards, Replies
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 
@@ -69,7 +69,9 @@ def failure(offset: int = 7, epoch: int = 3) -> Failed:
 
 
 def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
-    return Gradient(WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": MetricSum(12.0, 20)}, 0.02, vector)
+    return Gradient(
+        WORKER, MODEL, (7, 8), 20, 3.5, {"accuracy": MetricSum(12.0, 20)}, 0.02, vector=vector
+    )
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ def test_a_waiting_reader_is_woken_by_the_next_trigger(server: Server) -> None:
 
 
 def test_replies_are_taken_in_order_and_once_each_with_its_job(
-    server: Server, board: Board, boards: Boards, replies: Replies
+    server: Server, board: Board, boards: LeaderBoards, replies: Replies
 ) -> None:
     other = boards.board("another")
     sent = [(server.job, failure(offset)) for offset in range(4)]
@@ -217,7 +219,7 @@ def test_a_gradient_arrives_as_a_read_only_view(board: Board, replies: Replies) 
     assert received.vector.base is not None
 
 
-def test_every_replica_has_its_own_replies(board: Board, boards: Boards) -> None:
+def test_every_replica_has_its_own_replies(board: Board, boards: LeaderBoards) -> None:
     board.push_reply(failure(1), "c1")
     board.push_reply(failure(2), "c2")
     assert [reply for _, reply in boards.replies("c2").pop(10, LONG_S)] == [failure(2)]
@@ -244,7 +246,7 @@ def test_replies_that_nobody_takes_vanish(embedded_redis: EmbeddedRedis) -> None
 
 
 def test_a_waiting_call_does_not_hold_up_others_on_the_same_connections(
-    server: Server, boards: Boards, replies: Replies
+    server: Server, boards: LeaderBoards, replies: Replies
 ) -> None:
     board = boards.board(server.job)
     with ThreadPoolExecutor() as pool:

@@ -12,7 +12,7 @@ import redis
 from common.core.liveness import Heartbeat
 from common.errors import UnavailableError
 from common.redis.board import RedisBoard
-from common.redis.exchange import LOOK_S, RedisBoards
+from common.redis.exchange import LOOK_S, RedisLeaderBoards
 from common.redis.port import LiveStatus
 from tests.contract.board_fixtures import LONG_S, WORKER, eventually, leader_status
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.redis.port import Boards, Exchange
+    from common.redis.port import Exchange, LeaderBoards
     from tests.contract.board_fixtures import Server
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
@@ -35,7 +35,7 @@ on_redis = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def exchange(boards: Boards) -> Iterator[Exchange]:
+def exchange(boards: LeaderBoards) -> Iterator[Exchange]:
     exchange = boards.exchange()
     yield exchange
     exchange.close()
@@ -50,7 +50,7 @@ class _Answers(SimpleQueue[Any]):
 
 @pytest.mark.parametrize("soon", [True, False])
 def test_every_call_is_answered_as_the_board_answers_it(
-    boards: Boards,
+    boards: LeaderBoards,
     exchange: Exchange,
     *,
     soon: bool,
@@ -73,7 +73,7 @@ def test_every_call_is_answered_as_the_board_answers_it(
         assert boards.board(job).get_leader_status() == leader_status(4)
 
 
-def test_live_statuses_of_boards_are_what_each_board_says(boards: Boards) -> None:
+def test_live_statuses_of_boards_are_what_each_board_says(boards: LeaderBoards) -> None:
     seen = [boards.board(job) for job in JOBS]
     for board in seen[::2]:
         board.beat(WORKER, "alive", LONG_S, DIGEST)
@@ -102,7 +102,7 @@ def test_live_statuses_of_a_server_that_is_away_are_its_error(server: Server) ->
 
 
 def test_a_lease_is_held_prolonged_and_given_back(
-    boards: Boards,
+    boards: LeaderBoards,
     exchange: Exchange,
 ) -> None:
     queue = _Answers()
@@ -172,7 +172,9 @@ def test_of_many_who_see_the_holder_end_one_has_its_lease(server: Server) -> Non
         other.close()
 
 
-def test_a_holder_that_never_listened_keeps_its_lease(boards: Boards, exchange: Exchange) -> None:
+def test_a_holder_that_never_listened_keeps_its_lease(
+    boards: LeaderBoards, exchange: Exchange
+) -> None:
     boards.board("digits").hold_lease("older program", LONG_S * 10)
     queue = _Answers()
     exchange.hold_lease("digits", "two", LONG_S, queue.put, soon=True)
@@ -182,7 +184,7 @@ def test_a_holder_that_never_listened_keeps_its_lease(boards: Boards, exchange: 
 
 
 def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: EmbeddedRedis) -> None:
-    one, two = (RedisBoards(embedded_redis.url).exchange() for _ in range(2))
+    one, two = (RedisLeaderBoards(embedded_redis.url).exchange() for _ in range(2))
     held, queue = _Answers(), _Answers()
     _hold(one, held, "broken")
     _see(two, "two", queue, "broken")
@@ -198,8 +200,8 @@ def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: Embedd
 
 
 def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: EmbeddedRedis) -> None:
-    boards = RedisBoards(embedded_redis.url)
-    one, two = boards.exchange(), RedisBoards(embedded_redis.url).exchange()
+    boards = RedisLeaderBoards(embedded_redis.url)
+    one, two = boards.exchange(), RedisLeaderBoards(embedded_redis.url).exchange()
     held, queue = _Answers(), _Answers()
     for seems in (True, False):
         _hold(one, held, "twice")
@@ -247,7 +249,7 @@ def _listeners(client: redis.Redis, name: str) -> int:
 
 
 def test_what_was_asked_last_is_what_stands_there_in_the_end(
-    boards: Boards,
+    boards: LeaderBoards,
     exchange: Exchange,
 ) -> None:
     queue = _Answers()
@@ -282,7 +284,7 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
         client.rpush("doll:{strange}:workers", "of another type")
         client.rpush("doll:{strange}:leader-status", "likewise")
         client.sadd("doll:{other}:workers", b"\xff")
-    shared = RedisBoards(embedded_redis.url)
+    shared = RedisLeaderBoards(embedded_redis.url)
     exchange = shared.exchange()
     queue = _Answers()
 
@@ -296,7 +298,7 @@ def test_what_is_strange_in_one_job_is_nothing_to_the_others(
     shared.close()
 
 
-def test_what_waits_is_sent_before_it_ends(boards: Boards) -> None:
+def test_what_waits_is_sent_before_it_ends(boards: LeaderBoards) -> None:
     exchange = boards.exchange()
     queue = _Answers()
     exchange.put_leader_status("closing", leader_status(4), queue.put, soon=False)

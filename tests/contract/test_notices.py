@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from common.errors import UnavailableError
-from common.notices.ec2 import Ec2Notices
+from common.notices.ec2 import Ec2Notices, Notice
 from common.notices.metadata import InstanceMetadata
-from common.notices.port import Notice
 from tests.fakes.notices import MemoryNotices
 from tests.metadata_server import MetadataServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.notices.port import PreemptionNotices
+    from common.notices.ec2 import PreemptionNotices
 
 PATIENCE_S = 20.0  # no test of what must be answered waits so long
 AT_S = 1_800_000_000.0

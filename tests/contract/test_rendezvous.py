@@ -9,14 +9,14 @@ import pytest
 import redis
 
 from common.errors import UnavailableError
-from common.redis.exchange import RedisBoards
+from common.redis.boards import RedisBoards
 from tests.contract.board_fixtures import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from common.collectives.port import Rendezvous
     from common.embedded.redis import EmbeddedRedis
+    from common.redis.port import Rendezvous
     from tests.contract.board_fixtures import Server
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]

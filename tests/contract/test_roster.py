@@ -10,7 +10,7 @@ import redis
 
 from common.core.job_placement import JobDemand, WorkerPlacement
 from common.errors import UnavailableError
-from common.redis.exchange import RedisBoards
+from common.redis.boards import RedisBoards
 from common.redis.memory import MemoryBoards, MemoryRedis
 from common.wire import messages as wire
 

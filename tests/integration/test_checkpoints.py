@@ -17,7 +17,7 @@ from common.core.snapshot_search import TORN_S
 from common.learning.checkpoint import unpack
 from common.learning.optimizers import OptimizerSettings
 from common.learning.trainer import Trainer
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.storage.port import open_blobs
 from common.storage.snapshot_file import from_bytes
 from common.storage.store import CheckpointStore

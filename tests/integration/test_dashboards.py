@@ -34,7 +34,7 @@ OF_GROUPS = re.compile("doll_group_(members|left_out|collective|repair)_?")
 def queries() -> dict[str, str]:
     """Each with its panel and its legend."""
     return {
-        f"{dashboard.title}: {panel.title}: {query.legend}": query.expression
+        f"{dashboard.name}: {panel.title}: {query.legend}": query.expression
         for dashboard in DASHBOARDS
         for panel in dashboard.panels
         for query in panel.queries

@@ -22,7 +22,7 @@ from common.learning.checkpoint import weights_in
 from common.learning.evaluate import evaluate
 from common.learning.parameters import FlatModel
 from common.learning.tasks import build_model, task_of
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.wire.messages import decode_audit, decode_claim
 from tests.integration.cluster import await_condition
 

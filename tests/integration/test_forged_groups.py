@@ -149,7 +149,7 @@ REPORTS: dict[str, tuple[Callable[[UpdateTrigger], GroupReply], str]] = {
         "",
     ),
     "a gradient of 30 years": (
-        lambda t: GradientReady(WorkerId("w1"), t.model, (0,), 8, 1e308, {}, 1e9, 99),
+        lambda t: GradientReady(WorkerId("w1"), t.model, (0,), 8, 1e308, {}, 1e9, life=99),
         "",
     ),
     "a version in storage": (lambda t: Stored(WorkerId("w1"), t.model, 99, made(t)), ""),

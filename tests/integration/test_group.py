@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec import UNSET
 
-from common.config.aggregation import SLICES as SLICES_OF_ALL
+from common.config.synchronisation import SLICES as SLICES_OF_ALL
 from common.core.messages import Lead, ModelId, TriggerId, UpdateTrigger
 from common.data.codecs import codec_of
 from common.embedded.process import Child

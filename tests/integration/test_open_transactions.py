@@ -21,7 +21,7 @@ from common.core.spans import Partition
 from common.data.codecs import codec_of
 from common.jobs.progress import JobProgress
 from common.jobs.watching import HistoryReader, Poller, read_history
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.telemetry.logging import event_logger
 from tests.integration.cluster import Cluster, await_condition
 

@@ -22,7 +22,7 @@ from common.core.spans import Partition
 from common.embedded.services import start_machine
 from common.errors import UnknownTopicError
 from common.kafka.names import plans_topic
-from common.runtime.connect import open_boards
+from common.redis.boards import open_boards
 from common.spot.connect import open_fleet
 from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.table import Table

@@ -40,7 +40,7 @@ from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import read_decoded
 from common.kafka.schemas import open_registry
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.wire.messages import decode_audit, decode_schema
 from tests.integration.cluster import await_condition
 from tests.integration.looking import progress_of

@@ -35,8 +35,9 @@ from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
 from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import Fetched, NewRecord, NewTopic
-from common.redis.board import RedisBoard
-from common.runtime.connect import open_board, open_boards
+from common.redis.board import RedisBoard, open_board
+from common.redis.boards import open_boards
+from common.redis.exchange import open_leader_boards
 from tests.certificates import Authority
 from tests.contract.log_fixtures import KafkaFullLog
 from tests.kafka_nodes import GuardedKafka, Safe
@@ -134,7 +135,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert isinstance(board, RedisBoard)
     trigger = UpdateTrigger(TriggerId(3, 1), ModelId(3, 1), ())
     board.wipe()
-    boards = open_boards(read_settings(safe_redis.environ))
+    boards = open_leader_boards(read_settings(safe_redis.environ))
     replies = boards.replies("c1-4711")
     assert replies.pop(1, 0.01) == []
     board.push_reply(WorkerLeaving(WORKER, ModelId(3, 1), ()), "c1-4711")

@@ -23,7 +23,7 @@ from common.jobs.operations import JobOperations
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import records_of
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from tests.integration.cluster import await_condition
 from tests.integration.test_clients import environment, ran

@@ -16,7 +16,7 @@ from common.data.codecs import codec_of
 from common.embedded.apache_kafka import ApacheKafka
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from tests.integration.cluster import Cluster, await_condition
 from tests.integration.looking import progress_of
 from tests.servers import kafka_jars

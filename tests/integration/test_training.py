@@ -333,7 +333,7 @@ def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> Non
         model = ModelId(leader_status.epoch, version)
         vector = np.ones(3, np.float32)
         ghost = WorkerId("ghost")
-        torn = Gradient(ghost, model, (0, 1, 2, 3), 32, 1.0, {}, 0.1, vector)
+        torn = Gradient(ghost, model, (0, 1, 2, 3), 32, 1.0, {}, 0.1, vector=vector)
         cluster.board.push_reply(torn, trigger.reply_to)
     cluster.produce(400)
     await_condition(cluster.drained, "everything is settled")

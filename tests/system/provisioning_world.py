@@ -17,10 +17,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 from unittest.mock import patch
 
-from common.config.policy_names import POLICY_NAMES
+from common.config.policy_names import PolicyName
 from common.core.events import LeaseAnswered, Tick
 from common.core.messages import GENESIS, Batch, BatchReady, Lead, UpdateApplied, WorkerId
 from common.core.spans import Span
@@ -277,7 +277,7 @@ class World:
             updates=self.chance.choice((None, 25, 30, 100_000)),
             deadline_at_s=self.chance.choice((None, BEGIN_S + 300, BEGIN_S + 170, STOP_S)),
             on_preemption=self.chance.choice(("hold", "reassign")),
-            policy=self.chance.choice(POLICY_NAMES),
+            policy=self.chance.choice(get_args(PolicyName)),
             review_s=self.chance.choice((None, 10.0)),
             lease_ttl_s=LEASE_S,
             look_s=1.0,

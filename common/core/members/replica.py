@@ -59,10 +59,6 @@ class Enter(ReplicaCommand, frozen=True):
     reduce: Reduce
 
 
-class Leave(ReplicaCommand, frozen=True):
-    """Break off the attempt under way, whatever it waits for."""
-
-
 class ApplyResult(ReplicaCommand, frozen=True):
     """The result in hand is that of a version: take the step."""
 
@@ -197,7 +193,6 @@ class WeightReplica:
         if self._last is not None and self._last.epoch > place[0]:
             self._last = None  # of a leader whose record was lost
         if self._attempt is not None and self._attempt[:2] != place:
-            yield Leave()
             yield from self._break_off("left")
         if self._prepared is not None and self._prepared == orders.by and self._base == self.made:
             yield ApplyResult(orders.made)

@@ -17,29 +17,19 @@ from importlib import import_module
 
 from doll.distribution import load
 
-_HOMES = {
-    "Client": "doll.client",
-    "ConflictError": "doll.errors",
-    "DollError": "doll.errors",
-    "Input": "common.data.fields",
-    "Job": "doll.job",
-    "JobSpec": "common.jobs.spec",
-    "Live": "doll.live",
-    "Model": "doll.job",
-    "NotFiniteError": "common.learning.errors",
-    "NotFoundError": "doll.errors",
-    "OutsideError": "doll.errors",
-    "Status": "doll.job",
-    "Task": "common.learning.tasks",
-    "TaskCheck": "common.learning.task_check",
-    "TaskError": "common.learning.errors",
-    "UnavailableError": "doll.errors",
-    "Update": "doll.job",
-    "UserError": "doll.errors",
-    "WrongTaskError": "common.learning.errors",
-    "check_task": "common.learning.task_check",
-    "load_job": "common.jobs.job_file",
+_NAMES = {
+    "common.data.fields": "Input",
+    "common.jobs.job_file": "load_job",
+    "common.jobs.spec": "JobSpec",
+    "common.learning.errors": "NotFiniteError TaskError WrongTaskError",
+    "common.learning.task_check": "TaskCheck check_task",
+    "common.learning.tasks": "Task",
+    "doll.client": "Client",
+    "doll.errors": "ConflictError DollError NotFoundError OutsideError UnavailableError UserError",
+    "doll.job": "Job Model Status Update",
+    "doll.live": "Live",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = list(_HOMES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -307,15 +308,10 @@ def _loader(framework: Framework) -> Any:  # noqa: ANN401 -- bytes to tensors of
     Raises:
         UserError: If PyTorch is not installed here.
     """
-    if framework == "numpy":
-        from safetensors.numpy import load  # noqa: PLC0415 -- not both
-
-        return load
     try:
-        from safetensors.torch import load as load_torch  # noqa: PLC0415 -- torch may not be there
+        return import_module(f"safetensors.{framework}").load
     except ModuleNotFoundError as error:
         raise UserError(
             "a model's weights as PyTorch's: it is not installed here; `pip install"
             ' doll-client[torch]`, or ask for framework="numpy"'
         ) from error
-    return load_torch

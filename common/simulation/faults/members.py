@@ -16,7 +16,6 @@ from common.core.members.replica import (
     ApplyResult,
     CopyState,
     Enter,
-    Leave,
     OfferState,
     ReplicaCommand,
     Say,
@@ -151,7 +150,8 @@ class SimulatedMember(SimulatedWorker):
         samples = sum(batch.samples for batch in compute.batches)
         rate = compute.local_rate
         ready = GradientReady(
-            *(self.id, compute.model, offsets, samples, 1.0, {}, seconds, self.member.life),
+            *(self.id, compute.model, offsets, samples, 1.0, {}, seconds),
+            life=self.member.life,
             local_rate=rate or UNSET,
             square=self.world.square(samples) if compute.squared else UNSET,
         )
@@ -170,8 +170,6 @@ class SimulatedMember(SimulatedWorker):
                     self._push(reply, None)
                 case Enter(membership, reduce):
                     self._enter(membership, reduce)
-                case Leave():
-                    self._entered = None
                 case ApplyResult(made):
                     self._apply(made)
                 case CopyState(source, made, _, slices):

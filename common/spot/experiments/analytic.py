@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,14 +38,6 @@ SEEN_STEPS = 60
 LEAST = 1e-12  # updates in a step; below it a run that is over was so before the step
 
 
-class ArrivalPace(Protocol):
-    """How fast records come now, where that varies over time."""
-
-    def at(self, now_s: float) -> Array:
-        """(R,) against the mean rates."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
     """What happens to a job, beside what its policy is told."""
@@ -53,7 +45,8 @@ class Conditions:
     prices: tuple[PoolPrices, ...]  # of each pool
     offers: tuple[Offers | None, ...]  # of each pool; None: always
     variation: float = 1.0  # c_A of the gaps between records; 1: Poisson, 0: even
-    pace: ArrivalPace | None = None  # None: rates stay as they are
+    # How fast records come at a time, (R,) against the mean rates; None: rates stay as they are.
+    pace: Callable[[float], Array] | None = None
     stream: Literal["pause", "keep", "reassign"] = "pause"  # what becomes of a preempted worker's
     capacity_per_s: Callable[[Array], Array] | None = None  # reassign: (R,) speeds -> updates
     last_round_s: float = 0.0  # from the last batch to the last update
@@ -117,7 +110,7 @@ class _Streams:
     def go_on(self, now_s: float, fleet: SimulatedFleet) -> Array:
         """Say how many records are expected to be read in the step that begins now, (R, N)."""
         pace = self._conditions.pace
-        come = self._come if pace is None else self._come * pace.at(now_s)[:, np.newaxis]
+        come = self._come if pace is None else self._come * pace(now_s)[:, np.newaxis]
         if self._conditions.stream == "pause":
             self._observed_steps += fleet.active
             return come * fleet.active
@@ -243,7 +236,7 @@ def simulate_analytically(
     conditions: Conditions,
     seed: int,
     beliefs: Priors | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[SimulatedRun, ...]:
     """Run a job R times.
 
@@ -261,7 +254,9 @@ def simulate_analytically(
     fleet = SimulatedFleet(givens.pools, *shape, step_s, givens.slots_per_pool, givens.rates_per_s)
     streams = _Streams(givens, conditions, np.random.default_rng(seed))
     work = _Progress(givens, conditions, streams.records)
-    driver = PolicyDriver(policy, fleet, givens, None if beliefs is None else (beliefs, streams))
+    driver = PolicyDriver(
+        policy, fleet, givens, None if beliefs is None else (beliefs, streams.seen)
+    )
     going = np.ones(givens.runs, np.bool_)
     finished = np.zeros(givens.runs, np.bool_)
     runtimes_s = conditions.give_up_after * givens.deadline_s  # until they turn out shorter
@@ -275,7 +270,7 @@ def simulate_analytically(
         left = np.maximum(givens.updates - work.made, 1.0)  # the last one, as long as it goes
         waiting = None if conditions.stream == "pause" else streams.unread() + work.unused()
         driver.consider(now_s, usd_per_hour, changed, left, going, waiting, streams.lag_s())
-        offered = [None if offers is None else offers.step(now_s) for offers in conditions.offers]
+        offered = [None if offers is None else offers(now_s) for offers in conditions.offers]
         fleet.step(now_s, offered, usd_per_hour)
         over, share = work.go_on(streams.go_on(now_s, fleet), fleet, going)
         if over.size:
@@ -291,10 +286,9 @@ def simulate_analytically(
         before_s = now_s
         steps += 1
         now_s = steps * step_s
-        if progress is not None and steps % PROGRESS_STEPS == 0:
+        if steps % PROGRESS_STEPS == 0:
             progress(min(float(work.made.mean()) / givens.updates, 1.0))
-    if progress is not None:
-        progress(1.0)
+    progress(1.0)
     made = np.where(finished, givens.updates, work.made)
     mean_lag_s = streams.mean_lag_s(runtimes_s)
     return tuple(

@@ -41,17 +41,9 @@ class Arrivals:
         self._chunks: list[Floats] = []  # each (CHUNK,) seconds, ascending
         self._ends: list[float] = []  # the last time of each
         self._first = 0  # index of the first record that is kept
-        self._forgotten_s = -math.inf  # time of the last that is not
 
     def count_until(self, t_s: float) -> int:
-        """Count the records that have arrived by then, that moment included.
-
-        Raises:
-            ParameterError: If the time is infinite, or records of that time were forgotten.
-        """
-        if not self._forgotten_s <= t_s < math.inf:
-            problem = f"{t_s:g} s is not after {self._forgotten_s:g} s, what was forgotten"
-            raise ParameterError("t_s", problem)
+        """Count the records that have arrived by then, that moment included; none is forgotten."""
         while not self._ends or self._ends[-1] <= t_s:
             self._draw()
         chunk = bisect_right(self._ends, t_s)
@@ -91,7 +83,6 @@ class Arrivals:
         """Free the memory of earlier records, by whole chunks: nobody asks about them again."""
         chunks = min((index - self._first) // CHUNK, len(self._chunks))
         if chunks > 0:
-            self._forgotten_s = self._ends[chunks - 1]
             self._first += chunks * CHUNK
             del self._chunks[:chunks], self._ends[:chunks]
 

@@ -40,7 +40,7 @@ def simulate_bids(
     settings: BidSettings,
     conditions: Conditions,
     seed: int,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[SimulatedRun, ...]:
     """Work off a backlog R times under `bidbrain`.
 
@@ -61,7 +61,7 @@ def simulate_bids(
     step_s, steps, now_s = conditions.step_s, 0, 0.0
     before: list[Flags | None] = [None] * len(conditions.offers)
     while going.any():
-        offered = [None if offers is None else offers.step(now_s) for offers in conditions.offers]
+        offered = [None if offers is None else offers(now_s) for offers in conditions.offers]
         asked = due_s <= now_s
         for prices, was, offer in zip(conditions.prices, before, offered, strict=True):
             asked |= prices.changed(max(now_s - step_s, 0.0), now_s)
@@ -75,10 +75,9 @@ def simulate_bids(
         before = offered
         steps += 1
         now_s = steps * step_s
-        if progress is not None and steps % PROGRESS_STEPS == 0:
+        if steps % PROGRESS_STEPS == 0:
             progress(float(np.mean([run.share(now_s) for run in runs])))
-    if progress is not None:
-        progress(1.0)
+    progress(1.0)
     return tuple(run.result() for run in runs)
 
 

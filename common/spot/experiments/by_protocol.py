@@ -9,7 +9,6 @@ worker its own (`hold`: the stream of a preempted one waits, as in the paper), o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -125,29 +124,6 @@ class Reassign:
                 machine.own(taken)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProtocolRun:
-    """A run, and when each of its updates was applied."""
-
-    run: SimulatedRun
-    update_times_s: Array  # (J,)
-
-
-class _StreamObservations:
-    """What a policy may know of the streams: how many records came in which time."""
-
-    def __init__(self, streams: list[SimulatedStream], time: VirtualTime) -> None:
-        self._streams = streams
-        self._time = time
-
-    def seen(self, runs: Indexes) -> tuple[Array, Array]:
-        """Tell records and seconds of each stream; there is one run."""
-        del runs
-        observed = [stream.observed(self._time.now) for stream in self._streams]
-        records, seconds = np.array(observed, np.float64).T
-        return records[np.newaxis], seconds[np.newaxis]
-
-
 class ProtocolSimulation:
     """An experiment under way.
 
@@ -163,9 +139,9 @@ class ProtocolSimulation:
         self,
         draws: Draws,
         policy: Policy,
-        beliefs: Priors | None = None,
-        learner: Learner | None = None,
-        progress: Callable[[float], None] | None = None,
+        beliefs: Priors | None,
+        learner: Learner | None,
+        progress: Callable[[float], None],
     ) -> None:
         experiment, givens = draws.experiment, draws.givens
         self._draws = draws
@@ -177,6 +153,7 @@ class ProtocolSimulation:
         rates_per_s = givens.rates_per_s[0]
         arrivals = arrivals_of(experiment.arrivals, rates_per_s, arrivals_rng, trace)
         streams = [SimulatedStream(Partition("s", n), each) for n, each in enumerate(arrivals)]
+        self._streams = streams
         gradient = experiment.gradient
         records = givens.group_size * givens.batch_size
         self._protocol = Protocol(
@@ -200,8 +177,7 @@ class ProtocolSimulation:
             self._group = HeldStreams(self._time, streams, pause=pause)
         size = 1, givens.workers, STEP_S, givens.slots_per_pool
         self._fleet = SimulatedFleet(givens.pools, *size, givens.rates_per_s)
-        self._observations = _StreamObservations(streams, self._time)
-        unknown = None if beliefs is None else (beliefs, self._observations)
+        unknown = None if beliefs is None else (beliefs, self._seen)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
         self._machines = dict[int, "SimulatedMachine"]()  # by slot
         self._lags = StreamLags(givens.workers, 0.0)
@@ -210,7 +186,7 @@ class ProtocolSimulation:
         self._steps = 0
         self._give_up_s = GIVE_UP_AFTER * float(givens.deadline_s[0])
 
-    def run(self) -> ProtocolRun:
+    def run(self) -> SimulatedRun:
         """Run it to its last update, or until it is given up."""
         self._step()
         self._time.run()
@@ -220,7 +196,7 @@ class ProtocolSimulation:
         end_s = protocol.update_times_s[-1] if finished else self._time.now
         last_step_s = (self._steps - 1) * STEP_S
         self._fleet.stop(np.array([0]), np.array([end_s - last_step_s]))
-        run = SimulatedRun(
+        return SimulatedRun(
             seed=self._draws.seed,
             index=0,
             finished=finished,
@@ -232,7 +208,6 @@ class ProtocolSimulation:
             history=tuple(self._driver.history[0]),
             throughput=self._throughput(end_s),
         )
-        return ProtocolRun(run, np.array(protocol.update_times_s))
 
     def _throughput(self, end_s: float) -> Throughput:
         computed = np.zeros(self._draws.givens.workers)
@@ -258,11 +233,10 @@ class ProtocolSimulation:
         waiting = self._waiting(made)
         lag_s = None if waiting is None else self._lag_s(now)
         self._driver.consider(now, prices, changed, left, np.ones(1, np.bool_), waiting, lag_s)
-        offered = [None if each is None else each.step(now) for each in draws.offers]
+        offered = [None if each is None else each(now) for each in draws.offers]
         self._fleet.step(now, offered, prices)
         self._follow()
-        if self._progress is not None:
-            self._progress(made / updates)
+        self._progress(made / updates)
         self._steps += 1
         self._time.at(self._steps * STEP_S, self._step)
 
@@ -271,9 +245,15 @@ class ProtocolSimulation:
         experiment, givens = self._draws.experiment, self._draws.givens
         if (experiment.on_preemption, experiment.while_preempted) == ("hold", "pause"):
             return None
-        records, _ = self._observations.seen(np.array([0]))
+        records, _ = self._seen(np.array([0]))
         waiting: Array = records.sum(axis=1) / (givens.group_size * givens.batch_size) - made
         return waiting
+
+    def _seen(self, _runs: Indexes) -> tuple[Array, Array]:
+        """Tell records and seconds of each stream; there is one run."""
+        observed = [stream.observed(self._time.now) for stream in self._streams]
+        records, seconds = np.array(observed, np.float64).T
+        return records[np.newaxis], seconds[np.newaxis]
 
     def _lag_s(self, now: float) -> Array:
         givens, since_s = self._draws.givens, self._fleet.unserved_since_s(0, now)

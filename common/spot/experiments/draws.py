@@ -58,9 +58,10 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
         rates_per_s = draw_rates(experiment.rates, experiment.workers, runs, rates_rng)
     if not rates_per_s.any(axis=1).all():
         raise UserError("rates: all streams of a run are silent: without arrivals nothing is done")
-    prices: list[PoolPrices] = [ConstantPrices(experiment.on_demand.usd_per_hour, runs)]
+    alone = experiment.on_demand
+    prices: list[PoolPrices] = [ConstantPrices(alone.usd_per_hour, runs)]
     offers: list[Offers | None] = [None]
-    pools = [_on_demand(experiment)]
+    pools = [Pool.of(alone, name="on-demand", billing=alone.billing.rules())]
     slots_per_pool = math.ceil(experiment.workers * experiment.policy.spot_up_to)
     common_s = None
     if len(experiment.spot) > 1:  # what happens in several pools at once does so in each run, too
@@ -102,17 +103,6 @@ def _computed_per_s(experiment: Experiment) -> float:
     return float(capacity[0]) * experiment.group_size * experiment.batch_size
 
 
-def _on_demand(experiment: Experiment) -> Pool:
-    spec = experiment.on_demand
-    return Pool(
-        "on-demand",
-        spec.usd_per_hour,
-        start_up_s=spec.start_up_s,
-        billing=spec.billing.rules(),
-        transfer_usd_per_gb=spec.transfer_usd_per_gb,
-    )
-
-
 def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
     """Describe a pool as it is on average, which is what a plan made beforehand can know.
 
@@ -141,16 +131,12 @@ def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
         if below.any():  # what is paid is the price while a machine is had
             paid_s = trace.durations_s * below
             usd_per_hour = float(trace.values @ paid_s / paid_s.sum())
-    return Pool(
-        spec.name,
-        usd_per_hour,
-        availability,
-        cycle_s,
-        spec.speed,
-        spec.capacity,
-        spec.start_up_s,
-        spec.billing.rules(),
-        spec.transfer_usd_per_gb,
+    return Pool.of(
+        spec,
+        usd_per_hour=usd_per_hour,
+        availability=availability,
+        cycle_s=cycle_s,
+        billing=spec.billing.rules(),
     )
 
 

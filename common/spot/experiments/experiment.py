@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from common.learning.torch_here import need_torch
-from common.spot.experiments.analytic import Array, ArrivalPace, Conditions, simulate_analytically
+from common.spot.experiments.analytic import Array, Conditions, simulate_analytically
 from common.spot.experiments.bids import simulate_bids
-from common.spot.experiments.by_protocol import ProtocolRun, ProtocolSimulation
+from common.spot.experiments.by_protocol import ProtocolSimulation
 from common.spot.experiments.draws import ROUND_OVERHEAD_S, Draws, draws_of
 from common.spot.experiments.policy_driver import Priors
 from common.spot.policies.bidding import BidSettings
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from common.spot.experiments.results import SimulatedRun
     from common.spot.experiments.spec import Experiment
     from common.spot.policies.policy import Policy
-    from common.spot.traces.trace import Trace
 
 KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
 LEARNS = frozenset({"adaptive", "pools"})  # what is not known beforehand; the others plan once
@@ -37,12 +37,12 @@ def simulate(
     folder: Path,
     runs: int,
     seed: int,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[SimulatedRun, ...]:
     """Run an experiment so many times.
 
     Args:
-        experiment: In either mode; what it learns is not told, see `simulate_by_protocol`.
+        experiment: In either mode.
         folder: What its files are relative to.
         runs: R.
         seed: The same seed gives the same rates, prices, preemptions and records.
@@ -54,8 +54,7 @@ def simulate(
     if experiment.mode == "protocol":
         parts = [partial(_part, progress, index, runs) for index in range(runs)]
         return tuple(
-            simulate_by_protocol(experiment, folder, seed + index, part).run
-            for index, part in enumerate(parts)
+            _by_protocol(experiment, folder, seed + index, part) for index, part in enumerate(parts)
         )
     draws = draws_of(experiment, folder, runs, seed)
     if experiment.policy.name == "bidbrain":
@@ -71,30 +70,14 @@ def simulate(
     )
 
 
-def simulate_by_protocol(
-    experiment: Experiment,
-    folder: Path,
-    seed: int,
-    progress: Callable[[float], None] | None = None,
-    learner: Sgd | None = None,
-) -> ProtocolRun:
-    """Run an experiment once through the production state machines.
-
-    Args:
-        experiment: In mode protocol.
-        folder: What its files are relative to.
-        seed: Of everything that is drawn.
-        progress: Is told the share done, from 0 to 1.
-        learner: See `learner_of`; it has the learning curve afterwards.
-
-    Raises:
-        UserError: If a file cannot be read, or a number makes no sense.
-    """
-    draws = draws_of(experiment, folder, 1, seed)
-    if learner is None:
-        learner = learner_of(experiment, folder, seed)
+def _by_protocol(
+    experiment: Experiment, folder: Path, seed: int, progress: Callable[[float], None]
+) -> SimulatedRun:
+    """Run an experiment once through the production state machines."""
+    draws, learner = draws_of(experiment, folder, 1, seed), learner_of(experiment, folder, seed)
     policy, beliefs = _policy(experiment), _beliefs(draws)
-    return ProtocolSimulation(draws, policy, beliefs, learner, progress).run()
+    run = ProtocolSimulation(draws, policy, beliefs, learner, progress).run()
+    return run if learner is None else replace(run, curve=tuple(learner.curve))
 
 
 def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
@@ -145,27 +128,16 @@ def _conditions(draws: Draws) -> Conditions:
     )
 
 
-class _TracePace:
-    """Arrivals that follow a trace: its value over its mean, each run from a place of its own."""
-
-    def __init__(self, trace: Trace, starts_s: Array) -> None:
-        self._trace = trace
-        self._starts_s = starts_s
-        self._mean = trace.mean()
-
-    def at(self, now_s: float) -> Array:
-        return self._trace.value_at(self._starts_s + now_s) / self._mean
-
-
-def _pace(draws: Draws) -> ArrivalPace | None:
+def _pace(draws: Draws) -> Callable[[float], Array] | None:
+    """Let arrivals follow a trace: its value over its mean, each run from a place of its own."""
     spec = draws.experiment.arrivals.trace
     if spec is None:
         return None
     trace = traced(spec, draws.folder)
     (rng,) = draws.rng.spawn(1)
-    return _TracePace(trace, starts_of(spec, trace, (draws.givens.runs,), rng))
+    starts_s, mean = starts_of(spec, trace, (draws.givens.runs,), rng), trace.mean()
+    return lambda now_s: trace.value_at(starts_s + now_s) / mean
 
 
-def _part(progress: Callable[[float], None] | None, index: int, runs: int, share: float) -> None:
-    if progress is not None:
-        progress((index + share) / runs)
+def _part(progress: Callable[[float], None], index: int, runs: int, share: float) -> None:
+    progress((index + share) / runs)

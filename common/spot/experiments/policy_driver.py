@@ -6,9 +6,9 @@ running tallies over a weak prior, as in section V-C.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,8 @@ class Givens:
     updates: int  # J(epsilon)
     deadline_s: Array  # (R,) theta
     gradient_s: float  # mu_C, on the first pool
-    slots_per_pool: int = (
-        0  # machines of one pool at a time, where they are counted; 0: one per worker
-    )
+    # Machines of one pool at a time, where they are counted; 0: one per worker.
+    slots_per_pool: int = 0
 
     @property
     def runs(self) -> int:
@@ -84,12 +83,9 @@ class Priors:
     machines: CyclePrior = ONE_CYCLE  # of every pool that may be preempted
 
 
-class Tallies(Protocol):
-    """What has been seen of the streams so far."""
-
-    def seen(self, runs: Indexes) -> tuple[Array, Array]:
-        """(n, N) records of each stream in those runs, and the seconds in which they came."""
-        ...
+# What has been seen of the streams so far: (n, N) records of each stream in some runs, and the
+# seconds in which they came.
+Tallies: TypeAlias = Callable[[Indexes], tuple[Array, Array]]
 
 
 class PolicyDriver:
@@ -220,7 +216,7 @@ class PolicyDriver:
         if self._unknown is None:
             return self._givens.rates_per_s[runs]
         beliefs, tallies = self._unknown
-        records, seconds = tallies.seen(runs)
+        records, seconds = tallies(runs)
         return np.asarray(rate_from_counts(records, seconds, beliefs.rate).value)
 
     def _pools_now(self, runs: Indexes, usd_per_hour: Sequence[Array]) -> list[tuple[Pool, ...]]:

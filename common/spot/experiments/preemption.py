@@ -6,14 +6,15 @@ All of them answer on the grid on which the simulation lives (the paper samples 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from common.spot.theory.errors import ParameterError
 from common.spot.traces.files import starts_of, traced
 from common.spot.traces.spec import TraceSpec
-from common.spot.traces.trace import Bools, Floats, Trace, TraceCursor
+from common.spot.traces.trace import Bools, Floats, TraceCursor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,13 +30,9 @@ ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
 
 _NEVER = np.iinfo(np.int64).max
 
-
-class Offers(Protocol):
-    """What one pool offers."""
-
-    def step(self, now_s: float) -> Bools:
-        """Tell who can have a machine now, (R, N); asked in order of time, once for each step."""
-        ...
+# What one pool offers: given the time since a run's begin, it says who can have a machine now,
+# (R, N). It is asked in order of time, once for each step.
+Offers: TypeAlias = Callable[[float], Bools]
 
 
 class TwoStateChain:
@@ -87,7 +84,7 @@ class TwoStateChain:
             self._odds = 1 / mean_steps  # of coming back, of being lost; at each step
             self._change = self._stays(self._up)
 
-    def step(self, now_s: float) -> Bools:
+    def __call__(self, now_s: float) -> Bools:
         """Tell who can have a machine now; time does not go back."""
         step = int(now_s / self._step_s + 1e-6)  # the sum of many steps is not quite their product
         due = np.flatnonzero(self._change <= step)
@@ -100,49 +97,6 @@ class TwoStateChain:
     def _stays(self, up: Bools) -> npt.NDArray[np.int64]:
         # The limit keeps sums of such numbers in range; no simulation gets there.
         return np.minimum(self._rng.geometric(self._odds[up.astype(np.intp)]), _NEVER // 2)
-
-
-class FromTrace:
-    """Recorded availability: a worker has a machine while more can be had than its place."""
-
-    def __init__(self, trace: Trace, starts_s: Floats, places: npt.NDArray[np.int64]) -> None:
-        """Begin each reader at a place of the trace.
-
-        Args:
-            trace: Machines that can be had, at the speed at which it is gone through.
-            starts_s: (R, 1) where all workers of a run see the same, (R, N) where each its own.
-            places: (N,) how many others are served before each worker.
-        """
-        self._cursor = TraceCursor(trace, starts_s)
-        self._places = places
-
-    def step(self, now_s: float) -> Bools:
-        """Tell who can have a machine now."""
-        return self._cursor.at(now_s) > self._places
-
-
-class Bid:
-    """Machines that are there while their price is at most the bid, for all workers at once."""
-
-    def __init__(self, prices: PoolPrices, bid_usd_per_hour: float, workers: int) -> None:
-        self._prices, self._bid_usd_per_hour, self._workers = prices, bid_usd_per_hour, workers
-
-    def step(self, now_s: float) -> Bools:
-        """Tell who can have a machine now."""
-        had = self._prices.at(now_s) <= self._bid_usd_per_hour
-        return np.repeat(had[:, np.newaxis], self._workers, axis=1)
-
-
-class Both:
-    """Machines that two causes may take away, such as the provider's own needs and the price."""
-
-    def __init__(self, one: Offers, other: Offers) -> None:
-        """Both are stepped together."""
-        self._one, self._other = one, other
-
-    def step(self, now_s: float) -> Bools:
-        """Tell who can have a machine now."""
-        return self._one.step(now_s) & self._other.step(now_s)
 
 
 def offers_of(
@@ -171,13 +125,13 @@ def offers_of(
     asked = spot.availability
     if isinstance(asked, TraceSpec):
         together = (common_s,) if spot.together else None
-        offers: Offers = _recorded(asked, together, folder, (runs, workers), rng)
+        offers = _recorded(asked, together, folder, (runs, workers), rng)
     else:
         offers = TwoStateChain(asked, spot.cycle_s, (runs, workers), rng)
-    if spot.bid_usd_per_hour is None:
+    bid_usd_per_hour = spot.bid_usd_per_hour
+    if bid_usd_per_hour is None:
         return offers
-    bid = Bid(prices, spot.bid_usd_per_hour, workers)
-    return bid if asked == 1 else Both(offers, bid)
+    return lambda now_s: offers(now_s) & (prices.at(now_s) <= bid_usd_per_hour)[:, np.newaxis]
 
 
 def _recorded(
@@ -186,7 +140,8 @@ def _recorded(
     folder: Path,
     shape: tuple[int, int],
     rng: np.random.Generator,
-) -> FromTrace:
+) -> Offers:
+    """Offer a machine to a worker while more can be had than are before it."""
     trace = traced(spec, folder)
     runs, workers = shape
     most = int(trace.values.max())
@@ -194,8 +149,11 @@ def _recorded(
     if most <= 1:
         places = np.zeros_like(places)  # it says yes or no, not how many
     if together is not None:
-        return FromTrace(trace, starts_of(spec, trace, (runs, 1), rng, *together), places)
-    if spec.start_s is not None:
+        cursor = TraceCursor(trace, starts_of(spec, trace, (runs, 1), rng, *together))
+    elif spec.start_s is None:
+        cursor = TraceCursor(trace, starts_of(spec, trace, shape, rng))
+        places %= max(most, 1)
+    else:
         problem = "each worker reads its own part of the trace; leave it out, or say together: true"
         raise ParameterError("start_s", problem)
-    return FromTrace(trace, starts_of(spec, trace, shape, rng), places % max(most, 1))
+    return lambda now_s: cursor.at(now_s) > places

@@ -46,9 +46,7 @@ DRAWN = 4096  # times drawn at once: a draw costs little, a call much
 LOOK_S = 0.1  # between looks at the leader's status (`WorkerSettings.leader_status_s`)
 FOR_EVER_S = 1e12
 TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
-LEADER_STATUS_S = (
-    60.0  # between looks at the leader's status of who reads: it frees memory, no more
-)
+LEADER_STATUS_S = 60.0  # between looks at its status of who reads: it frees memory, no more
 READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
 
 
@@ -262,8 +260,8 @@ class SimulatedMachine:
             computed.loss_sum,
             {},
             seconds,
-            computed.vector,
             compute.local_rate or UNSET,
+            vector=computed.vector,
         )
         self._time.at(self._time.now + seconds, self._computed, gradient)
 
@@ -306,9 +304,8 @@ class SimulatedMachine:
 
     def _feed(self, event: WorkerEvent) -> None:
         for command in self._worker.on(event, self._time.now):
-            if isinstance(
-                command, worker_messages.Announce
-            ):  # this and the next one come for each batch
+            # This and the next one come for each batch.
+            if isinstance(command, worker_messages.Announce):
                 offset = self._protocol.announce(command.claim)
                 self._feed(worker_messages.Delivered(command.number, offset))
             elif not isinstance(command, worker_messages.Forget):  # rows have no counterpart here

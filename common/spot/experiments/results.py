@@ -87,6 +87,7 @@ class SimulatedRun:
     on_demand_only_usd: float  # this work on N_tot on-demand machines, which takes theta_0
     pools: tuple[PoolUse, ...]  # on-demand first
     history: tuple[PolicyChange, ...] = field(default=(), repr=False)
+    curve: tuple[LearningPoint, ...] = field(default=(), repr=False)  # where something was learned
     throughput: Throughput | None = None
     worst_lag_s: float = 0.0  # of records that wait for a machine
     mean_lag_s: float = 0.0  # over the time, of the stream whose records wait longest
@@ -128,7 +129,7 @@ class SimulatedRun:
         return max(len(self.history) - 1, 0)
 
     def as_dict(self) -> dict[str, Json]:
-        """Make it ready for JSON; the history stays out."""
+        """Make it ready for JSON; history and curve stay out."""
         data: dict[str, Json] = {name: getattr(self, name) for name in _RUN_KEYS}
         data["pools"] = {
             name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools

@@ -8,31 +8,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.spot.market.billing_spec import BillingRules, BillingSpec
-from common.spot.traces.spec import TraceSpec  # noqa: TC001 -- pydantic reads it when run
+from common.spot.traces.spec import Positive, Seconds, TraceSpec, WrittenPart
 from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Seconds = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class ExperimentPart(BaseModel):
-    """What all parts share: nothing unknown, nothing changed later."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class UniformRates(ExperimentPart):
+class UniformRates(WrittenPart):
     """A rate drawn for each worker, anew in each run (section V-B: U(1, 250))."""
 
     low: Seconds = Field(description="Records per second.")
@@ -52,7 +44,7 @@ class UniformSpeeds(UniformRates):
     high: Positive = Field(description="Likewise.")
 
 
-class ArrivalsSpec(ExperimentPart):
+class ArrivalsSpec(WrittenPart):
     """The process by which records arrive at each stream."""
 
     process: Literal["poisson", "trace", "backlog"] = Field(
@@ -71,7 +63,7 @@ class ArrivalsSpec(ExperimentPart):
         return self
 
 
-class GradientSpec(ExperimentPart):
+class GradientSpec(WrittenPart):
     """C, the time that a worker takes for the gradient of one batch: gamma distributed."""
 
     mean_s: Positive = Field(default=0.01, description="mu_C")
@@ -89,7 +81,7 @@ Transfer = Annotated[
 ]
 
 
-class OnDemandSpec(ExperimentPart):
+class OnDemandSpec(WrittenPart):
     """Machines that are never preempted."""
 
     usd_per_hour: Positive = Field(description="pi_o")
@@ -98,7 +90,7 @@ class OnDemandSpec(ExperimentPart):
     transfer_usd_per_gb: Transfer = 0.0
 
 
-class SpotSpec(ExperimentPart):
+class SpotSpec(WrittenPart):
     """Machines of one pool that may be preempted."""
 
     name: str = Field(default="spot", description="Of the pool.")
@@ -123,7 +115,7 @@ class SpotSpec(ExperimentPart):
     transfer_usd_per_gb: Transfer = 0.0
 
 
-class SimulatedBidBrainSpec(ExperimentPart):
+class SimulatedBidBrainSpec(WrittenPart):
     """What changes of its machines cost a job, as `bidbrain` takes it."""
 
     lambda_s: Seconds = Field(
@@ -134,7 +126,7 @@ class SimulatedBidBrainSpec(ExperimentPart):
     )
 
 
-class PolicySpec(ExperimentPart):
+class PolicySpec(WrittenPart):
     """Who decides what runs where."""
 
     name: PolicyName = Field(default="static", description="The policy.")
@@ -160,7 +152,7 @@ class PolicySpec(ExperimentPart):
     )
 
 
-class LearningSpec(ExperimentPart):
+class LearningSpec(WrittenPart):
     """Real SGD on a real data set."""
 
     data: str = Field(
@@ -181,7 +173,7 @@ LIVE_STREAMS = (
 )
 
 
-class Experiment(ExperimentPart):
+class Experiment(WrittenPart):
     """One thing to simulate."""
 
     name: str = Field(default="experiment", description="Of its results.")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from common.spot.theory.billing import BY_NAME, HOUR_S, Billing, Preempted
+from common.spot.traces.spec import WrittenPart
 
 
-class PreemptedSpec(BaseModel):
+class PreemptedSpec(WrittenPart):
     """What is not paid where the provider takes a machine back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     free_within_s: float = Field(
         default=0.0, ge=0, description="Of a machine that ran for less, nothing is paid."
@@ -23,10 +22,8 @@ class PreemptedSpec(BaseModel):
     )
 
 
-class BillingRules(BaseModel):
+class BillingRules(WrittenPart):
     """How the machines of a pool are billed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     per: Literal["second", "hour"] = Field(
         default="second", description="hour: one that was begun is paid whole."

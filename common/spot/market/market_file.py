@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from common.config.validation import complaint, field_names
 from common.errors import UserError
@@ -26,28 +26,20 @@ from common.spot.machines import Offer
 from common.spot.market.billing_spec import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.spot.theory.billing import BY_NAME, BY_THE_SECOND, Billing
 from common.spot.traces.files import common_starts_s, starts_of, traced
-from common.spot.traces.spec import TraceSpec
+from common.spot.traces.spec import Positive, Seconds, TraceSpec, WrittenPart
 from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-Seconds = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 # It becomes a tag of machines, a key of records and a label of metrics.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 
 
-class MarketPart(BaseModel):
-    """What all parts share: nothing unknown, nothing changed later."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class OnDemandPool(MarketPart):
+class OnDemandPool(WrittenPart):
     """Machines that are never preempted."""
 
     name: Name = "on-demand"
@@ -80,7 +72,7 @@ class OnDemandPool(MarketPart):
         return self
 
 
-class SpotPool(MarketPart):
+class SpotPool(WrittenPart):
     """Machines of one kind that may be preempted; several types or zones may be one pool."""
 
     name: Name = "spot"
@@ -103,7 +95,7 @@ class SpotPool(MarketPart):
     zones: tuple[str, ...] = ()
 
 
-class ProcessProvider(MarketPart):
+class ProcessProvider(WrittenPart):
     """Local processes as machines, each preempted by a chain of its own, or all by a trace."""
 
     availability: Share | TraceSpec = 0.9  # of spot machines, as it really is
@@ -112,7 +104,7 @@ class ProcessProvider(MarketPart):
     seed: int = Field(default=0, ge=0)
 
 
-class Ec2Provider(MarketPart):
+class Ec2Provider(WrittenPart):
     """Amazon EC2, by a launch template whose user data starts a worker."""
 
     region: str
@@ -122,7 +114,7 @@ class Ec2Provider(MarketPart):
     endpoint: str = ""  # URL of an EC2 that is not Amazon's, for tests
 
 
-class Market(MarketPart):
+class Market(WrittenPart):
     """Everything that can be rented."""
 
     fleet: Literal["process", "ec2"] = "process"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from common.spot.experiments.experiment import learner_of, simulate, simulate_by_protocol
-from common.spot.experiments.results import LearningPoint, RunsSummary, SimulatedRun
+from common.spot.experiments.experiment import simulate
+from common.spot.experiments.results import RunsSummary, SimulatedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 
     from common.config.policy_names import PolicyName
     from common.spot.experiments.spec import Experiment
-
-
-class Result(NamedTuple):
-    """What came of one policy."""
-
-    runs: tuple[SimulatedRun, ...]
-    curves: tuple[tuple[LearningPoint, ...], ...] = ()  # one per run, where something was learned
 
 
 def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[str, Experiment]:
@@ -42,7 +35,7 @@ def compare(
     runs: int,
     seed: int,
     progress: Callable[[str, float], None],
-) -> dict[str, Result]:
+) -> dict[str, tuple[SimulatedRun, ...]]:
     """Run each variant so many times.
 
     Args:
@@ -55,43 +48,27 @@ def compare(
     Raises:
         UserError: If a file cannot be read, or a number makes no sense.
     """
-    results = dict[str, Result]()
+    results = dict[str, tuple[SimulatedRun, ...]]()
     for name, experiment in variants.items():
         report = partial(progress, name)
-        if experiment.learning is None:
-            results[name] = Result(simulate(experiment, folder, runs, seed, report))
-        else:
-            results[name] = _learn(experiment, folder, runs, seed, report)
+        results[name] = simulate(experiment, folder, runs, seed, report)
         report(1.0)
     return results
 
 
-def as_data(experiment: Experiment, seed: int, results: Mapping[str, Result]) -> dict[str, Any]:
+def as_data(
+    experiment: Experiment, seed: int, results: Mapping[str, Sequence[SimulatedRun]]
+) -> dict[str, Any]:
     """The results as plain data, by policy."""
     data: dict[str, Any] = {
         "experiment": experiment.name,
         "seed": seed,
-        "summary": {name: RunsSummary.of(it.runs).as_dict() for name, it in results.items()},
-        "runs": {name: [run.as_dict() for run in it.runs] for name, it in results.items()},
+        "summary": {name: RunsSummary.of(runs).as_dict() for name, runs in results.items()},
+        "runs": {name: [run.as_dict() for run in runs] for name, runs in results.items()},
     }
     if experiment.learning is not None:
         data["curves"] = {
-            name: [[asdict(point) for point in curve] for curve in it.curves]
-            for name, it in results.items()
+            name: [[asdict(point) for point in run.curve] for run in runs]
+            for name, runs in results.items()
         }
     return data
-
-
-def _learn(
-    experiment: Experiment, folder: Path, runs: int, seed: int, report: Callable[[float], None]
-) -> Result:
-    found, curves = list[SimulatedRun](), list[tuple[LearningPoint, ...]]()
-    for index in range(runs):
-
-        def one(share: float, before: int = index) -> None:
-            report((before + share) / runs)
-
-        learner = learner_of(experiment, folder, seed + index)
-        found.append(simulate_by_protocol(experiment, folder, seed + index, one, learner).run)
-        curves.append(tuple(learner.curve) if learner is not None else ())
-    return Result(tuple(found), tuple(curves))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.errors import UserError
 from common.spot.experiments.draws import spot_on_average
 from common.spot.experiments.spec import SpotSpec
+from common.spot.market.billing_spec import BillingRules
 from common.spot.market.market_file import SpotPool, load_market
 from common.spot.traces.files import read_once, traced
 from common.spot.traces.spec import TraceSpec
@@ -139,15 +140,7 @@ def _spec(pool: SpotPool, recorded: TraceSpec | None, market: Path) -> SpotSpec:
             f"{market}: {pool.name}: {problem} write what `doll prices` says, or a recorded series"
         )
     availability = recorded or pool.trace or pool.availability
-    return SpotSpec(
-        name=pool.name,
-        usd_per_hour=pool.usd_per_hour,
-        availability=availability,
-        cycle_s=pool.cycle_s,
-        together=isinstance(availability, TraceSpec),
-        bid_usd_per_hour=pool.bid_usd_per_hour,
-        speed=pool.speed,
-        capacity=pool.capacity,
-        start_up_s=pool.start_up_s,
-        transfer_usd_per_gb=pool.transfer_usd_per_gb,
-    )
+    known = {field: value for field, value in pool if field in SpotSpec.model_fields}
+    together = isinstance(availability, TraceSpec)
+    others = {"availability": availability, "together": together, "billing": BillingRules()}
+    return SpotSpec(**known | others)

@@ -325,10 +325,13 @@ def _check_pools(given: PlanRequest) -> None:
 
 
 def _pool(asked: SpotPoolAsked, gb_per_hour: float, seen: Mapping[str, float]) -> Pool:
-    fields = asked.model_dump(exclude={"billing", "past_usd_per_hour"})
-    for field in ("availability", "cycle_s"):
-        fields[field] = seen.get(f"{field}.{asked.name}", fields[field])
-    return Pool(**fields, billing=asked.billing.rules(), gb_per_hour=gb_per_hour)
+    return Pool.of(
+        asked,
+        availability=seen.get(f"availability.{asked.name}", asked.availability),
+        cycle_s=seen.get(f"cycle_s.{asked.name}", asked.cycle_s),
+        billing=asked.billing.rules(),
+        gb_per_hour=gb_per_hour,
+    )
 
 
 def _first(given: float | None, known: float | None) -> float | None:

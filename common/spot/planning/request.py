@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from common.spot.market.billing_spec import BillingRules, BillingSpec
+from common.spot.traces.spec import WrittenPart
 
 MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
 MOST_POINTS = 10_000
@@ -18,10 +19,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Usd = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class SpotPoolAsked(BaseModel):
+class SpotPoolAsked(WrittenPart):
     """One kind of spot machines."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = Field(
         description="By which the plan names it."
@@ -54,13 +53,10 @@ class SpotPoolAsked(BaseModel):
     )
 
 
-class PlanRequest(BaseModel):
+class PlanRequest(WrittenPart):
     """A job's work, its workers and what machines cost."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
         json_schema_extra={
             "example": {
                 "workers": 64,

@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads both when run
 from common.errors import GivenError
 from common.spot.experiments.spec import LIVE_STREAMS, Experiment
-from common.spot.traces.spec import TraceSpec
+from common.spot.traces.spec import TraceSpec, WrittenPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +38,10 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 REPORT = msgspec.json.Decoder(Report)
 
 
-class SimulateRequest(BaseModel):
+class SimulateRequest(WrittenPart):
     """An experiment and how often to run it."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
         json_schema_extra={
             "example": {
                 "experiment": {

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
-from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Situation
+from common.spot.policies.policy import NOWHERE, ON_DEMAND, Decision, Places, Policy, Situation
 from common.spot.theory.provisioning import (
     TOLERANCE,
     Order,
@@ -100,12 +100,10 @@ def runtime_of_s(places: Places, situation: Situation) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptive:
+class Adaptive(Policy):
     """Solves anew at every price change and review; pools are compared, the cheapest is used."""
 
     name: ClassVar[str] = "adaptive"
-    watches_outages: ClassVar[bool] = False  # a review is soon enough
-    plans_backlog: ClassVar[bool] = False
     # Outages last minutes, deadlines hours: half a minute is soon enough for both, and the reserve
     # that it asks for is a fourth of a per cent of the paper's 6,400 s with half the workers spot.
     review_s: ClassVar[float] = 30.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from common.spot.machines import Offer, PriceHistory
 from common.spot.policies.bidbrain import Allocation, Array, BidBrain, EvictionOdds, eviction_odds
-from common.spot.policies.policy import ON_DEMAND, Decision, Situation, renewal_s
+from common.spot.policies.policy import ON_DEMAND, Decision, Policy, Situation, renewal_s
 from common.spot.theory.billing import HOUR_S
 from common.spot.theory.capacity import machines_for_stability, update_capacity_per_s
 from common.spot.theory.errors import ParameterError
@@ -71,7 +71,7 @@ def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> Eviction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bidding:
+class Bidding(Policy):
     """Bids for as many machines as the job may have; for streams that move to the survivors."""
 
     settings: BidSettings = field(default_factory=BidSettings)

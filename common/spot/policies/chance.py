@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.spot.policies.fixed import FIRST_SPOT, decision, market_of
+from common.spot.policies.policy import Policy
 from common.spot.theory.preemption import relaxation_s, variance_of_uptime_s2
 from common.spot.theory.provisioning import Order, Plan, as_plan, choose, cost_curve
 from common.spot.theory.work import partial_batches_s
@@ -105,13 +106,10 @@ def plan_with_probability(work: Work, market: PaperMarket, probability: float) -
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
+class Chance(Policy):
     """Decides once, as the static policy does, with a probability to meet the deadline."""
 
     name: ClassVar[str] = "chance"
-    review_s: ClassVar[None] = None
-    watches_outages: ClassVar[bool] = False  # outages are counted in
-    plans_backlog: ClassVar[bool] = False
     probability: float = 0.95
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:

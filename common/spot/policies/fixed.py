@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.spot.policies.policy import ON_DEMAND, Decision, Situation, by_slot
+from common.spot.policies.policy import ON_DEMAND, Decision, Policy, Situation, by_slot
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import Plan, plan, plan_of
 from common.spot.theory.work import PaperMarket, Pool
@@ -38,13 +38,10 @@ def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decisi
 
 
 @dataclass(frozen=True, slots=True)
-class OnDemandOnly:
+class OnDemandOnly(Policy):
     """Every worker on demand: what all costs are compared with."""
 
     name: ClassVar[str] = "on-demand"
-    review_s: ClassVar[None] = None
-    watches_outages: ClassVar[bool] = False  # there are none
-    plans_backlog: ClassVar[bool] = False
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Put every worker on demand, whether or not the deadline is met."""
@@ -56,16 +53,13 @@ class OnDemandOnly:
 
 
 @dataclass(frozen=True, slots=True)
-class Static:
+class Static(Policy):
     """The paper's a-priori split: N_s by Theorems 4 and 5, or as given, and never changed.
 
     Where the deadline cannot be met, all workers run on demand, which comes nearest.
     """
 
     name: ClassVar[str] = "static"
-    review_s: ClassVar[None] = None
-    watches_outages: ClassVar[bool] = False  # outages are left to pass
-    plans_backlog: ClassVar[bool] = False
     spot: int | None = None  # N_s; None: the optimum
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:

@@ -16,10 +16,11 @@ that very object.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -123,29 +124,28 @@ def by_slot(places: Places, plan: Plan, reason: str, basis: Situation) -> Decisi
     return Decision(machines, plan, reason, basis, places)
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Decides; frozen, without state of its own."""
 
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        ...
+    __slots__ = ()
+    name: ClassVar[str]
+    """What records and metrics call it."""
 
     @property
     def review_s(self) -> float | None:
         """How often it wants to be asked, beside every change of a price; None: never."""
-        ...
+        return None
 
     @property
     def watches_outages(self) -> bool:
         """Whether it wants to be asked whenever a machine goes or comes."""
-        ...
+        return False
 
     @property
     def plans_backlog(self) -> bool:
         """Whether it is told what waits; else that is work which has been done."""
-        ...
+        return False
 
+    @abstractmethod
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
         """Decide anew, or return `last` where nothing that matters has changed."""
-        ...

@@ -28,7 +28,7 @@ from common.spot.machines import Offer
 from common.spot.policies.adaptive import LATE
 from common.spot.policies.fixed import OnDemandOnly
 from common.spot.policies.moving import Backlog, Forecast, moving
-from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Situation
+from common.spot.policies.policy import ON_DEMAND, Decision, MachineCount, Policy, Situation
 from common.spot.policies.spot import Spot, life_s, spot_of
 from common.spot.theory.preemption import effective_availability
 from common.spot.theory.provisioning import Binding, Plan
@@ -93,7 +93,7 @@ class _Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class Pools(Policy):
     """Counts machines over all pools, again whenever one comes or goes."""
 
     name: ClassVar[str] = "pools"

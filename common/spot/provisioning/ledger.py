@@ -55,9 +55,8 @@ class Instance:
     type: str = ""  # what was given, where a pool has several
     zone: str = ""
     asked: Offer = field(default_factory=lambda: Offer(""))  # by default: any of the pool
-    slot_assigned_s: float | None = (
-        None  # when it was given its slot; None: it has none, or its order's
-    )
+    # When it was given its slot; None: it has none, or its order's.
+    slot_assigned_s: float | None = None
     left_s: float | None = None  # when its worker was found to be gone; None: it was not
     member: str = ""  # the name under which its worker works; until it is seated, as ordered
 
@@ -239,17 +238,7 @@ class FleetLedger:
         return True
 
     def _decided(  # noqa: C901, PLR0911 -- one case per record
-        self,
-        offset: int,
-        record: Priced
-        | Planned
-        | LaunchRequested
-        | Started
-        | SlotAssigned
-        | Left
-        | Ended
-        | Reviewed
-        | Settled,
+        self, offset: int, record: PlanRecord
     ) -> bool:
         match record:
             case LaunchRequested():

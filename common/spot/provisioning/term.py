@@ -163,17 +163,8 @@ class Term:
                 self.failed = "its records were not read back in time"
             return
         yield from self._launch(now_s)
-        for step in (
-            *(
-                self._watch.records,
-                self._watch.left,
-                self._assign_slots,
-                self._priced,
-                self._end,
-                self._provide,
-            ),
-            self._decide,
-        ):
+        seen = self._watch.records, self._watch.left, self._assign_slots, self._priced
+        for step in (*seen, self._end, self._provide, self._decide):
             records = tuple(step(now_s))
             yield from self._write(records, now_s)
             if records:
@@ -205,19 +196,16 @@ class Term:
             yield do.Launch(orders)
 
     def _priced(self, now_s: float) -> Iterator[PlanRecord]:
-        settings, ledger, ledger_prices = (
-            self._known.settings,
-            self._known.ledger,
-            self._known.ledger.prices,
-        )
-        prices = by_pool(self._prices)
+        settings, ledger = self._known.settings, self._known.ledger
+        prices, names = by_pool(self._prices), settings.pool_names
         if now_s >= self._begun_s + PRICES_S:  # better than none
-            prices = (
-                {pool.name: pool.usd_per_hour for pool in settings.pools} | ledger_prices | prices
-            )
-        names = settings.pool_names
-        changed = {pool: usd for pool, usd in prices.items() if pool in names}
-        changed = {pool: usd for pool, usd in changed.items() if ledger_prices.get(pool) != usd}
+            said = {pool.name: pool.usd_per_hour for pool in settings.pools}
+            prices = said | ledger.prices | prices
+        changed = {
+            pool: usd
+            for pool, usd in prices.items()
+            if pool in names and ledger.prices.get(pool) != usd
+        }
         offers = tuple(
             OfferPrice(offer.pool, offer.type, offer.zone, usd)
             for offer, usd in self._prices.items()

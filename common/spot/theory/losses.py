@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import Estimate
 
 Kind: TypeAlias = Literal["power", "geometric"]
@@ -139,26 +138,12 @@ def fit_loss_curve(
     have: give the updates of the later phase alone.
 
     Args:
-        versions: J of each update, increasing.
+        versions: J of each update, increasing; at least `FEWEST`.
         losses: Mean per sample, before the update (prequential).
         rng: Draws what the uncertainty is told from.
         least_loss: No loss is below; 0 for cross-entropy and squared errors.
-
-    Raises:
-        ParameterError: If there are too few losses, one is not finite, the versions do not
-            increase, or all losses lie below the least.
     """
     j, y = np.asarray(versions, np.float64), np.asarray(losses, np.float64)
-    if y.ndim != 1 or j.shape != y.shape:
-        raise ParameterError("versions", f"must be one per loss: {j.shape} against {y.shape}")
-    if len(y) < FEWEST:
-        raise ParameterError("losses", f"a fit takes at least {FEWEST}, got {len(y)}: wait")
-    if not (np.isfinite(y).all() and np.isfinite(j).all()):
-        raise ParameterError("losses", "must be finite numbers: leave out updates without a loss")
-    if not (np.diff(j) > 0).all():
-        raise ParameterError("versions", "must increase: sort them, and take each update once")
-    if not y.mean() > least_loss:
-        raise ParameterError("least_loss", f"{least_loss:g} is above the losses' mean: lower it")
     x = (j - j[0]) / (j[-1] - j[0])
     history = _thin(x, y, _noise(y))
     fits = [_fit(kind, history, least_loss) for kind in ("power", "geometric")]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +104,12 @@ class Pool:
     billing: Billing = BY_THE_SECOND
     transfer_usd_per_gb: float = 0.0  # of what its machines and the servers send each other
     gb_per_hour: float = 0.0  # that a machine moves so
+
+    @classmethod
+    def of(cls, said: Iterable[tuple[str, object]], **others: object) -> Pool:
+        """Make a pool of those of its fields that a person gave, and of others."""
+        given = {field: value for field, value in said if field in cls.__dataclass_fields__}
+        return cls(**cast("dict[str, Any]", given | others))
 
     def __post_init__(self) -> None:
         not_negative(f"{self.name}.usd_per_hour", self.usd_per_hour)

@@ -10,10 +10,14 @@ Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class TraceSpec(BaseModel):
-    """A file of recorded prices, availability or arrivals."""
+class WrittenPart(BaseModel):
+    """Part of what a person writes: nothing unknown, nothing changed later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TraceSpec(WrittenPart):
+    """A file of recorded prices, availability or arrivals."""
 
     file: str = Field(description="Relative to the file that names it.")
     series: dict[str, str] = Field(

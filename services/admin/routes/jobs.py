@@ -28,10 +28,8 @@ from common.api.jobs import (
     unreadable_records,
 )
 from common.api.keys import fingerprint
-from common.config.aggregation import (
-    AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
-)
 from common.config.synchronisation import (
+    AggregationSpec,  # noqa: TC001 -- FastAPI reads it when run
     SynchronisationSpec,  # noqa: TC001 -- FastAPI reads it when run
 )
 from common.core.messages import Wanted  # noqa: TC001 -- FastAPI reads it when run

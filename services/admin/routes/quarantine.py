@@ -47,11 +47,8 @@ async def list_quarantine(
     record = service.job(job)
     found = await service.histories.run(lambda: Quarantine(service.log(), record.id).listed())
     page = [each for each in found if each.batch > after][: limit + 1]
-    batches = [
-        {**each._asdict(), "spans": [span[:4] for span in each.address]} for each in page[:limit]
-    ]
     last = page[limit - 1].batch if len(page) > limit else None
-    return QuarantineAnswer.model_validate({"batches": batches, "next": last})
+    return QuarantineAnswer(batches=tuple(page[:limit]), next=last)
 
 
 @router.post("/requeue", responses=documented(404, 409, 502))
@@ -71,4 +68,5 @@ async def requeue_batches(
     at_s = service.clock()
     outcomes = await service.apart(caller, lambda jobs: jobs.requeue(record.id, named, at_s))
     await service.stores.write(lambda store: store.read())  # the next request finds it in `changes`
-    return RequeueAnswer.model_validate({"batches": outcomes})
+    found = [{"batch": batch, "outcome": outcomes[batch]} for batch in sorted(outcomes)]
+    return RequeueAnswer.model_validate({"batches": found})

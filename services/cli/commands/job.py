@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from enum import StrEnum
 from operator import itemgetter
 from threading import Timer
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Group
@@ -43,13 +42,6 @@ _WORDS: dict[Wanted, str] = {
     "paused": "is paused",
     "stopped": "is stopped",
 }
-
-
-class ReadFrom(StrEnum):
-    """From where a topic is read that was created anew."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
 
 
 Reason = Annotated[str, typer.Option(help="Why; kept with the job.")]
@@ -196,7 +188,7 @@ def resume(
         typer.Option("--from-start", help="With --after-loss: accept version 0 if none is left."),
     ] = False,
     read_from: Annotated[
-        ReadFrom | None,
+        Literal["earliest", "latest"] | None,
         typer.Option(
             "--from",
             help="A stream's topic was deleted and recreated: read the new one from its"
@@ -216,7 +208,7 @@ def resume(
     lost: dict[str, object] = {}
     if after_loss or read_from:
         lost = {"after_loss": True, "from_start": from_start}
-        lost |= {"read_from": read_from.value} if read_from else {}
+        lost |= {"read_from": read_from} if read_from else {}
     _want(context, job, "running", reason, **lost)
 
 

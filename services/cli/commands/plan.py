@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -17,15 +18,10 @@ from services.cli.system.outside import service_of
 
 if TYPE_CHECKING:
     from common.api.answers import CurveAnswer, PlanAnswer
-    from common.spot.theory.work import Pool
 
 _FIELDS_SHOWN = (
     *("feasible", "spot", "on_demand", "expected_cost_usd", "expected_runtime_s"),
     *("cost_ratio_to_on_demand", "binding", "reason"),
-)
-_OF_POOL = (
-    *("name", "usd_per_hour", "availability", "cycle_s", "capacity", "start_up_s", "billing"),
-    "transfer_usd_per_gb",
 )
 _RANGES = 8  # of worker numbers, or so many names: a line or two
 _POINTS = 12  # of the curve, about: what a screen holds
@@ -132,7 +128,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
     import msgspec
 
     from common.spot.planning.plan import plan_answer
-    from common.spot.planning.request import PlanRequest
+    from common.spot.planning.request import PlanRequest, SpotPoolAsked
     from services.cli.options import complaints_by
 
     listed = None if rates is None else read_rates(rates)
@@ -171,7 +167,10 @@ def plan(  # noqa: PLR0913 -- the options of a command
         there = rentable(market, traces, spot_price, workers or len(listed or ()) or None)
         notes = there.notes
         past = there.past_usd_per_hour if policy else {}
-        pools = [_asked(each) | {"past_usd_per_hour": past.get(each.name)} for each in there.pools]
+        pools = []
+        for each in there.pools:
+            asked = {k: v for k, v in asdict(each).items() if k in SpotPoolAsked.model_fields}
+            pools.append(asked | {"past_usd_per_hour": past.get(each.name)})
         seen = bool(job) and traces is None
         given |= {"pools": pools, "spot_usd_per_hour": None, "seen": seen}
         if there.on_demand_usd_per_hour is not None:
@@ -205,13 +204,6 @@ def _only(market: Path | None, **options: float | None) -> None:
         if options[name] is not None:
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option}: {said} says it: leave one of both out")
-
-
-def _asked(pool: Pool) -> dict[str, Any]:
-    """Ask a plan for a pool as it is on average."""
-    from dataclasses import asdict
-
-    return {field: value for field, value in asdict(pool).items() if field in _OF_POOL}
 
 
 def _option_of(path: str) -> str:

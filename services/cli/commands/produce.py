@@ -18,7 +18,7 @@ from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:
     from common.jobs.servers import Outside
-    from common.kafka.port import Log, TransactionalLog, Writer
+    from common.kafka.port import Log, Writer
     from services.cli.commands.parquet import OnceWriter, Rows
     from services.cli.commands.producing import ArrivalSchedule
 
@@ -127,7 +127,9 @@ def produce(  # noqa: PLR0913 -- the options of a command
     pace = ArrivalSchedule(rate, arrivals if poisson else None) if rate else None
     sending = _Sending(topic, total, pace, backlog.room if backlog else unbounded, console, say)
     if table is not None and not outside.settings.embedded_kafka:
-        with closing(_once(log, topic, source, table)) as way:
+        from services.cli.commands.parquet import OnceWriter
+
+        with closing(OnceWriter(log, topic, source, table)) as way:
             if way.written:
                 say(f"{way.written:,} of {here:,} rows were sent before")
             rest = min(records or here, here - way.written)
@@ -232,12 +234,6 @@ def _rows_of(source: str, leave_out: list[str]) -> Rows:
             f"{source}: what reads Parquet is not installed here: pip install 'doll[parquet]'"
         ) from error
     return Rows(source, leave_out)
-
-
-def _once(log: TransactionalLog, topic: str, source: str, rows: Rows) -> OnceWriter:
-    from services.cli.commands.parquet import OnceWriter
-
-    return OnceWriter(log, topic, source, rows)
 
 
 def _find_topic(log: Log, topic: str, create_partitions: int) -> None:

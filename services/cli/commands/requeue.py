@@ -17,9 +17,8 @@ from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when
 from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
-    from common.api.answers import QuarantinedBatchAnswer
     from common.core.messages import Batch
-    from common.jobs.quarantine import Outcome, Quarantine
+    from common.jobs.quarantine import Outcome, Quarantine, QuarantinedBatchAnswer
     from common.jobs.replay import Replayer
 
 Batches = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -85,8 +84,6 @@ def judge(demo: Demo, test: ModelTest) -> DemoSummary:
     claimed = read_decoded(demo.log, topics.control_topic(job), decode_claim)
     proof = audit(first, claimed, decided)
     updates = proof.updates
-    progress = demo.progress
-    times = [row.at_s or 0.0 for row in progress.updates.rows(1, progress.version)]
     tested = test.result()
     if demo.fleet is None:  # all that was produced is to be found again
         bill, ends = None, demo.ends
@@ -97,17 +94,12 @@ def judge(demo: Demo, test: ModelTest) -> DemoSummary:
         account=account(proof, first, ends),
         flaws=tuple(f"{flaw.kind}: {flaw.where}" for flaw in proof.flaws),
         updates=len(updates),
-        takeovers=max(0, proof.takeovers - 1),
-        updates_taken_back=proof.taken_back,
         test_accuracy=tested["accuracy"],
-        test_loss=tested["loss"],
-        prequential_accuracy=mean_accuracy(updates),
         prequential_accuracy_at_end=mean_accuracy(updates[-max(1, len(updates) // 10) :]),
         samples_per_s=proof.trained / demo.streaming_s,
         workers=demo.plan.workers,
         preemptions=demo.preemptions,
         pause_after_preemption_s=demo.pause_s,
-        longest_pause_s=max((later - at for at, later in pairwise(times)), default=0.0),
         bill=bill,
         curve=tuple(mean_accuracy([update]) for update in updates),
     )

@@ -19,7 +19,7 @@ from common.jobs.watching import READ_RECORDS, HistoryReader, Poller, decoded, r
 from common.kafka.names import plans_topic
 from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
-from common.runtime.connect import open_board
+from common.redis.board import open_board
 from common.spot.plans import decode_plan
 from common.spot.provisioning.ledger import FleetLedger
 from common.spot.provisioning.records import Ended, Planned, PlanRecord, Started

@@ -58,17 +58,12 @@ class DemoSummary:
     account: Account
     flaws: tuple[str, ...]
     updates: int
-    takeovers: int
-    updates_taken_back: int
     test_accuracy: float
-    test_loss: float
-    prequential_accuracy: float  # of the whole stream
-    prequential_accuracy_at_end: float  # of its last tenth
+    prequential_accuracy_at_end: float  # of the last tenth of the stream
     samples_per_s: float
     workers: int
     preemptions: int
     pause_after_preemption_s: float | None  # until the next update, where one worker was killed
-    longest_pause_s: float  # between two updates
     bill: DemoBill | None = None  # with a market
     kafka: str = ""
     redis: str = ""

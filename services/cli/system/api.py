@@ -20,7 +20,6 @@ from common.api.answers import (
     ProgressAnswer,
     ProvisioningAnswer,
     QuarantineAnswer,
-    QuarantinedBatchAnswer,
     RemainsAnswer,
     RequeueAnswer,
     SubmittedJob,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from common.config.settings import Settings
+    from common.jobs.quarantine import QuarantinedBatchAnswer
     from common.spot.planning.request import PlanRequest
 
 T = TypeVar("T", bound=BaseModel)
@@ -148,7 +148,7 @@ class Api:
 
     def quarantine(self, name: str) -> list[QuarantinedBatchAnswer]:
         """Return what is quarantined in a job, oldest batch first."""
-        found, path, after = list[QuarantinedBatchAnswer](), path_of(name, "quarantine"), -1
+        found, path, after = list["QuarantinedBatchAnswer"](), path_of(name, "quarantine"), -1
         while True:
             page = self._get(path, QuarantineAnswer, limit=_PAGE, after=after)
             found += page.batches

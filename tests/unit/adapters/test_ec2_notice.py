@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import OutsideError, UnavailableError
-from common.notices.ec2 import Ec2Notices
+from common.notices.ec2 import Ec2Notices, Notice
 from common.notices.metadata import InstanceMetadata
-from common.notices.port import Notice
 from tests.contract.odd_servers import OddServer, drips_body, drips_headers, endless
 from tests.fakes.clock import ManualClock
 from tests.metadata_server import INTERRUPTION, TOKEN, MetadataServer

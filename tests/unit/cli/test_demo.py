@@ -40,17 +40,12 @@ def summary(
         account=Account(100, 100 - lost, 0, 0, 0, lost, 0),
         flaws=flaws,
         updates=1,
-        takeovers=0,
-        updates_taken_back=0,
         test_accuracy=0.987654,
-        test_loss=0.1,
-        prequential_accuracy=0.9,
         prequential_accuracy_at_end=0.98,
         samples_per_s=1000.0,
         workers=3,
         preemptions=1,
         pause_after_preemption_s=None,
-        longest_pause_s=0.5,
         bill=bill,
     )
 

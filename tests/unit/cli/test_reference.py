@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.config.descriptions import descriptions_of
 from common.config.settings import Settings
+from common.config.validation import descriptions_of
 from common.jobs.spec import JobSpec
 from services.cli.reference import documents, models
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import pytest
 from common.config.policy_names import STREAM_POLICIES
 from common.spot.experiments.results import LearningPoint, PoolUse, RunsSummary, SimulatedRun
 from common.spot.experiments.spec import load_experiment
-from common.spot.planning.compare import Result, as_data, compare, with_policies
+from common.spot.planning.compare import as_data, compare, with_policies
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
 
@@ -67,7 +68,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def shown(experiment: Experiment, results: Mapping[str, Result]) -> str:
+def shown(experiment: Experiment, results: Mapping[str, tuple[SimulatedRun, ...]]) -> str:
     """What is printed, with single spaces."""
     from rich.console import Console  # noqa: PLC0415 -- only here
 
@@ -210,9 +211,9 @@ def test_an_experiments_synchronisation_is_refused_by_field(world: World, file: 
 
 
 def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
-    results = {"static": Result((run(4.0, 6700.0), run(6.0, 6800.0)))}
+    results = {"static": (run(4.0, 6700.0), run(6.0, 6800.0))}
     text = shown(load_experiment(PAPER), results)
-    half = RunsSummary.of(results["static"].runs).cost_usd
+    half = RunsSummary.of(results["static"]).cost_usd
     assert half.high is not None
     assert f"5.00±{half.high - half.mean:.2f} 50.0±" in text
     assert "6,750±" in text
@@ -221,13 +222,13 @@ def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
 
 
 def test_a_single_run_has_no_interval_of_its_means() -> None:
-    text = shown(load_experiment(PAPER), {"static": Result((run(4.0, 6700.0),))})
+    text = shown(load_experiment(PAPER), {"static": (run(4.0, 6700.0),)})
     assert "static 4.00 40.0 6,700 100 [" in text
     assert ", 1 run\n" in text
 
 
 def test_runs_that_were_given_up_are_reported() -> None:
-    results = {"static": Result((run(4.0, 6700.0), run(6.0, 9e4, finished=False)))}
+    results = {"static": (run(4.0, 6700.0), run(6.0, 9e4, finished=False))}
     assert "1 of 2" in shown(load_experiment(PAPER), results)
 
 
@@ -235,7 +236,7 @@ def test_accuracy_is_that_of_the_last_look(file: str) -> None:
     path = Path(file)
     path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
     curve = (LearningPoint(0, 0.0, 0.1, 2.3), LearningPoint(20, 60.0, 0.875, 0.6))
-    results = {"static": Result((run(4.0, 6700.0),), (curve,))}
+    results = {"static": (replace(run(4.0, 6700.0), curve=curve),)}
     experiment = load_experiment(path)
     assert "87.5" in shown(experiment, results)
     data: dict[str, Any] = as_data(experiment, 3, results)

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.config.descriptions import descriptions_of
 from common.config.synchronisation import SpecPart
+from common.config.validation import descriptions_of
 
 
 class _Base(SpecPart):

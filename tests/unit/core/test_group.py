@@ -173,7 +173,7 @@ class Group:
                 samples = SAMPLES * len(offsets)
                 known = process.replica.known(order.batches, 0.0)
                 ready = known or GradientReady(
-                    *(worker, trigger.model, offsets, samples, 1.0, {}, 0.1, life)
+                    *(worker, trigger.model, offsets, samples, 1.0, {}, 0.1), life=life
                 )
                 self.computed += () if known else offsets
                 said = process.replica.computed(ready, order.batches, process.replica.held)
@@ -577,7 +577,7 @@ def test_a_gradient_at_another_version_0_than_is_held_now_is_not_kept() -> None:
     trigger = UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders)
     replica.receive(trigger)
     replica.copied(GENESIS, 2)
-    ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, 1)
+    ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, life=1)
     then = replica.held
     assert replica.computed(ready, (batch(5),), then).reply == ready
 
@@ -591,7 +591,7 @@ def test_a_gradient_of_a_batch_that_was_lost_is_not_that_of_the_next_at_its_offs
     replica, orders = WeightReplica(Member(A, 1)), GroupOrders(GENESIS, Membership(1), origin=1)
     replica.receive(UpdateTrigger(TriggerId(0, 0), GENESIS, (), group=orders))
     replica.copied(GENESIS, 1)
-    ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, 1)
+    ready = GradientReady(A, GENESIS, (5,), SAMPLES, 1.0, {}, 0.1, life=1)
     lost, now = replace(batch(6), offset=5), batch(5)
     replica.computed(ready, (lost,), replica.held)
     assert replica.known((now,), 0.0) is None

@@ -129,7 +129,7 @@ CASES: dict[str, tuple[Callable[[Group], GroupReply], str]] = {
         "",
     ),
     "a gradient of another process": (
-        lambda g: GradientReady(A, g.bench.model, (4,), SAMPLES, 1.0, {}, 1e9, LIFE),
+        lambda g: GradientReady(A, g.bench.model, (4,), SAMPLES, 1.0, {}, 1e9, life=LIFE),
         "",
     ),
     "a result that the others do not have": (lambda g: attempt_of(g, A), ""),

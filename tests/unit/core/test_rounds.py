@@ -323,7 +323,7 @@ def ready(worker: WorkerId, batches: list[Batch], loss: float = 1.0) -> Gradient
     samples = sum(each.samples for each in batches)
     offsets = tuple(each.offset for each in batches)
     sums = {"right": MetricSum(loss, samples)}
-    return GradientReady(worker, MODEL, offsets, samples, loss * samples, sums, 0.1, 1)
+    return GradientReady(worker, MODEL, offsets, samples, loss * samples, sums, 0.1, life=1)
 
 
 def test_what_was_counted_is_lost_with_its_member_and_asked_of_others() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
 
 from common.core.scores import BINS, SLOTS, WINDOW_S, WINDOWED, ScoreWindow, measures
-from common.learning.scores import count_scores
+from common.learning.outputs import count_scores
 from common.learning.sparse_tasks import SparseLogistic
 
 Array: TypeAlias = npt.NDArray[Any]

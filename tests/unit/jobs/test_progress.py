@@ -41,7 +41,14 @@ from common.core.spans import Partition, Span
 from common.errors import UserError
 from common.jobs import progress
 from common.jobs.edit import changed_spec
-from common.jobs.progress import QUIET_S, RECENT_RECORDS, JobObservation, JobProgress, Updates
+from common.jobs.progress import (
+    QUIET_S,
+    RECENT_RECORDS,
+    JobObservation,
+    JobProgress,
+    SynchronyAnswer,
+    Updates,
+)
 from common.jobs.spec import ScheduleSpec
 from tests.unit.admin.live.helpers import BATCH, STREAMS, batch, job, lead, quarantine, update
 
@@ -700,19 +707,24 @@ def test_metric_that_samples_have_no_value_of_is_the_mean_over_the_others() -> N
     assert [row.measured for row in view.updates.rows(1, 3)] == [{}, {"half": 1}, {}]
 
 
+def shown(made: Synchrony) -> SynchronyAnswer:
+    return SynchronyAnswer.model_validate(made, from_attributes=True)
+
+
 def test_how_updates_are_made_is_what_the_newest_says_or_a_change_since() -> None:
     record = job()
     view = JobProgress(record)
     own = Synchrony(record.spec.group_size)
-    assert (view.numbers(NOW).synchrony, view.numbers(NOW).stale) == (own, None)
+    assert (view.numbers(NOW).synchrony, view.numbers(NOW).stale) == (shown(own), None)
     view.feed_update(0, lead(), NOW, NOW)
     by_rule = Synchrony(2, staleness=1)
     view.feed_update(1, replace(update(0, 1, batch(0)), synchrony=by_rule), NOW, NOW)
-    assert view.numbers(NOW).synchrony == by_rule
+    assert view.numbers(NOW).synchrony == shown(by_rule)
     block = {"synchronisation": {"mode": "asynchronous"}}
     view.record = replace(record, revision=1, spec=changed_spec(record.spec, block))
     view.look(JobObservation(NOW, {"a": "alive", "b": "alive"}))
-    assert view.numbers(NOW).synchrony == Synchrony(own.group_size, 8, single_worker=True)
+    one_worker = Synchrony(own.group_size, 8, single_worker=True)
+    assert view.numbers(NOW).synchrony == shown(one_worker)
 
 
 def test_a_quarantine_by_a_leader_that_is_none_counts_for_nobody() -> None:

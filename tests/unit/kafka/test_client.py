@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message
 
+from common.core.spans import Partition
 from common.errors import OutsideError, UnavailableError, UserError
 from common.kafka.client import (
     Complaints,
     are_records,
     epochs_of,
+    fetched,
     made,
     offsets_of,
     runs_of,
-    values_of,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def test_what_many_records_say_is_what_each_says() -> None:
         record("a", 0, 7, value=None, leader_epoch=5),
     ]
     assert offsets_of(run) == [4, 6, 7]
-    assert values_of(run) == [b"a[0]@4", b"a[0]@6", None]
+    assert fetched(Partition("a", 0), run).values == [b"a[0]@4", b"a[0]@6", None]
     assert epochs_of(run) == [3, -1, 5]
     assert epochs_of(run[::2]) == [3, 5]
     assert are_records(run)

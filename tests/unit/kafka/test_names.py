@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.jobs.names import check_name
 from common.kafka.names import (
     STREAM,
     Difference,
+    check_name,
     control_topic,
     differences,
     job_id,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.learning.checkpoint import joined
-from common.learning.optimizers import OPTIMIZER_NAMES, OptimizerSettings
+from common.learning.optimizers import STATE_NAMES, OptimizerSettings
 from common.learning.slices import BLOCK, Slice, cut, digest, lengths, part_of
 from common.learning.trainer import Trainer
 from tests.ulps import assert_within_ulps
@@ -55,7 +55,7 @@ def test_what_ranks_own_lies_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", STATE_NAMES)
 @pytest.mark.parametrize(("count", "of_torch"), [(3, 1), (3, 2), (70, 1)])
 def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
     threads: Callable[[int], None],
@@ -81,19 +81,21 @@ def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
             place = each.place
             for _ in range(2):  # an attempt that came to nothing changes nothing
                 rate = RATE / (update + 1)
-                each.prepare(weights[place], total[place].copy(), SAMPLES, rate, following[place])
+                each.prepare(
+                    weights[place], total[place].copy(), SAMPLES, rate, following[place], 0.0
+                )
             each.commit()
         weights = following
         assert weights.tobytes() == whole.weights()
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", STATE_NAMES)
 def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None:
     settings, size = OptimizerSettings(name, RATE), 5 * BLOCK + 3
     weights, total = drawn(size, 0), drawn(size, 1)
     one = Slice(slice(0, size), size, settings)
     following = np.empty_like(weights)
-    one.prepare(weights, total.copy(), SAMPLES, RATE, following)
+    one.prepare(weights, total.copy(), SAMPLES, RATE, following, 0.0)
     one.commit()
     slices = [Slice(place, size, settings) for place in cut(size, 2)]
     for each in slices:
@@ -104,10 +106,10 @@ def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None
 
     weights = following
     after, expected = np.empty_like(weights), np.empty_like(weights)
-    one.prepare(weights, total.copy(), SAMPLES, RATE, expected)
+    one.prepare(weights, total.copy(), SAMPLES, RATE, expected, 0.0)
     for each in slices:
         place = each.place
-        each.prepare(weights[place], total[place].copy(), SAMPLES, RATE, after[place])
+        each.prepare(weights[place], total[place].copy(), SAMPLES, RATE, after[place], 0.0)
 
     assert after.tobytes() == expected.tobytes()
 
@@ -133,8 +135,6 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_slices(
     following = np.empty_like(weights)
     for each, part in zip(slices, parts, strict=True):
         place = each.place
-        with pytest.raises(ValueError, match="its norm over all slices is needed"):
-            each.prepare(weights[place], part.copy(), SAMPLES, RATE, following[place])
         each.prepare(weights[place], part, SAMPLES, RATE, following[place], found)
 
     # Slices add the norm's squares up in another order. Then the factor, the clipped gradient, the

@@ -18,7 +18,7 @@ from common.errors import CorruptError, UserError
 from common.learning.checkpoint import Kind, pack, unnamed, whole_of, with_optimizer
 from common.learning.gradients import GradientComputer
 from common.learning.optimizers import (
-    OPTIMIZER_NAMES,
+    STATE_NAMES,
     OptimizerName,
     OptimizerSettings,
     make_optimizer,
@@ -82,7 +82,7 @@ def test_an_update_is_made_at_its_own_learning_rate() -> None:
         assert weights_of(subject).tolist() == [weight]
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", STATE_NAMES)
 def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
     """Two batches of 8 an update: the loop adds their gradients up, and clips their mean once."""
     network = nn.Linear(3, 1, bias=False)
@@ -113,7 +113,7 @@ def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
     assert 0 < clipped < 12
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", STATE_NAMES)
 def test_a_changed_learning_rate_is_that_of_a_trainer_made_with_it(name: OptimizerName) -> None:
     # What the optimizer keeps is that of the earlier steps, in both.
     changed, made = trainer(name, learning_rate=0.01), trainer(name, learning_rate=0.002)
@@ -263,7 +263,7 @@ def test_an_update_of_nothing_is_refused() -> None:
         trainer().apply(ROUND)
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+@pytest.mark.parametrize("name", STATE_NAMES)
 @pytest.mark.parametrize("first", [0, 1, 5])
 def test_a_restored_trainer_goes_on_bit_for_bit(name: OptimizerName, first: int) -> None:
     # whole:    0 ────────────────── first + 5

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from common.config.settings import Settings
-from common.runtime.listen import STALLED_S, listen
+from common.runtime.http_server import STALLED_S, listen
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")

@@ -25,9 +25,8 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import JOBS
 from common.kafka.port import NewTopic
 from common.kafka.table import NUMBER
-from common.redis.memory import MemoryBoards, MemoryRedis
 from common.runtime import jobs, service
-from common.runtime.jobs import OpenedServers, follow_jobs
+from common.runtime.jobs import OpenedKafka, follow_jobs
 from common.runtime.service import ServiceProcess, run
 from common.telemetry.metrics.registry import ProcessMetrics
 from tests.unit.jobs.test_spec import TEXT
@@ -35,7 +34,6 @@ from tests.unit.jobs.test_spec import TEXT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from common.config.settings import Settings
     from common.runtime.jobs import MakePart
     from common.runtime.supervisor import PreviousFault
 
@@ -168,7 +166,7 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
 GONE = "embedded:/nonexistent/kafka.sock"
 
 
-def untold(_opened: OpenedServers) -> MakePart:
+def untold(_opened: OpenedKafka) -> MakePart:
     raise AssertionError("nothing is open")
 
 
@@ -195,11 +193,6 @@ class Recorded:
         self._recorded.append(f"{self._what} closed")
 
 
-def opens(log: MemoryLog) -> Callable[[Settings, str], tuple[MemoryLog, MemoryBoards]]:
-    """This Kafka, and a Redis in memory."""
-    return lambda _settings, _name: (log, MemoryBoards(MemoryRedis()))
-
-
 class RecordedLog(MemoryLog):
     """Tells when it is closed."""
 
@@ -220,7 +213,7 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
     JobOperations(log).submit(parse_job(TEXT))
 
     def work(process: ServiceProcess) -> None:
-        def parts(opened: OpenedServers) -> MakePart:
+        def parts(opened: OpenedKafka) -> MakePart:
             opened.closing.callback(lambda: recorded.append("shared closed"))
             return make
 
@@ -235,7 +228,7 @@ def test_jobs_end_before_what_they_are_made_of() -> None:
 
         follow_jobs(
             *(process, ProcessMetrics("evaluator"), parts, lambda _record, new: new),
-            open_servers=opens(log),
+            open_log=lambda *_: log,
         )
 
     assert run("evaluator", "e1", work) == service.EXIT_OK
@@ -260,7 +253,7 @@ def test_actors_beside_others_have_threads_of_their_own() -> None:
         follow_jobs(
             *(process, ProcessMetrics("evaluator"), lambda _opened: actors(hang)),
             lambda _record, new: new,
-            open_servers=opens(log),
+            open_log=lambda *_: log,
             beside=(
                 lambda _opened: actors(done),
                 lambda record, new: new and record.spec.name == "digits",
@@ -286,13 +279,13 @@ def test_actors_beside_others_share_one_thread() -> None:
             if len(threads) == 4:
                 process.stopping.set()
 
-        def parts(_opened: OpenedServers) -> MakePart:
+        def parts(_opened: OpenedKafka) -> MakePart:
             return lambda _wanted, _wake, _fault: Recorded("it", [], at_turn)
 
         follow_jobs(
             *(process, ProcessMetrics("evaluator"), lambda _opened: no_part),
             lambda _record, _new: False,
-            open_servers=opens(log),
+            open_log=lambda *_: log,
             beside=(parts, lambda _record, new: new),
         )
 
@@ -318,7 +311,7 @@ def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs:
 
         follow_jobs(
             *(process, ProcessMetrics("evaluator"), lambda _opened: no_part, begins),
-            open_servers=opens(log),
+            open_log=lambda *_: log,
             repairs=repairs,
         )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 120.0
 PROGRAM = """
 import threading
-from common.runtime.termination import on_termination
+from common.runtime.service import on_termination
 asked = threading.Event()
 on_termination(asked.set)
 print("ready", flush=True)
@@ -39,7 +39,7 @@ def test_a_process_that_is_asked_to_end_ends_in_order(asked: signal.Signals) -> 
 
 OWNED = """
 import sys
-from common.runtime.termination import end_with
+from common.runtime.service import end_with
 end_with(int(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.read()

@@ -111,7 +111,7 @@ class Bench:
             0.5 * samples,
             {"accuracy": MetricSum(1.0 * samples, samples)},
             0.1,
-            np.zeros(len(weights) // 4, np.float32),
+            vector=np.zeros(len(weights) // 4, np.float32),
         )
 
     def send(self, *replies: Reply) -> None:
@@ -141,7 +141,7 @@ def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) 
 
     first = bench.trigger()
     gradient = bench.gradient(first.model, first.orders[0])
-    torn = Gradient(W1, first.model, (0,), 2, 0.0, {}, 0.1, np.zeros(1, np.float32))
+    torn = Gradient(W1, first.model, (0,), 2, 0.0, {}, 0.1, vector=np.zeros(1, np.float32))
     bench.send(torn, gradient)
     second = bench.trigger()
     bench.send(gradient, bench.gradient(second.model, second.orders[0]))

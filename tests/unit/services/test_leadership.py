@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 NAME = "digits"
 
 
-GRADIENT = Gradient(WorkerId("w"), ModelId(1, 0), (5,), 2, 1.0, {}, 0.1, np.ones(4, np.float32))
+GRADIENT = Gradient(
+    WorkerId("w"), ModelId(1, 0), (5,), 2, 1.0, {}, 0.1, vector=np.ones(4, np.float32)
+)
 
 
 class Bench:

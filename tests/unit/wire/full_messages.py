@@ -154,9 +154,9 @@ TRIGGERS = (
 )
 REPLIES = (
     Gradient(
-        *(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, None, 0.5, 2.0, SCORES, TRAFFIC),
+        *(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, None),
     ),
-    GradientReady(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 11, 0.5, 2.0, SCORES, TRAFFIC),
+    GradientReady(W1, MODEL, (7, 9), 10, 1.0, SUMS, 0.1, 0.5, 2.0, SCORES, TRAFFIC, life=11),
     Reduced(W1, MODEL, 11, ATTEMPT, 77, 2.0),
     Broken(W1, MODEL, 11, ATTEMPT, "left", (M2,)),
     StateReport(

@@ -261,8 +261,9 @@ vectors = st.lists(st.floats(width=32), min_size=1, max_size=9).map(
 )
 gradients = st.builds(
     Gradient,
-    *(workers, models, offsets, some, sums, metric_sums, st.floats(0, 1e9), vectors),
+    *(workers, models, offsets, some, sums, metric_sums, st.floats(0, 1e9)),
     *(st.just(UNSET) | rates, st.just(UNSET) | rates),
+    vector=vectors,
 )
 failures = st.builds(
     Failed, workers, models, offsets, st.sampled_from(["raised", "expired", "task"]), texts, texts
@@ -270,8 +271,9 @@ failures = st.builds(
 group_replies: st.SearchStrategy[GroupReply] = (
     st.builds(
         GradientReady,
-        *(workers, models, offsets, some, sums, metric_sums, st.floats(0, 1e9), counts),
+        *(workers, models, offsets, some, sums, metric_sums, st.floats(0, 1e9)),
         *(st.just(UNSET) | rates, st.just(UNSET) | rates),
+        life=counts,
     )
     | st.builds(
         lambda worker, life, attempt, digest: Reduced(
@@ -548,7 +550,7 @@ BATCH = Batch(7, WorkerId("w1"), (SPAN,), 10)
 UPDATE = UpdateApplied(3, 1, (BATCH,), 10, 0.5)
 MODEL = ModelId(3, 0)
 VECTOR = np.ones(2, np.float32)
-GRADIENT = Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR)
+GRADIENT = Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, vector=VECTOR)
 WIRED = wire.encode_reply("digits", GRADIENT)
 
 NONSENSE = {
@@ -626,7 +628,7 @@ NONSENSE = {
     ),
     "scores of others": (
         "reply",
-        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, VECTOR, scores=(1,) * 128),
+        Gradient(WorkerId("w1"), MODEL, (7,), 10, 1.0, {}, 0.1, vector=VECTOR, scores=(1,) * 128),
         "expected 128 counts of 10 records in all",
     ),
     "an update of weights that came later": (
@@ -672,7 +674,7 @@ NONSENSE = {
     ),
     "a vector of doubles": (
         "reply",
-        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1, np.ones(2)),
+        Gradient(WorkerId("w"), MODEL, (7,), 10, 1.0, {}, 0.1, vector=np.ones(2)),
         "float64",
     ),
 }

@@ -126,7 +126,9 @@ def test_what_is_mostly_there_stays_as_it_is() -> None:
 
 
 def replied(vector: Vector | SparseVector) -> bytes:
-    return encode_reply("j", Gradient(WorkerId("w"), ModelId(3, 0), (7,), 9, 1.0, {}, 0.1, vector))
+    return encode_reply(
+        "j", Gradient(WorkerId("w"), ModelId(3, 0), (7,), 9, 1.0, {}, 0.1, vector=vector)
+    )
 
 
 @given(vectors())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from common.spot.machines import Offer
-from common.spot.policies.policy import Decision, Situation, by_slot
+from common.spot.policies.policy import Decision, Policy, Situation, by_slot
 from common.spot.theory.provisioning import Plan
 from common.spot.theory.work import Pool, Work
 
@@ -52,14 +52,14 @@ def count(situation: Situation | None = None, **machines: int) -> Decision:
 
 
 @dataclass
-class Scripted:
+class Scripted(Policy):
     """Answers as its function does, and remembers what it was asked."""
 
     answer: Callable[[Situation, Decision | None], Decision]
+    name: ClassVar[str] = "scripted"
     review_s: float | None = None
     watches_outages: bool = False
     plans_backlog: bool = False
-    name: str = "scripted"
     asked: list[Situation] = field(default_factory=list)
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:

@@ -44,7 +44,7 @@ class Drawn:
     shape: tuple[int, int]
     steps: int = field(default=0, init=False)
 
-    def step(self, now_s: float) -> npt.NDArray[np.bool_]:
+    def __call__(self, now_s: float) -> npt.NDArray[np.bool_]:
         """Tell."""
         assert now_s == 2.0 * self.steps
         self.steps += 1
@@ -309,21 +309,9 @@ def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
     assert stats.ks_2samp(runtimes_s(once), runtimes_s(often)).pvalue > 0.001
 
 
-@dataclass
-class Double:
-    """Twice as fast as the mean."""
-
-    runs: int
-
-    def at(self, now_s: float) -> Array:
-        """Tell."""
-        del now_s
-        return np.full(self.runs, 2.0)
-
-
 def test_twice_the_pace_halves_the_time() -> None:
     job = givens(np.full((1, 4), 5.0), updates=50, k=10, b=10)
-    conditions = replace(steady(1, 4), variation=EVEN, pace=Double(1))
+    conditions = replace(steady(1, 4), variation=EVEN, pace=lambda _: np.full(1, 2.0))
     (run,) = simulate_analytically(job, OnDemandOnly(), conditions, seed=1)
     assert run.runtime_s == pytest.approx(job.undisturbed_s[0] / 2, abs=1.0)
 

@@ -132,13 +132,9 @@ def test_what_was_forgotten_is_refused_and_what_is_left_is_counted_right() -> No
     assert arrivals.count_until(kept_s) == 2 * CHUNK + 6
     with pytest.raises(ParameterError, match="was forgotten"):
         arrivals.time_of(2 * CHUNK - 1)
-    with pytest.raises(ParameterError, match="what was forgotten"):
-        arrivals.count_until(1.0)
     arrivals.forget_before(10)  # earlier than what is forgotten: nothing more
     arrivals.forget_before(100 * CHUNK)  # more than there is: all there is
     assert arrivals.time_of(3 * CHUNK) > kept_s
-    with pytest.raises(ParameterError, match="t_s"):
-        arrivals.count_until(math.inf)
 
 
 @pytest.mark.parametrize("name", sorted(SPECS))

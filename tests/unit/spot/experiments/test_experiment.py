@@ -11,9 +11,7 @@ from common.config.policy_names import STREAM_POLICIES
 from common.errors import UserError
 from common.spot.experiments.draws import draws_of
 from common.spot.experiments.experiment import (
-    learner_of,
     simulate,
-    simulate_by_protocol,
 )
 from common.spot.experiments.results import RunsSummary, Throughput
 from common.spot.experiments.spec import Experiment, load_experiment
@@ -140,12 +138,9 @@ def test_preempted_machines_learn_as_well_as_others_and_accuracy_is_a_result(
             spot=[{"usd_per_hour": 0.1, "availability": availability, "cycle_s": 20}],
             policy={"name": "static", "spot": 12},
         )
-        learner = learner_of(experiment, tmp_path, 0)
-        assert learner is not None
-        full = simulate_by_protocol(experiment, tmp_path, 0, learner=learner)
-        assert full.run.finished
-        assert (np.diff(full.update_times_s) > 0).all()
-        curves.append(learner.curve)
+        (run,) = simulate(experiment, tmp_path, 1, 0)
+        assert run.finished
+        curves.append(run.curve)
 
     for curve in curves:
         assert [point.version for point in curve] == [0, 40, 80, 120]
@@ -225,12 +220,10 @@ def test_gradients_of_every_mode_learn(tmp_path: Path) -> None:
         {"mode": "averaging", "local_rate": 0.1},
     ):
         experiment = an_experiment(**SLOW_ONE, learning=learning, synchronisation=mode)
-        learner = learner_of(experiment, tmp_path, 0)
-        assert learner is not None
-        found = simulate_by_protocol(experiment, tmp_path, 0, learner=learner)
-        assert found.run.finished
-        assert [point.version for point in learner.curve] == [0, 50, 100]
-        assert learner.curve[-1].accuracy > 0.8
+        (run,) = simulate(experiment, tmp_path, 1, 0)
+        assert run.finished
+        assert [point.version for point in run.curve] == [0, 50, 100]
+        assert run.curve[-1].accuracy > 0.8
 
 
 @pytest.mark.parametrize(
@@ -326,7 +319,7 @@ def test_pools_see_the_same_time_of_their_recordings(tmp_path: Path) -> None:
     assert b is not None
     seen = set()
     for step in range(600):
-        first, second = (offers.step(2.0 * step)[:, 0] for offers in (a, b))
+        first, second = (offers(2.0 * step)[:, 0] for offers in (a, b))
         assert (first != second).all()
         seen.add(tuple(first.tolist()))
     assert len(seen) > 4  # runs begin at places of their own
@@ -338,7 +331,7 @@ def test_a_pool_may_have_more_machines_than_there_are_streams(tmp_path: Path) ->
 
     assert draws.givens.slots_per_pool == 18
     assert draws.offers[1] is not None
-    assert draws.offers[1].step(0.0).shape == (3, 18)
+    assert draws.offers[1](0.0).shape == (3, 18)
     (run,) = simulate(an_experiment(policy=policy), tmp_path, 1, 0)
     assert run.finished
 

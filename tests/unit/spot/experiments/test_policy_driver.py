@@ -177,7 +177,7 @@ class Counted:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def seen(self, runs: npt.NDArray[np.intp]) -> tuple[Array, Array]:
+    def __call__(self, runs: npt.NDArray[np.intp]) -> tuple[Array, Array]:
         """Tell."""
         return np.full((len(runs), 2), 30.0 * self.seconds), np.full((len(runs), 2), self.seconds)
 

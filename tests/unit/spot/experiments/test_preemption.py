@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.spot.experiments.preemption import STEP_S, Bid, Both, TwoStateChain, offers_of
+from common.spot.experiments.preemption import STEP_S, TwoStateChain, offers_of
 from common.spot.experiments.prices import ConstantPrices, TracePrices
 from common.spot.experiments.spec import SpotSpec
 from common.spot.theory.errors import ParameterError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def history(offers: Offers, steps: int) -> Bools:
     """Step an offer; (steps, R, N)."""
-    return np.array([offers.step(STEP_S * step) for step in range(steps)])
+    return np.array([offers(STEP_S * step) for step in range(steps)])
 
 
 def step_by_step(
@@ -101,12 +101,12 @@ def test_the_same_seed_gives_the_same_states() -> None:
 
 def test_between_two_steps_and_over_many_the_chain_stands_where_it_should() -> None:
     chain = TwoStateChain(0.5, 20, (2, 500), np.random.default_rng(8))
-    state = chain.step(0)
-    np.testing.assert_array_equal(chain.step(1.9), state)
+    state = chain(0)
+    np.testing.assert_array_equal(chain(1.9), state)
     # Far on, nothing is left of the first state: each half agrees with it by chance.
-    assert (chain.step(4000) == state).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(1000))
+    assert (chain(4000) == state).mean() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(1000))
     state[:] = True  # the caller's own
-    assert not chain.step(4000).all()
+    assert not chain(4000).all()
 
 
 @pytest.mark.parametrize("availability", [0, 1])
@@ -175,9 +175,13 @@ def test_a_start_for_workers_that_each_read_their_own_part_is_refused(tmp_path: 
         made(tmp_path, spot, (1, 1))
 
 
-def test_a_bid_holds_machines_while_the_price_is_at_most_that() -> None:
+def test_a_bid_holds_machines_while_the_price_is_at_most_that(tmp_path: Path) -> None:
     trace = Trace(np.array([0.0, 2, 4]), np.array([0.1, 0.2, 0.3]), 6.0)
-    bid = Bid(TracePrices(trace, np.array([0.0, 2.0])), 0.2, 3)
+    prices, spot = (
+        TracePrices(trace, np.array([0.0, 2.0])),
+        SpotSpec(usd_per_hour=0.1, bid_usd_per_hour=0.2),
+    )
+    bid = offers_of(spot, prices, tmp_path, 2, 3, np.random.default_rng(1))
     states = history(bid, 3)
     assert states.all(axis=2).tolist() == [[True, True], [True, False], [False, True]]
     assert (states.all(axis=2) == states.any(axis=2)).all()
@@ -188,7 +192,6 @@ def test_a_bid_and_the_chain_both_take_machines_away(tmp_path: Path) -> None:
     prices, shape = TracePrices(trace, np.zeros(50)), (50, 20)
     spot = SpotSpec(usd_per_hour=0.1, availability=0.8, cycle_s=50, bid_usd_per_hour=0.2)
     offers = offers_of(spot, prices, tmp_path, *shape, np.random.default_rng(1))
-    assert isinstance(offers, Both)
     states = history(offers, 6)
     chain = history(TwoStateChain(0.8, 50, shape, np.random.default_rng(1)), 6)
     chain[[2, 5]] = False
@@ -197,6 +200,6 @@ def test_a_bid_and_the_chain_both_take_machines_away(tmp_path: Path) -> None:
 
 def test_without_preemptions_of_its_own_a_bid_alone_decides(tmp_path: Path) -> None:
     spot = SpotSpec(usd_per_hour=0.1, bid_usd_per_hour=0.05)
-    assert not made(tmp_path, spot, (2, 2)).step(0).any()
+    assert not made(tmp_path, spot, (2, 2))(0).any()
     always = SpotSpec(usd_per_hour=0.1)
-    assert made(tmp_path, always, (2, 2)).step(0).all()
+    assert made(tmp_path, always, (2, 2))(0).all()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import pytest
 
-from common.config.policy_names import POLICY_NAMES
+from common.config.policy_names import PolicyName
 from common.core.messages import GENESIS, Lead, UpdateApplied
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
@@ -19,7 +19,6 @@ from tests.unit.spot.provisioning.examples import ON_DEMAND, SETTINGS, SPOT, T0,
 from tests.unit.spot.provisioning.harness import ProviderThread, Street
 
 if TYPE_CHECKING:
-    from common.config.policy_names import PolicyName
     from common.spot.provisioning.settings import ProvisionerSettings
 
 
@@ -296,7 +295,7 @@ def test_reviews_come_now_and_then_and_not_more_often(street: Street) -> None:
     assert set(review.believed) >= {"arrivals_per_s", "gradient_s", "availability.spot"}
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 @pytest.mark.parametrize("on_preemption", ["hold", "reassign"])
 def test_without_a_spot_pool_every_policy_has_machines_on_demand(
     street: Street, policy: PolicyName, on_preemption: Literal["hold", "reassign"]
@@ -309,7 +308,7 @@ def test_without_a_spot_pool_every_policy_has_machines_on_demand(
     assert not street.written(Reviewed)[-1].warning
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
     street: Street, policy: PolicyName
 ) -> None:

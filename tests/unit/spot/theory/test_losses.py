@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime, brentq
 
-from common.spot.theory.errors import ParameterError
 from common.spot.theory.losses import (
     MEANS,
     Kind,
@@ -143,20 +142,6 @@ def test_a_few_wild_losses_do_not_carry_the_fit_away() -> None:
 def test_a_loss_that_does_not_fall_never_gets_there(losses: npt.NDArray[np.float64]) -> None:
     fit = fit_loss_curve(np.arange(100.0), losses, np.random.default_rng(5))
     assert fit.remaining(0.3).value == math.inf
-
-
-def test_what_makes_no_sense_is_refused_by_name() -> None:
-    rng, j = np.random.default_rng(6), np.arange(100.0)
-    with pytest.raises(ParameterError, match="losses: a fit takes at least 30, got 29"):
-        fit_loss_curve(j[:29], j[:29], rng)
-    with pytest.raises(ParameterError, match="versions: must be one per loss"):
-        fit_loss_curve(j[:50], j, rng)
-    with pytest.raises(ParameterError, match="losses: must be finite"):
-        fit_loss_curve(j, np.where(j == 3, math.nan, 1.0), rng)
-    with pytest.raises(ParameterError, match="versions: must increase"):
-        fit_loss_curve(j[::-1], j, rng)
-    with pytest.raises(ParameterError, match="least_loss: 0 is above"):
-        fit_loss_curve(j, -j - 1, rng)
 
 
 SHARED = fitted(power, 3000)

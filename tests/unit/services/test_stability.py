@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.stability import necessary_load, sufficient_load
+from services.coordinator.needs import necessary_load, sufficient_load
 
 PAPER = 64 * 125.0  # records a second
 sizes = st.integers(1, 500)
