@@ -40,7 +40,7 @@ from common.errors import OutsideError
 from common.redis.access import TIMEOUT_S, RedisAccess, redis_access
 from common.redis.port import LiveStatus
 from common.redis.server import Attendance, RedisServer, connect
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
