@@ -39,7 +39,7 @@ from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, Update
 from common.redis.access import TIMEOUT_S, RedisAccess, redis_access
 from common.redis.port import LiveStatus
 from common.redis.server import Attendance, RedisServer, connect
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:

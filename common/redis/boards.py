@@ -26,7 +26,7 @@ from common.redis.access import RedisAccess, redis_access
 from common.redis.board import RedisBoard
 from common.redis.port import Board, LiveStatus
 from common.redis.server import RedisServer, connect
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:

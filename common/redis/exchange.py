@@ -22,7 +22,7 @@ from common.redis.access import redis_access
 from common.redis.board import WAIT_S, RedisBoard, entry_id, replica_channel, replies_key
 from common.redis.boards import Call, RedisBoards, call_together
 from common.redis.server import RedisServer
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, Update
 from common.errors import UnavailableError
 from common.redis.boards import field_of, parsed_record
 from common.redis.port import Board, LiveStatus, live_status
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
-    from services.coordinator.effects.context import JobContext
+    from services.coordinator.replica import JobContext
 
 FORGED = (
     "no coordinator of this job wrote it: somebody else may write to Redis; it counts for nothing"
