@@ -82,20 +82,11 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
     log = open_log() if given.job else None
     left = remaining(given.job, log, now_s) if log else Remaining()
     values = {
-        "group_size": _first(given.group_size, left.group_size),
-        "batch_size": _first(given.batch_size, left.batch_size),
-        "updates": _first(given.updates, left.updates),
-        "deadline_s": _first(given.deadline_s, left.deadline_s),
-        **(
-            {}
-            if given.pools
-            else {
-                "availability": given.availability,
-                "spot_usd_per_hour": given.spot_usd_per_hour,
-            }
-        ),
-        "on_demand_usd_per_hour": given.on_demand_usd_per_hour,
+        field: _first(getattr(given, field), getattr(left, field))
+        for field in ("group_size", "batch_size", "updates", "deadline_s")
     }
+    of_pool = () if given.pools else ("availability", "spot_usd_per_hour")
+    values |= {field: getattr(given, field) for field in (*of_pool, "on_demand_usd_per_hour")}
     found = {field: value for field, value in values.items() if value is not None}
     lacking = tuple(field for field in values if field not in found)
     if lacking:
