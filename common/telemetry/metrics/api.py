@@ -18,12 +18,12 @@ class ShownJob(NamedTuple):
 
     job: str
     state: str
-    lag: int | None = None
-    skipped: int | None = None  # records
-    quarantined: int | None = None  # batches
-    expired: int | None = None  # records
-    lost: int | None = None  # records
-    open_transactions_s: Mapping[str, float] = {}  # by stream
+    lag: int | None
+    skipped: int | None  # records
+    quarantined: int | None  # batches
+    expired: int | None  # records
+    lost: int | None  # records
+    open_transactions_s: Mapping[str, float]  # by stream
 
 
 class ApiMetrics(ProcessMetrics):
