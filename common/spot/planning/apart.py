@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -46,7 +47,10 @@ def simulated(asked: bytes, folder: Path, progress: Callable[[str, float], None]
 def main(folder: Path | None) -> None:
     """Read an order, carry it out, answer."""
     order = sys.stdin.buffer.readline()
+    if not order.endswith(b"\n"):
+        return  # whoever asked has gone already
     threading.Thread(target=_end_with_input, daemon=True).start()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # to end in silence while it reports progress
     if folder is None:
         os.nice(_NICER)
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
