@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from common.errors import UserError
-from common.spot.planning.compare import as_data, compare, with_policies
 from common.spot.planning.simulation import Report, SimulateRequest
 
 _NICER = 10  # the API goes first
@@ -32,6 +31,9 @@ MOST_BYTES = 2 << 30
 
 def simulated(asked: bytes, folder: Path, progress: Callable[[str, float], None]) -> Report:
     """Simulate what a `common.spot.planning.simulation.SimulateRequest` in JSON says."""
+    # It takes long to load scipy: whether whoever asked has gone is watched by then.
+    from common.spot.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
+
     request = SimulateRequest.model_validate_json(asked)
     variants = with_policies(request.experiment, request.policies)
     try:
