@@ -324,7 +324,7 @@ class Demo:
 
     def _at_rest(self) -> bool:
         """Everything sent is settled, and the worker that was preempted is back."""
-        claimed = self.progress.claimed
+        claimed = self.progress.claims.claimed
         drained = self.progress.waiting == 0 and all(
             claimed.get(place, 0) >= end for place, end in self.ends.items()
         )
