@@ -128,6 +128,15 @@ def test_ctrl_c_ends_a_simulation_and_its_process(file: str) -> None:
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
+def test_simulation_whose_process_dies_is_a_fault_with_its_status(
+    world: World, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies = (sys.executable, "-c", "raise SystemExit(7)")
+    monkeypatch.setattr("services.cli.commands.simulate.command_of", lambda *_: dies)
+    said = world.run("simulate", file, code=exits.FAILED).stderr
+    assert "error: the simulation ended early, with status 7" in said
+
+
 def test_experiment_reads_files_beside_its_own(
     world: World, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

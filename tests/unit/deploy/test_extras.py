@@ -36,7 +36,7 @@ OPENED = {  # what a service loads only when it needs it
         *STORAGE,
         *(
             "common.spot.fleets.ec2.prices",
-            "common.spot.planning.apart",
+            "common.spot.planning.compare",
             "common.spot.planning.plan",
         ),
     ),

@@ -79,6 +79,12 @@ def test_it_ends_when_whoever_asked_has_gone() -> None:
         assert process.wait(120) == 1
 
 
+def test_it_ends_without_a_word_when_whoever_asked_goes_before_it_has_asked() -> None:
+    pipe = subprocess.PIPE
+    done = subprocess.run(COMMAND, input=order(1), stdout=pipe, stderr=pipe, check=True)  # noqa: S603 -- our own command line
+    assert done.stdout + done.stderr == b""
+
+
 def test_what_makes_no_sense_is_refused_in_words() -> None:
     report = simulated(order(1, rates=[0, 0, 0, 0]), Path(), lambda _policy, _share: None)
     assert "all streams of a run are silent" in report.refused
