@@ -63,9 +63,8 @@ MODELS_KEPT = 3
 READ_BACK_S = 0.1  # between attempts to read a checkpoint back
 WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
-SCHEDULE = RateSchedule(
-    "inverse_sqrt", warmup=4, updates=3
-)  # no two updates of a chain have one rate
+# No two updates of a chain have one rate.
+SCHEDULE = RateSchedule("inverse_sqrt", warmup=4, updates=3)
 GROUP = AggregationSettings(heal_s=0.3, first_attempt_s=1.0)
 GENESIS_TOKEN: Token = (GENESIS, 0)
 

@@ -221,9 +221,8 @@ class World:
         self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- likewise
         # What a trigger's changes make of which weights, by the leader's epoch and the model.
         self.changes = dict[ModelId, tuple[Token, Token]]()
-        self.revisions = [
-            scenario.sizes
-        ]  # the jobs topic: the job as its owner wanted it, one after another
+        # The jobs topic: the job as its owner wanted it, one after another.
+        self.revisions = [scenario.sizes]
         self.owners = dict[Partition, WorkerId]()
         self.control_readers = list["Callable[[], None]"]()
         self.board_readers = list["Callable[[], None]"]()
