@@ -214,6 +214,5 @@ async def _answering(request: HTTPConnection) -> AdminService:
     return cast("AdminService", request.app.state.service)
 
 
-Answering: TypeAlias = Annotated[
-    AdminService, Depends(_answering)
-]  # for routes: whose request it is
+# For routes that must know whose request it is.
+Answering: TypeAlias = Annotated[AdminService, Depends(_answering)]
