@@ -21,7 +21,7 @@ from common.api.answers import (
     ProvisioningAnswer,
 )
 from common.errors import GivenError, NotFoundError, OutsideError, UserError
-from common.spot.market.market_file import Market, load_market
+from common.spot.market.market_file import Market
 
 if TYPE_CHECKING:
     from common.api.answers import MachineKind
@@ -114,7 +114,7 @@ def market_of(settings: Settings) -> Market:
     """
     if not settings.market:
         raise NotFoundError("there is no market: set DOLL_MARKET to a market file")
-    return load_market(Path(settings.market))
+    return Market.load(Path(settings.market))
 
 
 def check_market(spec: JobSpec, settings: Settings) -> None:

@@ -61,11 +61,11 @@ def simulate(
         TimeElapsedColumn,
     )
 
-    from common.spot.experiments.spec import load_experiment
+    from common.spot.experiments.spec import Experiment
     from common.spot.planning.simulation import SimulateRequest
     from services.cli.options import complaints_by
 
-    experiment = load_experiment(file)
+    experiment = Experiment.load(file)
     given = {"experiment": experiment, "runs": runs, "seed": seed, "policies": policy or []}
     with complaints_by(_option_of):
         request = SimulateRequest.model_validate(given)
