@@ -63,7 +63,7 @@ CLOSURES = {  # files of ours that a process imports, lazy and type-only imports
     # Processes that the others start.
     "common.jobs.export": 29,
     "common.jobs.task_check": 34,
-    "common.spot.planning.apart": 107,
+    "common.spot.planning.simulation_process": 107,
     "services.cli.demo.tested_model": 83,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}

@@ -56,7 +56,7 @@ from common.core.scores import WINDOWED
 from common.core.settings import slices_of
 from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Partition, Span
-from common.core.thinned import Thinned
+from common.core.thinned_samples import Thinned
 from common.jobs.notes import window_note
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from common.api.answers import MachineKind
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.records import Planned
     from common.spot.theory.billing import Billing
 

@@ -30,7 +30,7 @@ from common.spot.machines import Offer
 from common.spot.market.market_file import Market
 from common.spot.plans import decode_plan
 from common.spot.provisioning import policy_runner
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics
 from load.paper.live import bill_usd, plans_of

@@ -27,7 +27,7 @@ from common.core.messages import (
 from common.core.order_queue import Assignments, Compute
 from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition, Span
-from common.core.worker import Worker
+from common.core.worker_reading import Worker
 from common.simulation.faults.checks import Violation
 from common.simulation.faults.processes import SimulatedProcess
 from common.simulation.faults.streams import Content

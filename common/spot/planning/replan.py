@@ -10,7 +10,7 @@ from common.kafka import names as topics
 from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
 from common.spot.plans import decode_plan, encode_plan
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord

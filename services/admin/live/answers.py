@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from common.api.answers import Answer, MachineKind, WorkerStatus
     from common.jobs.progress import Evaluations, JobProgress, UpdateRow
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.records import PlanRecord
 
 LIVES = 2000  # on a timeline: more could not be told apart

@@ -56,7 +56,7 @@ from common.jobs.watching import (
 )
 from common.kafka import names as topics
 from common.spot.plans import decode_plan
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage, ongoing
 from services.admin.live.answers import plan_event, verdict_event

@@ -98,7 +98,7 @@ def _simulated(
 
     from common.spot.planning.simulation import REPORT
 
-    command = command_of("common.spot.planning.apart", str(folder))
+    command = command_of("common.spot.planning.simulation_process", str(folder))
     environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}
     with (
         suppress(BrokenPipeError),  # it has ended before it read anything

@@ -21,7 +21,7 @@ from common.kafka.opening import open_log
 from common.kafka.port import Log, NewTopic
 from common.redis.board import open_board
 from common.spot.plans import decode_plan
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.spot.provisioning.records import Ended, Planned, PlanRecord, Started
 from common.storage.port import open_blobs
 from common.storage.store import CheckpointStore

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.spot.planning.apart import simulated
 from common.spot.planning.simulation import REPORT, SimulateRequest
+from common.spot.planning.simulation_process import simulated
 
-COMMAND = (sys.executable, "-m", "common.spot.planning.apart")
+COMMAND = (sys.executable, "-m", "common.spot.planning.simulation_process")
 SMALL = {
     "workers": 4,
     "rates": 50,

@@ -1,4 +1,4 @@
-"""Simulates in a process of its own: `python -m common.spot.planning.apart [FOLDER]`.
+"""Simulates in a process of its own: `python -m common.spot.planning.simulation_process [FOLDER]`.
 
 One line of JSON comes on standard input, a `SimulateRequest`; each line on standard output is a
 `Report`, the last one with the result. The process can be killed, and ends when its standard input
