@@ -54,17 +54,17 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
 )
 CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
     "services.admin.__main__": 177,
-    "services.cli.__main__": 195,
-    "services.coordinator.__main__": 130,
-    "services.evaluator.__main__": 113,
+    "services.cli.__main__": 194,
+    "services.coordinator.__main__": 128,
+    "services.evaluator.__main__": 112,
     "services.provisioner.__main__": 138,
-    "services.serve.__main__": 101,
-    "services.worker.__main__": 120,
+    "services.serve.__main__": 100,
+    "services.worker.__main__": 119,
     # Processes that the others start.
     "common.jobs.export": 29,
     "common.jobs.task_check": 34,
     "common.spot.planning.apart": 107,
-    "services.cli.demo.tested_model": 84,
+    "services.cli.demo.tested_model": 83,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}
