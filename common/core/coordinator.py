@@ -34,16 +34,7 @@ from common.core.messages import (
     UpdateApplied,
 )
 from common.core.settings import AggregationSettings, CoordinatorSettings, slices_of
-from common.core.snapshot_search import (
-    AGAIN_S as SEARCH_AGAIN_S,
-)
-from common.core.snapshot_search import (
-    Chosen,
-    Lost,
-    Missing,
-    SnapshotSearch,
-    Wait,
-)
+from common.core.snapshot_search import SEARCH_AGAIN_S, Chosen, Lost, Missing, SnapshotSearch, Wait
 from common.core.snapshots import Snapshot, roll_forward
 
 if TYPE_CHECKING:

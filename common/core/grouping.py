@@ -17,7 +17,7 @@ from types import MappingProxyType
 import msgspec
 
 from common.core.messages import Batch, WorkerId
-from common.core.turns import Turns, level
+from common.core.weighted_turns import Turns, level
 
 NOBODY: Mapping[WorkerId, int] = MappingProxyType({})
 NOTHING: Mapping[str, list[int]] = MappingProxyType({})

@@ -341,10 +341,8 @@ class Sightings:
         a record has just gone, the view is empty: those of workers may have gone with it.
         """
         records = tuple(records)
-        before, self._there = (
-            self._there,
-            frozenset(it.job for it in records if isinstance(it, JobDemand)),
-        )
+        before = self._there
+        self._there = frozenset(it.job for it in records if isinstance(it, JobDemand))
         workers = dict[str, tuple[WorkerPlacement, float]]()
         for record in records:
             if isinstance(record, JobDemand):

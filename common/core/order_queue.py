@@ -100,11 +100,8 @@ class Assignments:
         for trigger in triggers:
             if trigger.id <= self.last_trigger:
                 continue
-            self.last_trigger, self._model, self._weights = (
-                trigger.id,
-                trigger.model,
-                trigger.weights,
-            )
+            self.last_trigger = trigger.id
+            self._model, self._weights = trigger.model, trigger.weights
             self._awaits = trigger.model.version if trigger.awaits is UNSET else trigger.awaits
             self.reply_to = trigger.reply_to
             if self._queue:

@@ -16,9 +16,8 @@ class WorkerSettings:
     """Settings of the stream side of a worker."""
 
     batch_size: int  # b
-    bound: (
-        int  # batches announced and not settled; at least K, so that one survivor can fill a group
-    )
+    # Batches announced and not settled; at least K, so that one survivor can fill a group.
+    bound: int
     batch_linger_s: float | None = None  # close a partial batch after this; None: never (the paper)
     group_size: int = 1  # largest K: the addresses of so many batches must fit into one record
     min_batch: int = 1  # samples that a partial batch needs before the linger closes it

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LATE = 5  # lifetimes of a lease after which a wait counts as one of another time
 # Time between two searches for a checkpoint that was not found. A list costs storage one request.
-AGAIN_S = 10.0
+SEARCH_AGAIN_S = 10.0
 # Time for which a torn checkpoint is read again before the one before it is used. A store shows
 # all of an object within seconds of its write.
 TORN_S = 60.0
@@ -62,7 +62,7 @@ AWAITED = "a checkpoint is missing: "  # how the reason of a job begins that wai
 
 
 class Missing(NamedTuple):
-    """The checkpoint to start from was not found: search again `AGAIN_S` later."""
+    """The checkpoint to start from was not found: search again `SEARCH_AGAIN_S` later."""
 
     reason: str
 
@@ -141,7 +141,7 @@ class SnapshotSearch:
         if missing and not (asked and (choice[0].by >= 0 or request.from_start)):
             option = " --from-start" if choice[0].by < 0 else ""
             return Missing(
-                f"{missing}; a coordinator looks again every {AGAIN_S:g} s; `doll job resume"
+                f"{missing}; a coordinator looks again every {SEARCH_AGAIN_S:g} s; `doll job resume"
                 f" --after-loss{option}` goes on without it, from version {choice[0].made.version}"
             )
         return self._judged(*choice, found.unreadable or missing, request)
@@ -175,7 +175,7 @@ class SnapshotSearch:
     def _is_torn_lately(self, name: ModelId, now: float) -> bool:
         """True if this checkpoint has been torn for less than `TORN_S`, at every search."""
         known, since, last = self._torn_since or (name, now, now)
-        if known != name or now > last + 3 * AGAIN_S:
+        if known != name or now > last + 3 * SEARCH_AGAIN_S:
             since = now
         self._torn_since = (name, since, now)
         return now < since + TORN_S

@@ -147,15 +147,12 @@ def choose(
     """
     for snapshot in sorted(snapshots, key=lambda s: s.rank, reverse=True):
         history = History(
-            snapshot.by,
-            snapshot.made,
-            snapshot.updates,
-            snapshot.poison,
-            snapshot.number,
-            snapshot.after_loss,
-            snapshot.slices,
+            *(snapshot.by, snapshot.made, snapshot.updates, snapshot.poison),
+            *(snapshot.number, snapshot.after_loss, snapshot.slices),
         )
-        _read(history, [each for each in updates if each[0] >= snapshot.updates_position])
+        for offset, record in updates:
+            if offset >= snapshot.updates_position:
+                history.feed(offset, record)
         # A Lead may have counted whose base is not in the topic any more: then version 0 alone can
         # be proven, and the next Lead takes back all that came since.
         if not history.base_lost or snapshot.by < 0:
@@ -196,11 +193,7 @@ def roll_forward(
         snapshot,
         made=ModelId(last.epoch, last.version),
         waiting=tuple(batch for batch in snapshot.waiting if batch.offset not in used),
-        failure_counts={
-            o: failure_counts
-            for o, failure_counts in snapshot.failure_counts.items()
-            if o not in used
-        },
+        failure_counts={o: n for o, n in snapshot.failure_counts.items() if o not in used},
         returned=tuple(offset for offset in snapshot.returned if offset not in used),
         samples=snapshot.samples + sum(record.samples for record in path),
         losses=snapshot.losses + tuple(record.loss for record in path),
@@ -210,9 +203,3 @@ def roll_forward(
         attempt=last.by,
         used=(*(snapshot.used or ()), *used.values()),
     )
-
-
-def _read(history: History, updates: Iterable[tuple[int, AuditRecord | None]]) -> History:
-    for offset, record in updates:
-        history.feed(offset, record)
-    return history

@@ -19,7 +19,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.core.spans import Assigned, LogPosition, Partition, Revoked, Span
-from common.core.turns import RunsInTurn
+from common.core.weighted_turns import RunsInTurn
 from common.errors import (
     DeliveryError,
     ExpiredError,

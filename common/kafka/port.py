@@ -155,7 +155,7 @@ class StreamReader(Protocol):
 
         Rebalances happen inside this call alone. Records of a partition that is revoked, or not yet
         placed, are never returned after the event that says so. Partitions that wait with records
-        are returned in turn, by what each lags: see `common.core.turns`.
+        are returned in turn, by what each lags: see `common.core.weighted_turns`.
 
         Args:
             max_records: Return no more than these, over all partitions.

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
-from common.core.turns import RunsInTurn
+from common.core.weighted_turns import RunsInTurn
 from common.kafka.client import fetched
 from common.kafka.port import Fetched, LogEndReached
 

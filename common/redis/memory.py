@@ -37,9 +37,8 @@ class JobKeys:
 
     models: dict[ModelId, bytes] = field(default_factory=dict)
     offered: bytes | None = None
-    triggers: dict[str, dict[TriggerId, bytes]] = field(
-        default_factory=dict
-    )  # by stream; ascending
+    # By stream; ascending.
+    triggers: dict[str, dict[TriggerId, bytes]] = field(default_factory=dict)
     unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # why, until when
     leader_status: bytes | None = None
     # By worker, and until when.

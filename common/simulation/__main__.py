@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from hashlib import sha256
 from time import perf_counter
 
 from rich.console import Console
 from rich.progress import track
 
-from common.simulation.faults.cluster import Cluster, Outcome, run_seed, run_seeds, shrink
+from common.simulation.faults.cluster import Cluster, Outcome, run_seeds, shrink
 from common.simulation.faults.scenario import WORLDS, Scenario
 
 _HELP = {
@@ -66,8 +64,7 @@ def main() -> int:
         seed = arguments.shrink if arguments.story is None else arguments.story
         return _narrate(WORLDS[world](seed), console, small=arguments.story is None)
     began = perf_counter()
-    run = partial(run_seed, world=world)
-    outcomes = _check(range(*arguments.seeds), run, console, first=arguments.first)
+    outcomes = _check(range(*arguments.seeds), world, console, first=arguments.first)
     _report(outcomes, perf_counter() - began, world)
     if arguments.digest:
         print(_digest(outcomes))  # noqa: T201 -- a command's output
@@ -96,12 +93,10 @@ def _digest(outcomes: list[Outcome]) -> str:
     return digest.hexdigest()
 
 
-def _check(
-    seeds: range, run: Callable[[int], Outcome], console: Console, *, first: bool
-) -> list[Outcome]:
+def _check(seeds: range, world: str, console: Console, *, first: bool) -> list[Outcome]:
     """Run all seeds with a progress bar, or until one fails."""
     outcomes = list[Outcome]()
-    for outcome in track(run_seeds(seeds, run), "seeds", len(seeds), console=console):
+    for outcome in track(run_seeds(seeds, world), "seeds", len(seeds), console=console):
         outcomes.append(outcome)
         if first and outcome.failure:
             break

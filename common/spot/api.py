@@ -21,13 +21,13 @@ from common.api.answers import (
     ProvisioningAnswer,
 )
 from common.errors import GivenError, NotFoundError, OutsideError, UserError
-from common.spot.market.market_file import Market, load_market
+from common.spot.market.market_file import Market
 
 if TYPE_CHECKING:
     from common.api.answers import MachineKind
     from common.config.settings import Settings
     from common.jobs.spec import JobSpec
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.records import Planned
     from common.spot.theory.billing import Billing
 
@@ -78,11 +78,8 @@ def _cost(ledger: FleetLedger, now_s: float) -> CostAnswer | None:
     plan, settled = ledger.plan, ledger.settled
     reviewed = settled or ledger.review
     if reviewed is not None:  # all at one time: what was spent since has no counterpart yet
-        at_s, spent_usd, on_demand_only_usd = (
-            reviewed.at_s,
-            reviewed.spent_usd,
-            reviewed.on_demand_only_usd,
-        )
+        at_s, spent_usd = reviewed.at_s, reviewed.spent_usd
+        on_demand_only_usd = reviewed.on_demand_only_usd
     elif plan is not None:
         at_s, spent_usd, on_demand_only_usd = now_s, ledger.spent_usd(now_s), 0.0
     else:
@@ -117,7 +114,7 @@ def market_of(settings: Settings) -> Market:
     """
     if not settings.market:
         raise NotFoundError("there is no market: set DOLL_MARKET to a market file")
-    return load_market(Path(settings.market))
+    return Market.load(Path(settings.market))
 
 
 def check_market(spec: JobSpec, settings: Settings) -> None:

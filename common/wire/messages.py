@@ -467,9 +467,8 @@ def decode_offer(data: bytes) -> tuple[ModelId, bytes]:
 # --- a header in front of large raw bytes --------------------------------------------------------
 
 _LENGTH = struct.Struct("<I")  # of the header
-_ALIGNMENT = (
-    16  # of the body inside the frame: numpy is slow on unaligned floats, torch refuses them
-)
+# Of the body inside the frame: numpy is slow on unaligned floats, and torch refuses them.
+_ALIGNMENT = 16
 
 
 def frame(header: bytes, body: bytes | memoryview) -> bytes:

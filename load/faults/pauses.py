@@ -22,7 +22,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from common.core.snapshot_search import AGAIN_S
+from common.core.snapshot_search import SEARCH_AGAIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -211,7 +211,7 @@ def _away(
             case "worker" | "worker-redis" | "worker-kafka":
                 each_worker[fault.number].append((began_s, ended_s))
             case "store":  # a coordinator may look again that long after
-                needed.append((began_s, ended_s + AGAIN_S + _START_S))
+                needed.append((began_s, ended_s + SEARCH_AGAIN_S + _START_S))
             case "coordinator":
                 each_coordinator[fault.number].append((began_s, ended_s))
     return [*needed, *_common(each_coordinator)], each_worker

@@ -21,7 +21,7 @@ from common.kafka.names import plans_topic
 from common.kafka.opening import open_log
 from common.kafka.read import read_decoded
 from common.spot.connect import open_fleet
-from common.spot.market.market_file import load_market
+from common.spot.market.market_file import Market
 from common.spot.plans import decode_plan
 from common.spot.provisioning.records import (
     Ended,
@@ -168,7 +168,7 @@ def measured() -> Found:
             lambda: any(isinstance(record, Settled) for record in plans_of(log)),
             *(PATIENCE_S, "the machines are given back"),
         )
-        with closing(open_fleet(settings, load_market(market), JOB)) as fleet:
+        with closing(open_fleet(settings, Market.load(market), JOB)) as fleet:
             machines = fleet.machines()
         proof = job.audit()
         wrong = len(job.unlearned(proof, RECORDS)) + len(proof.flaws)

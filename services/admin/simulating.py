@@ -61,7 +61,7 @@ class Simulations:
         # Settings and their secrets are none of its business.
         environment = {name: v for name, v in os.environ.items() if not name.startswith("DOLL_")}
         process = await asyncio.create_subprocess_exec(
-            *command_of("common.spot.planning.apart"),
+            *command_of("common.spot.planning.simulation_process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord, JobStore
     from common.kafka.port import Log
     from common.learning.trainer import Trainer
-    from common.redis.port import Board, Boards, Exchange
+    from common.redis.port import Exchange, LeaderBoard, LeaderBoards
     from common.runtime.supervisor import Supervisor
     from common.storage.port import Blobs
     from common.telemetry.logging import EventLogger
@@ -95,7 +95,7 @@ class CoordinatorReplica:
     name: str  # unique among all that ever live
     settings: Settings
     log: Log
-    boards: Boards
+    boards: LeaderBoards
     exchange: Exchange
     blobs: Blobs | None  # None without object storage
     job_store: JobStore
@@ -115,7 +115,7 @@ class JobContext:
 
     replica: CoordinatorReplica
     record: JobRecord  # the newest that its actor has seen
-    board: Board
+    board: LeaderBoard
     inbox: CoordinatorInbox
     observer: MetricsObserver
     log: EventLogger  # bound to the job, and to the epoch while this replica leads

@@ -20,7 +20,7 @@ from common.redis.boards import open_boards
 from common.runtime.jobs import follow_jobs
 from common.runtime.service import run
 from common.spot.connect import open_fleet, open_prices
-from common.spot.market.market_file import load_market
+from common.spot.market.market_file import Market
 from common.telemetry.metrics.registry import ProcessMetrics
 from services.provisioner.loop import JobProvisioner, ProvisionerProcess
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.runtime.jobs import MakePart, OpenedKafka
     from common.runtime.service import ServiceProcess
-    from common.spot.market.market_file import Market
     from services.provisioner.loop import Openers
 
 
@@ -44,7 +43,7 @@ def _provision(process: ServiceProcess) -> None:
     settings = process.settings
     if not settings.market:
         raise UserError("DOLL_MARKET: must name the file of the machines that can be rented")
-    market = load_market(Path(settings.market))
+    market = Market.load(Path(settings.market))
     metrics = ProcessMetrics("provisioner")
 
     def parts(opened: OpenedKafka) -> MakePart:

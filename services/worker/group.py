@@ -40,7 +40,7 @@ from common.core.vectors import dense
 from common.errors import GroupError, OutsideError, UnavailableError
 from common.learning.errors import NotFiniteError
 from services.worker.effects.weights import StateUploader, WeightsSharer
-from services.worker.held import Formed
+from services.worker.held_weights import Formed
 from services.worker.traffic import LIFE_BITS, TrafficCounter, counted
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from common.core.order_queue import Compute
     from common.storage.store import CheckpointStore
     from services.worker.compute import OrderComputer, Shell
-    from services.worker.held import Gradients, HeldWeights
+    from services.worker.held_weights import Gradients, HeldWeights
 
 _Key: TypeAlias = tuple[tuple[int, ...], float]  # of a gradient: its batches, its local rate
 

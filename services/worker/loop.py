@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET
 
 from common.core.settings import WorkerSettings, slices_of
-from common.core.worker import Worker
+from common.core.worker_reading import Worker
 from common.data.codecs import codec_of
 from common.data.registered import RegisteredCodec
 from common.jobs.build import parts_of
@@ -33,7 +33,7 @@ from services.worker.effects.claims import ClaimSender
 from services.worker.effects.schemas import SchemaFinder, SchemaGate
 from services.worker.gradients import GradientLoop
 from services.worker.group import GroupLoop
-from services.worker.held import HeldSlices, HeldWhole
+from services.worker.held_weights import HeldSlices, HeldWhole
 from services.worker.memory import check_group_memory, group_bytes, room_for_slices
 from services.worker.rows import BatchCache
 from services.worker.stream import Stream
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdogs
     from common.telemetry.tracing import Tracer
     from services.worker.group import GroupAccess
-    from services.worker.held import HeldWeights
+    from services.worker.held_weights import HeldWeights
 
 # A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
 # has its batches computed by others long before, so that being patient delays nothing.

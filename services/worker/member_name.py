@@ -61,7 +61,7 @@ class _Machine:
 
 
 class SlotLedger:
-    """Which machine has which slot: `common.spot.provisioning.ledger` says why a record counts.
+    """Which machine has which slot; `common.spot.provisioning.fleet_ledger` says what counts.
 
     Attributes:
         own: The machine that was ordered with this worker, None if none was.

@@ -1,6 +1,6 @@
 """A worker's stream thread: poll, decode, batch, announce (Algorithm 1).
 
-It never waits for a gradient. What to do is decided by `common.core.worker`; this file carries it
+It never waits for a gradient. `common.core.worker_reading` decides what to do; this file carries it
 out on Kafka and on the board.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from common.core.messages import Unsettled
-    from common.core.worker import Worker
     from common.core.worker_messages import WorkerCommand
+    from common.core.worker_reading import Worker
     from common.data.codecs import Codec
     from common.kafka.port import StreamEvent, StreamReader
     from common.telemetry.logging import EventLogger

@@ -1,6 +1,6 @@
 """Notices partitions that lag far behind the others in time: a model then learns two ages at once.
 
-Only reported: what is read next never depends on timestamps, see `common.core.turns`.
+Only reported: what is read next never depends on timestamps, see `common.core.weighted_turns`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from common.core.spans import Partition
-from common.core.turns import FAR_BEHIND_S, behind_s
+from common.core.weighted_turns import FAR_BEHIND_S, behind_s
 
 if TYPE_CHECKING:
     from common.kafka.port import Fetched

@@ -27,10 +27,10 @@ from common.spot.connect import open_fleet
 from common.spot.fleets.local.fleet import LocalMarket, ProcessFleet
 from common.spot.fleets.local.table import Table
 from common.spot.machines import Offer
-from common.spot.market.market_file import load_market
+from common.spot.market.market_file import Market
 from common.spot.plans import decode_plan
 from common.spot.provisioning import policy_runner
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import ProcessMetrics
 from load.paper.live import bill_usd, plans_of
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.config.settings import Settings
-    from common.spot.market.market_file import Market
     from services.provisioner.loop import Openers
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
@@ -108,7 +107,7 @@ def ledger_of(cluster: Cluster) -> FleetLedger:
 def machines_of(cluster: Cluster) -> list[tuple[int, str]]:
     """Launch and state of all machines, as the provider sees them."""
     settings = cluster.settings
-    fleet = open_fleet(settings, load_market(Path(settings.market)), cluster.job)
+    fleet = open_fleet(settings, Market.load(Path(settings.market)), cluster.job)
     try:
         return [(machine.launch, machine.state) for machine in fleet.machines()]
     finally:
@@ -180,7 +179,7 @@ def provisioner_of(
     """One replica's part in the job, in a thread of this process; its fleet, unless it is given."""
     settings = cluster.settings
     boards, metrics = open_boards(settings), ProcessMetrics("provisioner")
-    market = load_market(Path(settings.market))
+    market = Market.load(Path(settings.market))
     replica = ProvisionerProcess(
         *("p1", market, cluster.log, boards.board, opened or partial(openers, settings)),
         *(metrics, event_logger("p1")),

@@ -26,7 +26,7 @@ from common.jobs.changes import Change
 from common.jobs.job_file import parse_job
 from common.jobs.store import JobRecord, by_stream
 from common.spot.provisioning import records as plans
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,

@@ -76,7 +76,13 @@ MUTANTS = (
     Mutant(
         "workers listen to the triggers that the leader's status names",
         20,
-        (Edit(CORE + "worker.py", "TriggerStream(seen.triggers, seen.epoch)", "TriggerStream()"),),
+        (
+            Edit(
+                CORE + "worker_reading.py",
+                "TriggerStream(seen.triggers, seen.epoch)",
+                "TriggerStream()",
+            ),
+        ),
     ),
     Mutant(
         "what was heard of a stream of triggers counts for no other",
@@ -172,12 +178,18 @@ MUTANTS = (
     Mutant(
         "claims that were lost are not waited for for ever",
         200,
-        (Edit(CORE + "worker.py", "UNDECIDED_S = 30.0", "UNDECIDED_S = 1e9"),),
+        (Edit(CORE + "worker_reading.py", "UNDECIDED_S = 30.0", "UNDECIDED_S = 1e9"),),
     ),
     Mutant(
         "an older leader_status that keeps coming is believed",
         100,
-        (Edit(CORE + "worker.py", "if older and now < self._seen_at + OLDER_S:", "if older:"),),
+        (
+            Edit(
+                CORE + "worker_reading.py",
+                "if older and now < self._seen_at + OLDER_S:",
+                "if older:",
+            ),
+        ),
     ),
     # --- streams that are other logs than they were -------------------------------------------
     Mutant(
@@ -247,7 +259,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "worker.py",
+                CORE + "worker_reading.py",
                 "self._settings, batch_size=batch_size, bound=bound, group_size=group_size",
                 "self._settings, batch_size=batch_size",
             ),
@@ -280,7 +292,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "worker.py",
+                CORE + "worker_reading.py",
                 "            yield from self._expire(partition, start, now)",
                 "            pass",
             ),
@@ -291,7 +303,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "worker.py",
+                CORE + "worker_reading.py",
                 "            if sure == stands:",
                 "            if sure is not None:",
             ),
@@ -302,7 +314,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "worker.py",
+                CORE + "worker_reading.py",
                 "if len(self._held) >= enough and self._waiting >= enough:",
                 "if False:",
             ),
@@ -313,7 +325,7 @@ MUTANTS = (
         1000,
         (
             Edit(
-                CORE + "worker.py",
+                CORE + "worker_reading.py",
                 "return min(len(self._held), waiting + len(self._undecided))",
                 "return len(self._held)",
             ),
@@ -324,7 +336,7 @@ MUTANTS = (
         100,
         (
             Edit(
-                CORE + "worker.py",
+                CORE + "worker_reading.py",
                 "        if not gone:\n",
                 "        if True:\n",
             ),

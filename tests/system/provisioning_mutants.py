@@ -47,7 +47,7 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "what a former provisioner writes does not count",
         100,
-        (Edit(HERE + "ledger.py", "record.term != self.term or ", ""),),
+        (Edit(HERE + "fleet_ledger.py", "record.term != self.term or ", ""),),
     ),
     Mutant(
         "a slot's machine ends before its successor is ordered",
@@ -100,19 +100,25 @@ PROVISIONING_MUTANTS = (
     Mutant(
         "what is given back costs its pool's shortest time",
         50,
-        (Edit(HERE + "costs.py", "started_s + paid_s", "ended_s"),),
+        (Edit(HERE + "bill.py", "started_s + paid_s", "ended_s"),),
     ),
     Mutant(
         "a machine costs what its own type costs",
         50,
-        (Edit(HERE + "ledger.py", "Offer(self.pool, self.type, self.zone)", "Offer(self.pool)"),),
+        (
+            Edit(
+                HERE + "fleet_ledger.py",
+                "Offer(self.pool, self.type, self.zone)",
+                "Offer(self.pool)",
+            ),
+        ),
     ),
     Mutant(
         "a slot is seated anew only after its machine has ended",
         60,
         (
             Edit(
-                HERE + "ledger.py",
+                HERE + "fleet_ledger.py",
                 "        if any(other.slot == assigned.slot and other.has_slot "
                 "for other in self._open.values()):\n"
                 "            return False\n",
@@ -129,7 +135,7 @@ PROVISIONING_MUTANTS = (
         "a machine has one slot's stream for as long as it runs",
         60,
         (
-            Edit(HERE + "ledger.py", " or instance.slot is not None:", ":"),
+            Edit(HERE + "fleet_ledger.py", " or instance.slot is not None:", ":"),
             Edit(HERE + "slots.py", "if instance.slot is None and ready", "if ready"),
         ),
     ),

@@ -31,7 +31,7 @@ from common.spot.policies.policy import ON_DEMAND
 from common.spot.provisioning import commands as do
 from common.spot.provisioning import events, policy_runner
 from common.spot.provisioning import records as plans
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.spot.provisioning.provisioner import Provisioner
 from common.spot.provisioning.records import (
     LaunchRequested,

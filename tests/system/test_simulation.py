@@ -17,14 +17,8 @@ from hypothesis import strategies as st
 from common.simulation.faults.cluster import (
     Cluster,
     Outcome,
-    run_builds_seed,
-    run_forged_seed,
-    run_frozen_seed,
-    run_group_seed,
     run_seed,
     run_seeds,
-    run_slices_seed,
-    run_store_seed,
     shrink,
     smaller,
 )
@@ -63,7 +57,7 @@ STORE_SEEDS = range(80 if CHANGED else 40)
 FIRST_FAILURE = """\
 import sys
 from common.simulation.faults import cluster
-outcomes = map(getattr(cluster, sys.argv[2]), range(int(sys.argv[1])))
+outcomes = (cluster.run_seed(seed, sys.argv[2]) for seed in range(int(sys.argv[1])))
 print(next((f"seed {it.seed}: {it.failure}" for it in outcomes if it.failure), "none fails"))
 """
 
@@ -90,7 +84,7 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
 
 
 def test_frozen_and_thawed_processes_break_no_invariant() -> None:
-    outcomes = list(run_seeds(FROZEN_SEEDS, run_frozen_seed))
+    outcomes = list(run_seeds(FROZEN_SEEDS, "frozen"))
 
     assert not [
         f"{outcome.failure}; replay: python -m common.simulation --frozen --story {outcome.seed}"
@@ -152,7 +146,7 @@ def test_without_faults_one_leader_is_enough_and_nothing_is_quarantined() -> Non
 
 
 def test_workers_of_another_build_are_given_no_order_whatever_fails() -> None:
-    outcomes = map(run_builds_seed, FEW_SEEDS)
+    outcomes = [run_seed(seed, "builds") for seed in FEW_SEEDS]
     assert not [outcome for outcome in outcomes if outcome.failure]
 
 
@@ -232,7 +226,7 @@ def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> No
 
 
 def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> None:
-    outcomes = list(run_seeds(GROUP_SEEDS, run_group_seed))
+    outcomes = list(run_seeds(GROUP_SEEDS, "group"))
 
     assert not [
         f"{outcome.failure}; replay: python -m common.simulation --group --story {outcome.seed}"
@@ -252,7 +246,7 @@ def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> N
 def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lost_in_part() -> (
     None
 ):
-    outcomes = list(run_seeds(SLICES_SEEDS, run_slices_seed))
+    outcomes = list(run_seeds(SLICES_SEEDS, "slices"))
 
     assert not [
         f"{outcome.failure}; replay: python -m common.simulation --slices --story {outcome.seed}"
@@ -265,7 +259,7 @@ def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lo
 
 
 def test_members_whose_words_somebody_forges_lose_nothing_and_use_nothing_twice() -> None:
-    outcomes = list(run_seeds(FORGED_SEEDS, run_forged_seed))
+    outcomes = list(run_seeds(FORGED_SEEDS, "forged"))
 
     assert not [
         f"{outcome.failure}; replay: python -m common.simulation --forged --story {outcome.seed}"
@@ -276,7 +270,7 @@ def test_members_whose_words_somebody_forges_lose_nothing_and_use_nothing_twice(
 
 
 def test_no_checkpoint_is_forgotten_if_object_storage_answers_wrongly() -> None:
-    outcomes = list(run_seeds(STORE_SEEDS, run_store_seed))
+    outcomes = list(run_seeds(STORE_SEEDS, "store"))
 
     assert not [
         f"{outcome.failure}; replay: python -m common.simulation --store --story {outcome.seed}"
@@ -309,37 +303,37 @@ def test_what_a_mutant_changes_stands_in_the_code_once(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", cases(MUTANTS))
 def test_without_a_rule_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
-    check_without(mutant, tmp_path, "run_seed")
+    check_without(mutant, tmp_path, "")
 
 
 @pytest.mark.parametrize("mutant", cases(BUILDS_MUTANTS))
 def test_without_a_rule_of_builds_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
-    check_without(mutant, tmp_path, "run_builds_seed")
+    check_without(mutant, tmp_path, "builds")
 
 
 @pytest.mark.parametrize("mutant", cases(GROUP_MUTANTS))
 def test_without_a_rule_of_members_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
-    check_without(mutant, tmp_path, "run_group_seed")
+    check_without(mutant, tmp_path, "group")
 
 
 @pytest.mark.parametrize("mutant", cases(SLICES_MUTANTS))
 def test_without_a_rule_of_slices_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
-    check_without(mutant, tmp_path, "run_slices_seed")
+    check_without(mutant, tmp_path, "slices")
 
 
 @pytest.mark.parametrize("mutant", cases(STORE_MUTANTS))
 def test_without_a_rule_of_checkpoints_the_simulation_fails(mutant: Mutant, tmp_path: Path) -> None:
-    check_without(mutant, tmp_path, "run_store_seed")
+    check_without(mutant, tmp_path, "store")
 
 
-def check_without(mutant: Mutant, tmp_path: Path, run_one: str) -> None:
+def check_without(mutant: Mutant, tmp_path: Path, world: str) -> None:
     for package in ("core", "simulation"):
         shutil.copytree(ROOT / "common" / package, tmp_path / "common" / package)
     shutil.copy(ROOT / "common" / "__init__.py", tmp_path / "common")
     mutant.write(tmp_path)
 
     run = subprocess.run(  # noqa: S603 -- our own command line
-        [sys.executable, "-c", FIRST_FAILURE, str(mutant.seeds), run_one],
+        [sys.executable, "-c", FIRST_FAILURE, str(mutant.seeds), world],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 INSIDE = {
     *("common.core.order_queue", "common.core.batching", "common.core.commands"),
     *("common.core.events", "common.core.members.replica", "common.core.grouping"),
-    *("common.core.ledger", "common.core.batch_assignment", "common.core.worker"),
+    *("common.core.ledger", "common.core.batch_assignment", "common.core.worker_reading"),
     "common.core.worker_messages",
     *("common.spot.provisioning.commands", "common.spot.provisioning.events"),
     *("common.spot.experiments.protocol", "services.serve.protocol"),

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from common.core.history import History
     from common.core.messages import GroupReply, TriggerId, UpdateApplied, WorkerId
     from common.core.rounds import Round
-    from common.core.settings import AggregationSettings, SliceSettings, Stage
+    from common.core.settings import AggregationSettings, Stage
     from common.core.snapshots import Snapshot
 
 STILL_S = 1.0  # between looks of a leader whom nothing held up
@@ -196,10 +196,6 @@ class GroupAggregation:
         self.holder: WorkerId | None = None
         self._refused = dict["WorkerId", tuple[float, str]]()  # until when it is told, and why
         self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
-
-    @property
-    def _slices(self) -> SliceSettings | None:
-        return self._settings.slices
 
     @property
     def _heal_s(self) -> float:
@@ -449,13 +445,13 @@ class GroupAggregation:
         What was computed by who is left out is lost with it.
         """
         owners: tuple[tuple[int, ...], ...] | UnsetType = UNSET
-        if self._slices is not None:
+        if self._settings.slices is not None:
             ranks = {member: rank for rank, member in enumerate(members)}
             owners = tuple(
                 tuple(ranks[member] for member in self._owners(number, wanted) if member in ranks)
                 for number in range(self._count)
             )
-            owners = tuple(each[: self._slices.owners] for each in owners)
+            owners = tuple(each[: self._settings.slices.owners] for each in owners)
             self._owned.stranded = bool(members) and () in owners
         if (members, owners) != (self._membership.members, self._membership.owners):
             self._membership = Membership(self._membership.number + 1, members, owners)
@@ -484,7 +480,7 @@ class GroupAggregation:
 
     def _wanted(self, members: tuple[Member, ...]) -> tuple[tuple[Member, ...], ...]:
         """By slice who should own it, of members that stay."""
-        settings = self._slices
+        settings = self._settings.slices
         if settings is None or not members:
             return ()
         staying = tuple(member for member in members if member.worker in self._live)
@@ -500,7 +496,8 @@ class GroupAggregation:
         """Who holds a slice: first those that should own it, then any others."""
         should, holders = wanted[number] if wanted else (), self._owned.holders[number]
         first = [member for member in should if member in holders]
-        if first and len(should) < (1 if self._slices is None else self._slices.owners):
+        settings = self._settings.slices
+        if first and settings is not None and len(should) < settings.owners:
             return first  # others lack the memory
         return first + [member for member in holders if member not in first]
 
@@ -560,7 +557,7 @@ class GroupAggregation:
             if source is not None:
                 slices &= self._reports.slices(source, self._count)
             self._next.copies[member] = Copy(
-                member, source, UNSET if self._slices is None else tuple(sorted(slices))
+                member, source, UNSET if self._settings.slices is None else tuple(sorted(slices))
             )
             self.news = True
 
@@ -683,11 +680,8 @@ class GroupAggregation:
         measured: bool,  # noqa: ARG002
     ) -> tuple[CoordinatorCommand, ...]:
         """Members do so once its record was read back."""
-        self._tries.pending, self._tries.current, self._tries.verdict = (
-            self._tries.current,
-            None,
-            "open",
-        )
+        self._tries.pending, self._tries.current = self._tries.current, None
+        self._tries.verdict = "open"
         return ()
 
     def read_back(self, update: UpdateApplied) -> float | UnsetType:
@@ -724,10 +718,8 @@ class GroupAggregation:
         for command in commands:
             if isinstance(command, do.PublishSnapshot):
                 yield replace(command, checkpoint=False)
-                self._next.hot, self.news = (
-                    command.snapshot.made,
-                    True,
-                )  # whose weights are to be there
+                # Its weights are to be there.
+                self._next.hot, self.news = command.snapshot.made, True
                 if command.checkpoint:
                     yield from self._backups.take(command.snapshot)
 

@@ -47,6 +47,7 @@ from common.simulation.faults.world import DIGEST, Outages, World
 
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord, Wanted
+    from common.simulation.faults.processes import SimulatedProcess
     from common.simulation.faults.scenario import Fault, Scenario
     from common.simulation.faults.topic import SimulatedTopic
 
@@ -505,12 +506,10 @@ class Cluster:
         world.say("--- no fault begins any more")
         world.outages = Outages(world.now, world.now, world.now, world.outages.lie)
         for worker in self._workers:
-            worker.redis_back_at = worker.kafka_back_at = world.now
-        for coordinator in self._coordinators:
-            coordinator.redis_back_at = world.now
-        processes: list[SimulatedWorker | SimulatedCoordinator]
-        processes = [*self._workers, *self._coordinators]
+            worker.kafka_back_at = world.now
+        processes: list[SimulatedProcess] = [*self._workers, *self._coordinators]
         for process in processes:
+            process.redis_back_at = world.now
             process.frozen_until = min(process.frozen_until, world.now)
         self._want("running")
         if any(fault.kind in OPERATORS for fault in self.scenario.faults):
@@ -528,21 +527,13 @@ def run_seed(seed: int, world: str = "") -> Outcome:
     return Cluster(WORLDS[world](seed)).run()
 
 
-run_builds_seed = partial(run_seed, world="builds")
-run_group_seed = partial(run_seed, world="group")
-run_slices_seed = partial(run_seed, world="slices")
-run_frozen_seed = partial(run_seed, world="frozen")
-run_forged_seed = partial(run_seed, world="forged")
-run_store_seed = partial(run_seed, world="store")
-
-
-def run_seeds(seeds: range, run: Callable[[int], Outcome] = run_seed) -> Iterator[Outcome]:
+def run_seeds(seeds: range, world: str = "") -> Iterator[Outcome]:
     """Run many; begins no more when nobody asks for more."""
     # Not forked from this process: it may have threads, and they would not survive it. And none is
     # killed, as a `multiprocessing.Pool` does at its end: one that holds a lock then leaves it so.
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(mp_context=context) as pool:
-        yield from pool.map(run, seeds, chunksize=CHUNK)
+        yield from pool.map(partial(run_seed, world=world), seeds, chunksize=CHUNK)
 
 
 # --- a failing scenario made small: whatever the failure does not need is left out ---------------

@@ -31,6 +31,7 @@ from common.core.settings import AggregationSettings, CoordinatorSettings, Mode,
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition, Partition
 from common.simulation.faults.checks import Violation, effective_updates
+from common.simulation.faults.processes import SimulatedProcess
 from common.simulation.faults.scenario import Way
 from common.simulation.faults.world import (
     DIGEST,
@@ -62,9 +63,8 @@ MODELS_KEPT = 3
 READ_BACK_S = 0.1  # between attempts to read a checkpoint back
 WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
 PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
-SCHEDULE = RateSchedule(
-    "inverse_sqrt", warmup=4, updates=3
-)  # no two updates of a chain have one rate
+# No two updates of a chain have one rate.
+SCHEDULE = RateSchedule("inverse_sqrt", warmup=4, updates=3)
 GROUP = AggregationSettings(heal_s=0.3, first_attempt_s=1.0)
 GENESIS_TOKEN: Token = (GENESIS, 0)
 
@@ -138,20 +138,16 @@ class WeightTokens:
     chain: dict[int, Token] = field(default_factory=dict)  # of this leadership, by version
 
 
-class SimulatedCoordinator:
+class SimulatedCoordinator(SimulatedProcess):
     """One coordinator process: role machine, weights as a token, an outbox to the updates topic."""
 
     def __init__(self, world: World, number: int) -> None:
-        self.world = world
+        super().__init__(world)
         self.name = f"c{number}"
         self._revision = world.revision  # of the job, that it knows
         self.settings = coordinator_settings(world, self._revision)
         self.machine = Coordinator(self.name, self.settings)
         self.request = events.WantedChanged("running")
-        self.dead = False
-        self.frozen_until = 0.0
-        self._silent_until = 0.0
-        self.redis_back_at = 0.0  # while it is cut off
         self._lease_s = LEASE_S  # for which it asks
         self._looks_until = 0.0  # whether the holder of the lease lives
         self.figures = CoordinatorFigures()
@@ -170,13 +166,6 @@ class SimulatedCoordinator:
         world.control_readers.append(self.read)
         world.board_readers.append(self.read)
         self._wake()
-
-    def _up(self) -> bool:
-        return not self.dead and self.world.now >= self.frozen_until
-
-    @property
-    def _redis_away(self) -> bool:
-        return self.world.redis_away or self.world.now < self.redis_back_at
 
     @property
     def idle(self) -> bool:
@@ -880,18 +869,3 @@ class SimulatedCoordinator:
         if self._outbox and self._up():
             self._outbox = self._outbox[: self.world.draw.randrange(len(self._outbox))]
             self._feed(events.AttemptFailed("a record was not appended"))
-
-    def _when_up(self, action: Callable[[], None]) -> None:
-        """Do it at once, or when this process is no longer frozen."""
-
-        def act() -> None:
-            if not self.dead:
-                action()
-
-        self.world.later(max(self.frozen_until - self.world.now, 0.0) + 0.001, act)
-
-    def freeze(self, seconds: float) -> None:
-        """Stop, and go on later as if nothing had happened."""
-        self.frozen_until = self.world.now + seconds
-        if self.world.chance(0.5):
-            self._silent_until = self.frozen_until  # what it appended has not left it either

@@ -287,7 +287,7 @@ class SimulatedMember(SimulatedWorker):
             if self.dead or self.replica is not replica:
                 return
             if not self._up():
-                world.later(max(self.frozen_until - world.now, 0.0) + 0.001, lambda: end(before))
+                self._when_up(lambda: end(before))
                 return
             cut: tuple[Member, ...] = ()
             if source is None:
@@ -367,7 +367,7 @@ class SimulatedMember(SimulatedWorker):
             if self._up():
                 self._carry_out(replica.stored(made, slices))
             else:
-                world.later(max(self.frozen_until - world.now, 0.0) + 0.001, say)
+                self._when_up(say)
 
         world.later(world.group.draw.expovariate(1 / STORE_S), end)
 

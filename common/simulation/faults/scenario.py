@@ -7,7 +7,7 @@ so that the shrinker can leave some out and see whether the failure stays.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -147,6 +147,7 @@ LEAST_TUNED, MOST_TUNED = 2, 2 * MOST  # noise shows in the difference of two gr
 OVERFLOWING = 0.2  # share of the worlds of groups in which a sum may overflow
 TROUBLED = 0.5  # share of the worlds with frozen processes in which there are other faults, too
 STARTING = 0.8  # share of the lies of a store that meet coordinators that start without Redis
+LASTS_S = (0.2, 1.0, 4.0)  # how long most faults may last
 SOON_AGAIN = 0.3  # share of the changes that another one follows soon
 
 
@@ -371,23 +372,34 @@ def from_seed(seed: int) -> Scenario:
         faults=_faults(draw, faults_end_at, quiet=quiet),
         faults_end_at=faults_end_at,
     )
-    operators = _operators(apart, faults_end_at)
+    # Most jobs are left to themselves; where somebody works by hand, it is again and again.
+    kinds: list[FaultKind] = [*OPERATORS, "lose appends"]
+    operators = _random_faults(apart, faults_end_at, apart.choice([0, 0, 3, 8]), kinds, [4.0])
+    # Most streams keep their partitions, and are the logs that they were.
     streams = random.Random(f"streams {seed}")  # noqa: S311 -- likewise, and apart as that is
-    growth = _growth(streams, faults_end_at)
-    losses = _losses(random.Random(f"losses {seed}"), faults_end_at)  # noqa: S311 -- likewise
-    cuts = _cuts(random.Random(f"cuts {seed}"), faults_end_at)  # noqa: S311 -- likewise
-    forged = _forgeries(random.Random(f"forgeries {seed}"), faults_end_at)  # noqa: S311 -- likewise
-    more = operators or forged  # never both: what operators meet stays as rare as it was
-    faults = scenario.faults + _changes(draw, faults_end_at) + more + growth + losses + cuts
-    poisons = scenario.poisons
-    if operators and not poisons:  # they would have nothing to do
-        poisons = _poisons(apart, sorted(set(every) - bad))
-    ordered = tuple(sorted(faults, key=lambda fault: fault.at))
-    added = tuple(_arrivals(streams, faults_end_at) for _ in growth)
-    misheard = random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05])  # noqa: S311 -- likewise
-    scenario = replace(scenario, faults=ordered, poisons=poisons, added=added, misheard=misheard)
-    changes = random.Random(f"changes {seed}").random() < CHANGES  # noqa: S311 -- likewise
-    scenario = replace(scenario, changes=changes)
+    count = streams.choice([0, 0, 0, 0, 1, 2])
+    growth = _random_faults(streams, faults_end_at, count, ["add partition"])
+    cuts = random.Random(f"cuts {seed}")  # noqa: S311 -- likewise
+    more = _random_faults(cuts, faults_end_at, cuts.choice([0, 0, 0, 0, 0, 1, 3]), CUTS)
+    # Half of the worlds have a Kafka that keeps what it acknowledged.
+    losses = random.Random(f"losses {seed}")  # noqa: S311 -- likewise
+    count = losses.choice([0, 0, 2, 5])
+    more += _random_faults(losses, faults_end_at, count, [*LOSSES, "elect leaders"], LASTS_S)
+    # On most boards there is nothing but what the job put there. Never both, or what operators meet
+    # would not stay as rare as it was.
+    forgeries = random.Random(f"forgeries {seed}")  # noqa: S311 -- likewise
+    count = forgeries.choice([0, 0, 0, 0, 1, 3])
+    forged = _random_faults(forgeries, faults_end_at, count, ["forge trigger"])
+    changes = _changes(draw, faults_end_at, draw.choice([0, 0, 1, 2, 4]), "change job")
+    scenario = _with(scenario, changes + (operators or forged) + growth + more)
+    if operators and not scenario.poisons:  # they would have nothing to do
+        scenario = replace(scenario, poisons=_poisons(apart, sorted(set(every) - bad)))
+    scenario = replace(
+        scenario,
+        added=tuple(_arrivals(streams, faults_end_at) for _ in growth),
+        misheard=random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05]),  # noqa: S311 -- likewise
+        changes=random.Random(f"changes {seed}").random() < CHANGES,  # noqa: S311 -- likewise
+    )
     modes = random.Random(f"modes {seed}")  # noqa: S311 -- likewise
     if modes.random() >= MODES:
         return scenario
@@ -398,23 +410,18 @@ def from_seed(seed: int) -> Scenario:
 def grouped(scenario: Scenario) -> Scenario:
     """The same world, but that members hold the weights; with what may befall these."""
     draw = random.Random(f"group of {scenario.seed}")  # noqa: S311 -- likewise
-    more = tuple(
-        Fault(
-            draw.uniform(0, scenario.faults_end_at),
-            draw.choice(AMONG_MEMBERS),
-            draw.randrange(1000),
-            draw.choice([0.2, 1.0, 4.0]),
-        )
-        for _ in range(int(scenario.faults_end_at * draw.choice([0.0, 0.3, 1.0])))
+    end = scenario.faults_end_at
+    more = _random_faults(
+        draw, end, int(end * draw.choice([0.0, 0.3, 1.0])), AMONG_MEMBERS, LASTS_S
     )
+    # Half of the owners know from the beginning who is to hold the weights.
     switches = random.Random(f"switches of {scenario.seed}")  # noqa: S311 -- likewise
-    more += _switches(switches, scenario.faults_end_at)
+    count = switches.choice([0, 0, 0, 1, 2, 4])
     return replace(
-        scenario,
+        _with(scenario, more + _changes(switches, end, count, "switch aggregation")),
         group=True,
         overflows=draw.random() < OVERFLOWING,
         changes=False,
-        faults=tuple(sorted(scenario.faults + more, key=lambda fault: fault.at)),
         way=None if scenario.way is None else scenario.way.of_group(),
         workers=draw.randint(1, MOST_WORKERS),
     )
@@ -428,12 +435,9 @@ def of_two_builds(scenario: Scenario) -> Scenario:
 def forged(scenario: Scenario) -> Scenario:
     """Return the same world of members, in which somebody forges what they say."""
     draw = random.Random(f"forged reports {scenario.seed}")  # noqa: S311 -- likewise
-    more = tuple(
-        Fault(draw.uniform(0, scenario.faults_end_at), "forge report", draw.randrange(1000), 0.0)
-        for _ in range(int(scenario.faults_end_at * draw.choice([0.3, 1.0, 3.0])))
-    )
-    faults = tuple(sorted(scenario.faults + more, key=lambda fault: fault.at))
-    return replace(scenario, faults=faults)
+    end = scenario.faults_end_at
+    count = int(end * draw.choice([0.3, 1.0, 3.0]))
+    return _with(scenario, _random_faults(draw, end, count, ["forge report"]))
 
 
 def sliced(scenario: Scenario) -> Scenario:
@@ -446,13 +450,10 @@ def sliced(scenario: Scenario) -> Scenario:
         stage=draw.choice([None, None, 1, 2, 3]),
     )
     cuts = tuple(
-        Fault(
-            draw.uniform(0, scenario.faults_end_at), "cut members", 0, draw.choice([0.2, 1.0, 4.0])
-        )
+        Fault(draw.uniform(0, scenario.faults_end_at), "cut members", 0, draw.choice(LASTS_S))
         for _ in range(draw.choice([0, 0, 5, 20]))
     )
-    faults = tuple(sorted(scenario.faults + cuts, key=lambda fault: fault.at))
-    return replace(scenario, slices=slices, faults=faults)
+    return replace(_with(scenario, cuts), slices=slices)
 
 
 def frozen(seed: int) -> Scenario:
@@ -464,18 +465,11 @@ def frozen(seed: int) -> Scenario:
         scenario = grouped(scenario)
     if layout == "slices":
         scenario = sliced(scenario)
-    freezes = tuple(
-        Fault(
-            draw.uniform(0, scenario.faults_end_at),
-            draw.choice(FREEZES),
-            draw.randrange(1000),
-            draw.choice([0.2, 1.0, 4.0, 10.0]),
-        )
-        for _ in range(draw.randint(1, 4))
-    )
-    others = scenario.faults if draw.random() < TROUBLED else ()
-    faults = tuple(sorted(others + freezes, key=lambda fault: fault.at))
-    return replace(scenario, faults=faults)
+    end, count = scenario.faults_end_at, draw.randint(1, 4)
+    freezes = _random_faults(draw, end, count, FREEZES, [*LASTS_S, 10.0])
+    if draw.random() >= TROUBLED:
+        scenario = replace(scenario, faults=())
+    return _with(scenario, freezes)
 
 
 def lying(scenario: Scenario) -> Scenario:
@@ -490,8 +484,14 @@ def lying(scenario: Scenario) -> Scenario:
             times = [at + draw.uniform(0, SOON_S) for _ in range(3)]
             faults += [Fault(times[n], "kill coordinator", n, 0.0) for n in (0, 1)]
             faults.append(Fault(max(times), "wipe redis", 0, 0.0))
-    ordered = tuple(sorted((*scenario.faults, *faults), key=lambda fault: fault.at))
-    return replace(scenario, names=True, faults=ordered, upload_s=min(scenario.upload_s, 2.0))
+    scenario = _with(scenario, tuple(faults))
+    return replace(scenario, names=True, upload_s=min(scenario.upload_s, 2.0))
+
+
+def _with(scenario: Scenario, faults: tuple[Fault, ...]) -> Scenario:
+    """The same world, with further faults."""
+    ordered = sorted(scenario.faults + faults, key=lambda fault: fault.at)
+    return replace(scenario, faults=tuple(ordered))
 
 
 # Kinds of worlds in which storage lies, by the remainder of the seed.
@@ -549,75 +549,37 @@ def _faults(draw: random.Random, faults_end_at: float, *, quiet: bool) -> tuple[
             times[-1] + draw.uniform(0, SOON_S) if together else draw.uniform(0, faults_end_at)
         )
     return tuple(
-        Fault(time, draw.choice(kinds), draw.randrange(1000), draw.choice([0.2, 1.0, 4.0]))
+        Fault(time, draw.choice(kinds), draw.randrange(1000), draw.choice(LASTS_S))
         for time in sorted(times)
         if time < faults_end_at
     )
 
 
-def _changes(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
-    """Some owners leave their job alone, some change it twice before anybody has heard of it."""
-    times = [draw.uniform(0, faults_end_at) for _ in range(draw.choice([0, 0, 1, 2, 4]))]
+def _changes(
+    draw: random.Random, faults_end_at: float, count: int, kind: FaultKind
+) -> tuple[Fault, ...]:
+    """Changes by the job's owner; some come twice before anybody has heard of the first."""
+    times = [draw.uniform(0, faults_end_at) for _ in range(count)]
     times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
     return tuple(
-        Fault(time, "change job", draw.randrange(1000), 0.0)
-        for time in times
-        if time < faults_end_at
+        Fault(time, kind, draw.randrange(1000), 0.0) for time in times if time < faults_end_at
     )
 
 
-def _switches(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
-    """Half of the owners know from the beginning who is to hold the weights."""
-    times = [draw.uniform(0, faults_end_at) for _ in range(draw.choice([0, 0, 0, 1, 2, 4]))]
-    times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
-    return tuple(
-        Fault(time, "switch aggregation", draw.randrange(1000), 0.0)
-        for time in times
-        if time < faults_end_at
-    )
-
-
-def _growth(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
-    """Most streams keep their partitions."""
-    return tuple(
-        Fault(draw.uniform(0, faults_end_at), "add partition", draw.randrange(1000), 0.0)
-        for _ in range(draw.choice([0, 0, 0, 0, 1, 2]))
-    )
-
-
-def _losses(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
-    """Half of the worlds have a Kafka that keeps what it acknowledged."""
+def _random_faults(
+    draw: random.Random,
+    faults_end_at: float,
+    count: int,
+    kinds: Sequence[FaultKind],
+    seconds: Sequence[float] = (0.0,),
+) -> tuple[Fault, ...]:
+    """Draw faults, each of one of these kinds, for one of these times."""
     return tuple(
         Fault(
             draw.uniform(0, faults_end_at),
-            draw.choice([*LOSSES, "elect leaders"]),
+            draw.choice(kinds) if len(kinds) > 1 else kinds[0],
             draw.randrange(1000),
-            draw.choice([0.2, 1.0, 4.0]),
+            draw.choice(seconds) if len(seconds) > 1 else seconds[0],
         )
-        for _ in range(draw.choice([0, 0, 2, 5]))
-    )
-
-
-def _cuts(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
-    """Most streams are the logs that they were."""
-    return tuple(
-        Fault(draw.uniform(0, faults_end_at), draw.choice(CUTS), draw.randrange(1000), 0.0)
-        for _ in range(draw.choice([0, 0, 0, 0, 0, 1, 3]))
-    )
-
-
-def _forgeries(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
-    """On most boards there is nothing but what the job put there."""
-    return tuple(
-        Fault(draw.uniform(0, faults_end_at), "forge trigger", draw.randrange(1000), 0.0)
-        for _ in range(draw.choice([0, 0, 0, 0, 1, 3]))
-    )
-
-
-def _operators(draw: random.Random, faults_end_at: float) -> tuple[Fault, ...]:
-    """Most jobs are left to themselves; where somebody works by hand, it is again and again."""
-    kinds: list[FaultKind] = [*OPERATORS, "lose appends"]
-    return tuple(
-        Fault(draw.uniform(0, faults_end_at), draw.choice(kinds), draw.randrange(1000), 4.0)
-        for _ in range(draw.choice([0, 0, 3, 8]))
+        for _ in range(count)
     )

@@ -27,8 +27,9 @@ from common.core.messages import (
 from common.core.order_queue import Assignments, Compute
 from common.core.settings import WorkerSettings
 from common.core.spans import Address, LogPosition, Partition, Span
-from common.core.worker import Worker
+from common.core.worker_reading import Worker
 from common.simulation.faults.checks import Violation
+from common.simulation.faults.processes import SimulatedProcess
 from common.simulation.faults.streams import Content
 from common.simulation.faults.world import DIGEST, OTHER_DIGEST, Token, TrueGradient, World, void
 
@@ -57,11 +58,11 @@ def worker_settings(world: World, revision: int) -> WorkerSettings:
     return WorkerSettings(sizes.batch_size, sizes.bound, linger_s, sizes.largest_group)
 
 
-class SimulatedWorker:
+class SimulatedWorker(SimulatedProcess):
     """One worker process: stream side, gradient side, a cache of rows, an outbox."""
 
     def __init__(self, world: World, number: int, on_death: Callable[[], None]) -> None:
-        self.world = world
+        super().__init__(world)
         self._on_death = on_death
         self.id = WorkerId(f"w{number}")
         build = random.Random(f"build of {world.scenario.seed} {number}")  # noqa: S311 -- reproducible
@@ -72,10 +73,7 @@ class SimulatedWorker:
         self._most_samples = settings.batch_size  # in a batch that it announces now
         self.machine = Worker(self.id, settings)
         self.orders = Assignments(self.id)
-        self.dead = False
-        self.frozen_until = 0.0
-        self._silent_until = 0.0
-        self.redis_back_at = self.kafka_back_at = 0.0  # while it is cut off
+        self.kafka_back_at = 0.0  # while it is cut off
         self.leaving = False
         self._own = dict[Partition, int | None]()
         self._known = dict[Partition, LogPosition]()  # of those that it reads
@@ -101,13 +99,6 @@ class SimulatedWorker:
     def idle(self) -> bool:
         """Whether nothing that it announced is still on its way, and it knows all there is."""
         return not self._outbox and (self.dead or self._revision == self.world.revision)
-
-    def _up(self) -> bool:
-        return not self.dead and self.world.now >= self.frozen_until
-
-    @property
-    def _redis_away(self) -> bool:
-        return self.world.redis_away or self.world.now < self.redis_back_at
 
     @property
     def _kafka_away(self) -> bool:
@@ -429,12 +420,6 @@ class SimulatedWorker:
         """Die at once; what the network already has still arrives."""
         self._outbox = self._outbox[: self.world.draw.randint(0, len(self._outbox))]
         self._end()
-
-    def freeze(self, seconds: float) -> None:
-        """Stop, and go on later as if nothing had happened."""
-        self.frozen_until = self.world.now + seconds
-        if self.world.chance(0.5):
-            self._silent_until = self.frozen_until  # what it appended has not left it either
 
     def leave(self) -> None:
         """Leave well: finish what is under way, hand back what is not begun."""

@@ -56,6 +56,7 @@ NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down
 # Digest of the layout of the job's model.
 DIGEST = "0123456789abcdef"
 OTHER_DIGEST = "f" * 16  # of the layout that another build of the task makes
+BOARD_S = 0.001  # mean time until a reader of the board sees what is new there
 LATE_S = 3.0  # how late a late message may be: several takeovers
 
 Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
@@ -220,9 +221,8 @@ class World:
         self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- likewise
         # What a trigger's changes make of which weights, by the leader's epoch and the model.
         self.changes = dict[ModelId, tuple[Token, Token]]()
-        self.revisions = [
-            scenario.sizes
-        ]  # the jobs topic: the job as its owner wanted it, one after another
+        # The jobs topic: the job as its owner wanted it, one after another.
+        self.revisions = [scenario.sizes]
         self.owners = dict[Partition, WorkerId]()
         self.control_readers = list["Callable[[], None]"]()
         self.board_readers = list["Callable[[], None]"]()
@@ -237,6 +237,10 @@ class World:
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something after a delay."""
         heapq.heappush(self._heap, (self.now + delay_s, next(self.serial), action))
+
+    def _wake(self, readers: list[Callable[[], None]], mean_s: float) -> None:
+        for wake in readers:
+            self.later(self.jitter(mean_s), wake)
 
     def step(self) -> None:
         """Do the next thing."""
@@ -301,8 +305,7 @@ class World:
     def append_control(self, record: ControlRecord | None) -> int:
         """Append to the control topic now; returns the offset."""
         offset = self.control.append(record)
-        for wake in self.control_readers:
-            self.later(self.jitter(self.scenario.kafka_s), wake)
+        self._wake(self.control_readers, self.scenario.kafka_s)
         return offset
 
     def append_audit(self, record: AuditRecord | None) -> None:
@@ -310,8 +313,7 @@ class World:
         if isinstance(record, Lead):
             self.figures.newest_lead = max(self.figures.newest_lead, record.epoch)
         self.updates.append(record)
-        for wake in self.control_readers:
-            self.later(self.jitter(self.scenario.kafka_s), wake)
+        self._wake(self.control_readers, self.scenario.kafka_s)
 
     def lose(
         self, topic: SimulatedTopic[AuditRecord] | SimulatedTopic[ControlRecord], end: int | None
@@ -378,8 +380,7 @@ class World:
             return True
         triggers.append(trigger)
         del triggers[:-20]
-        for wake in self.board_readers:
-            self.later(self.jitter(0.001), wake)
+        self._wake(self.board_readers, BOARD_S)
         return True
 
     def forge_trigger(self, epoch: int) -> None:
@@ -390,8 +391,7 @@ class World:
         if not triggers or forged.id > triggers[-1].id:
             self.say("forged", forged.id)
             triggers.append(forged)
-            for wake in self.board_readers:
-                self.later(self.jitter(0.001), wake)
+            self._wake(self.board_readers, BOARD_S)
 
     def forge_report(self, which: int) -> None:
         """Say something in the name of a member, or of another process of its name."""
@@ -415,8 +415,7 @@ class World:
         report = forged[which % len(forged)]
         self.say("forged", report)
         self.redis.replies.setdefault(report.model.epoch, []).append((report, None))
-        for wake in self.board_readers:
-            self.later(self.jitter(0.001), wake)
+        self._wake(self.board_readers, BOARD_S)
 
     def triggers_after(self, last_trigger: TriggerId, stream: str) -> list[UpdateTrigger]:
         """Triggers above an id; now and then some are trimmed before this worker reads them."""
@@ -430,8 +429,7 @@ class World:
 
         def arrive() -> None:
             self.redis.replies.setdefault(reply.model.epoch, []).append((reply, taken))
-            for wake in self.board_readers:
-                self.later(self.jitter(0.001), wake)
+            self._wake(self.board_readers, BOARD_S)
 
         if not self.chance(self.lossy):
             self.later(self.draw.uniform(0, LATE_S) if self.chance(self.lossy) else 0.001, arrive)

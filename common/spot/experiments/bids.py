@@ -22,7 +22,7 @@ from common.spot.experiments.results import PolicyChange, PoolUse, SimulatedRun
 from common.spot.machines import Offer
 from common.spot.policies.bidding import REVIEWS, Bidding, BidSettings, odds_of
 from common.spot.policies.policy import Decision, Hour, MachineCount, Situation, renewal_s
-from common.spot.provisioning.costs import Bill
+from common.spot.provisioning.bill import Bill
 from common.spot.theory.work import Work
 
 if TYPE_CHECKING:

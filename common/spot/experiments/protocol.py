@@ -30,7 +30,7 @@ from common.core.messages import Assignment, Gradient, UpdateTrigger, WorkerId
 from common.core.order_queue import Assignments, Compute
 from common.core.settings import CoordinatorSettings, WorkerSettings
 from common.core.snapshots import genesis
-from common.core.worker import Worker
+from common.core.worker_reading import Worker
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,21 +5,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from common.config.policy_names import PolicyName  # noqa: TC001 -- pydantic reads it when run
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
-from common.config.validation import complaint, field_names
-from common.errors import UserError
 from common.spot.market.billing_spec import BillingRules, BillingSpec
 from common.spot.traces.spec import Positive, Seconds, TraceSpec, WrittenPart
-from doll.yaml_file import as_json, load_text, read_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -259,18 +252,3 @@ class Experiment(WrittenPart):
             )
         if self.policy.name == "bidbrain" and not backlog:
             raise ValueError(LIVE_STREAMS)
-
-
-def load_experiment(path: Path) -> Experiment:
-    """Read an experiment's file.
-
-    Raises:
-        UserError: If there is none, or it does not say what an experiment must.
-    """
-    text = read_text(path)
-    try:
-        return Experiment.model_validate_json(as_json(load_text(text, str(path)), str(path)))
-    except ValidationError as error:
-        raise UserError(
-            f"{path}: {complaint(error, allowed=partial(field_names, Experiment))}"
-        ) from error

@@ -14,20 +14,17 @@ Files that it names are relative to it.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.spot.machines import Offer
 from common.spot.market.billing_spec import BillingSpec  # noqa: TC001 -- pydantic reads it when run
 from common.spot.theory.billing import BY_NAME, BY_THE_SECOND, Billing
 from common.spot.traces.files import common_starts_s, starts_of, traced
 from common.spot.traces.spec import Positive, Seconds, TraceSpec, WrittenPart
-from doll.yaml_file import as_json, load_text, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,17 +201,3 @@ def with_common_start(market: Market, folder: Path) -> Market:
             changes.setdefault(pool.name, {})[field] = begun
     spot = (pool.model_copy(update=changes.get(pool.name, {})) for pool in market.spot)
     return market.model_copy(update={"spot": tuple(spot)})
-
-
-def load_market(path: Path) -> Market:
-    """Read a market file, YAML or JSON.
-
-    Raises:
-        UserError: If it cannot be read or makes no sense, by the field.
-    """
-    text = read_text(path)
-    try:
-        return Market.model_validate_json(as_json(load_text(text, str(path))))
-    except ValidationError as error:
-        message = complaint(error, allowed=partial(field_names, Market))
-        raise UserError(f"{path}: {message}") from error

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.spot.experiments.draws import spot_on_average
 from common.spot.experiments.spec import SpotSpec
 from common.spot.market.billing_spec import BillingRules
-from common.spot.market.market_file import SpotPool, load_market
+from common.spot.market.market_file import Market, SpotPool
 from common.spot.traces.files import read_once, traced
 from common.spot.traces.spec import TraceSpec
 
@@ -68,7 +68,7 @@ def rentable(
             for one in specs
         )
         return Rentable(pools, None, (TOGETHER,), {})
-    found = load_market(market)
+    found = Market.load(market)
     names = [pool.name for pool in found.spot]
     if not names:
         raise UserError(f"{market}: spot: names no pool, so there is nothing to plan")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,24 +10,23 @@ from common.kafka import names as topics
 from common.kafka.port import Log, NewTopic
 from common.kafka.read import read_decoded
 from common.spot.plans import decode_plan, encode_plan
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.spot.provisioning.records import ReplanAsked
-    from common.spot.theory.billing import Billing
 
 _PATIENCE_S = 15.0  # as long as for a change of a job
 
 
-def read_ledger(log: Log, job: str, billing: Mapping[str, Billing] | None = None) -> FleetLedger:
+def read_ledger(log: Log, job: str) -> FleetLedger:
     """Fold a job's plans topic as it stands; an empty fold where nobody has provisioned yet.
 
     Raises:
         FutureFormatError: If a newer program wrote one of its records.
         UnavailableError: If Kafka is unavailable.
     """
-    ledger = FleetLedger(billing)
+    ledger = FleetLedger()
     try:
         records = read_decoded(log, topics.plans_topic(job), decode_plan)
     except UnknownTopicError:

@@ -32,7 +32,7 @@ from common.spot.theory.estimates import (
 )
 
 if TYPE_CHECKING:
-    from common.spot.provisioning.ledger import Instance
+    from common.spot.provisioning.fleet_ledger import Instance
     from common.spot.theory.work import Pool
 
 SURE = 0.999  # a prior of 1 could never be moved

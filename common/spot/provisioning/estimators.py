@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord, ControlRecord
     from common.core.spans import Partition
     from common.spot.provisioning.events import HeartbeatsSeen
-    from common.spot.provisioning.ledger import FleetLedger, Instance
+    from common.spot.provisioning.fleet_ledger import FleetLedger, Instance
     from common.spot.provisioning.settings import ProvisionerSettings
 
 INTERVAL = 0.9  # of what is told to people

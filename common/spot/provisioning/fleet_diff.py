@@ -19,7 +19,7 @@ from common.spot.provisioning.records import Ended, Started
 
 if TYPE_CHECKING:
     from common.spot.machines import Offer
-    from common.spot.provisioning.ledger import Instance
+    from common.spot.provisioning.fleet_ledger import Instance
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0  # of outages that last minutes, what is lost by asking so late is a fraction

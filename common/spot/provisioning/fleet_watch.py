@@ -19,7 +19,7 @@ from common.spot.provisioning.records import Ended, Left, Started, client_token
 
 if TYPE_CHECKING:
     from common.spot.provisioning.events import HeartbeatsSeen, MachinesSeen
-    from common.spot.provisioning.ledger import FleetLedger, Instance
+    from common.spot.provisioning.fleet_ledger import FleetLedger, Instance
     from common.spot.provisioning.settings import ProvisionerSettings
 
 LOOKS = 3  # in which a machine is not named, at least, before it is taken to be lost

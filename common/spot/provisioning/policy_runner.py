@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from common.spot.policies.bidbrain import EvictionOdds
     from common.spot.policies.policy import Decision, Flags, Policy
     from common.spot.provisioning.fleet_diff import Backoff
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.settings import ProvisionerSettings
     from common.spot.theory.work import Rates
 

@@ -20,7 +20,7 @@ from common.spot.provisioning import commands as do
 from common.spot.provisioning import events
 from common.spot.provisioning.estimators import Estimator
 from common.spot.provisioning.fleet_diff import Backoff
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.spot.provisioning.records import PlanRecord, ProvisionerLead
 from common.spot.provisioning.report import FleetReport, report_of
 from common.spot.provisioning.term import Known, Term

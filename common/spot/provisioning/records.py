@@ -1,7 +1,7 @@
 """The nouns of a job's plans topic: who provisions, what was decided and why, what machines cost.
 
-One partition, one order. Several provisioners may believe that they are the one; what counts is
-said by the fold in `common.spot.provisioning.ledger`, as `common.core.history` says it of leaders:
+One partition, one order. Several provisioners may believe that they are the one. The fold in
+`common.spot.provisioning.fleet_ledger` says what counts, as `common.core.history` does for leaders:
 
     offset   0         1       2        3        4         5         6          7
     record   Lead(-1)  Priced  Planned  Ordered  Started   Lead(0)   Ordered    Ended

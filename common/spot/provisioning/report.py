@@ -14,7 +14,7 @@ from common.spot.provisioning.records import EndedBecause, EstimateRecord
 from common.spot.theory.billing import HOUR_S
 
 if TYPE_CHECKING:
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.settings import ProvisionerSettings
 
 MILLION = 1_000_000

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.spot.provisioning.ledger import Instance
+    from common.spot.provisioning.fleet_ledger import Instance
     from common.spot.provisioning.startup_times import StartUps
     from common.spot.theory.work import Pool, Rates
 

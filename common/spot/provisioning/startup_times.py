@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from common.spot.provisioning.events import HeartbeatsSeen
-    from common.spot.provisioning.ledger import Instance
+    from common.spot.provisioning.fleet_ledger import Instance
     from common.spot.theory.work import Pool
 
 # Start-ups that count for what the market file says: three that were seen outvote it. The median,

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.estimators import Estimator
     from common.spot.provisioning.events import ProvisionerEvent
     from common.spot.provisioning.fleet_diff import Backoff, DesiredMachine
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.settings import ProvisionerSettings
 
 UNREAD_S = 30.0  # own records that have not come back by then will not

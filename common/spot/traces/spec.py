@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.config.validation import complaint, field_names
+from common.errors import UserError
+from doll.yaml_file import as_json, load_text, read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Seconds = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -14,6 +22,20 @@ class WrittenPart(BaseModel):
     """Part of what a person writes: nothing unknown, nothing changed later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read it from a file, YAML or JSON.
+
+        Raises:
+            UserError: If there is none, or it makes no sense, by the field.
+        """
+        text = read_text(path)
+        try:
+            return cls.model_validate_json(as_json(load_text(text, str(path)), str(path)))
+        except ValidationError as error:
+            problem = complaint(error, allowed=partial(field_names, cls))
+            raise UserError(f"{path}: {problem}") from error
 
 
 class TraceSpec(WrittenPart):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from common.api.answers import Answer, MachineKind, WorkerStatus
     from common.jobs.progress import Evaluations, JobProgress, UpdateRow
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.records import PlanRecord
 
 LIVES = 2000  # on a timeline: more could not be told apart
@@ -190,7 +190,7 @@ def _drift(record: Drifted) -> DriftAnswer:
 
 def workers_answer(job: JobProgress, ledger: FleetLedger, now: float) -> WorkersAnswer:
     """Everybody who sends heartbeats, and machines whose worker gives none, by name."""
-    look, samples = job.seen, job.samples_of(now)
+    look, samples = job.seen, job.recent.samples_of(now)
     group = UNSET if look.leader_status is None else look.leader_status.group
     other_model = {} if look.leader_status is None else look.leader_status.left_out
     rented = {each.member: each for each in ledger.open}

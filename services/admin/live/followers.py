@@ -56,7 +56,7 @@ from common.jobs.watching import (
 )
 from common.kafka import names as topics
 from common.spot.plans import decode_plan
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.telemetry.logging import event_logger
 from common.telemetry.outages import Outage, ongoing
 from services.admin.live.answers import plan_event, verdict_event
@@ -318,7 +318,7 @@ class JobFollower:
         for first in range(0, len(claims), FOLDED):
             with self._lock:
                 for offset, claim in claims[first : first + FOLDED]:
-                    self._filling.job.feed_claim(offset, claim)
+                    self._filling.job.claims.feed(offset, claim)
         records = self._history.updates(0.0)
         if records or claims:
             self._away = ""

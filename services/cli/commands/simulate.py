@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 -- typer reads it when run
 from typing import IO, TYPE_CHECKING, Annotated, Any, cast
@@ -60,11 +61,11 @@ def simulate(
         TimeElapsedColumn,
     )
 
-    from common.spot.experiments.spec import load_experiment
+    from common.spot.experiments.spec import Experiment
     from common.spot.planning.simulation import SimulateRequest
     from services.cli.options import complaints_by
 
-    experiment = load_experiment(file)
+    experiment = Experiment.load(file)
     given = {"experiment": experiment, "runs": runs, "seed": seed, "policies": policy or []}
     with complaints_by(_option_of):
         request = SimulateRequest.model_validate(given)
@@ -97,26 +98,27 @@ def _simulated(
 
     from common.spot.planning.simulation import REPORT
 
-    with Popen(  # noqa: S603 -- our own command line
-        command_of("common.spot.planning.apart", str(folder)),
-        stdin=PIPE,
-        stdout=PIPE,
-        env={**os.environ, "PYTHONPATH": search_path(sys.path)},
-        process_group=0,  # Ctrl-C is for this process alone
-    ) as process:
+    command = command_of("common.spot.planning.simulation_process", str(folder))
+    environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}
+    with (
+        suppress(BrokenPipeError),  # it has ended before it read anything
+        # In a group of its own, so that Ctrl-C is for this process alone.
+        Popen(command, stdin=PIPE, stdout=PIPE, env=environment, process_group=0) as process,  # noqa: S603 -- our own command line
+    ):
         stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
         try:
             stdin.write(request.model_dump_json(exclude_unset=True).encode() + b"\n")
             stdin.flush()
             for report in map(REPORT.decode, stdout):
-                if report.progress is None:
-                    if report.refused:
-                        raise UserError(report.refused)
+                if report.progress is not None:
+                    advance(*report.progress)
+                elif report.refused:
+                    raise UserError(report.refused)
+                else:
                     return bytes(report.results)
-                advance(*report.progress)
-            raise DollError(f"the simulation ended early, with status {process.wait()}")
         finally:
             process.kill()
+    raise DollError(f"the simulation ended early, with status {process.returncode}")
 
 
 def _option_of(path: str) -> str:

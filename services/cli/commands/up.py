@@ -81,8 +81,8 @@ def up(
     prepare(*["worker"] * (workers is None or workers > 0), "admin")
     from common.embedded.services import stop_all
     from common.embedded.stack import EmbeddedStack
-    from common.kafka.embedded import embedded_settings
-    from common.spot.market.market_file import load_market
+    from common.kafka.settings import embedded_settings
+    from common.spot.market.market_file import Market
     from services.cli.local import made, open_page, start_services, with_market
 
     console = Console(highlight=False, soft_wrap=True)
@@ -103,7 +103,7 @@ def up(
         if workers is None:
             workers = 2 if market is None else 0
         if market is not None:
-            load_market(market)  # what is wrong with it is told here, not in a log
+            Market.load(market)  # what is wrong with it is told here, not in a log
             settings = with_market(settings, market, directory / "machines")
         guests = start_services(settings, logs, workers, evaluator=evaluator)
         services = [*guests]

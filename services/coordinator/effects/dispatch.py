@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from common.core import commands as do
 from common.core import events
 from common.core.messages import CheckpointStored
-from common.core.snapshot_search import AGAIN_S
+from common.core.snapshot_search import SEARCH_AGAIN_S
 from common.errors import UnavailableError
 from common.telemetry.logging import StageTimes
 from common.telemetry.outages import OutageNotifier
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from services.coordinator.replica import JobContext
 
-AWAITED_TTL_S = 3 * AGAIN_S  # of what the board says of a checkpoint that is not found
+AWAITED_TTL_S = 3 * SEARCH_AGAIN_S  # of what the board says of a checkpoint that is not found
 
 
 class Effects:

@@ -17,7 +17,7 @@ from common.core.messages import (
 from common.core.spans import Span
 from common.errors import UserError
 from common.jobs.job_file import parse_job
-from common.spot.market.market_file import load_market
+from common.spot.market.market_file import Market
 from services.cli import exits
 from services.cli.demo.judge import mean_accuracy
 from services.cli.demo.plan import DemoPlan, Preemption
@@ -93,7 +93,7 @@ def test_with_a_market_the_job_has_a_deadline_and_the_market_can_be_read(tmp_pat
     assert plan.on_demand_only_usd == 4 * 10 / 3600 * 0.239
     path = tmp_path / "market.json"
     path.write_bytes(plan.market())
-    market = load_market(path)
+    market = Market.load(path)
     assert market.on_demand.usd_per_hour == 0.239
     assert [pool.name for pool in market.spot] == ["spot"]
 

@@ -18,7 +18,7 @@ import pytest
 
 from common.config.policy_names import STREAM_POLICIES
 from common.spot.experiments.results import LearningPoint, PoolUse, RunsSummary, SimulatedRun
-from common.spot.experiments.spec import load_experiment
+from common.spot.experiments.spec import Experiment
 from common.spot.planning.compare import as_data, compare, with_policies
 from services.cli import exits
 from services.cli.commands.simulate import draw, title
@@ -26,7 +26,6 @@ from services.cli.commands.simulate import draw, title
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from common.spot.experiments.spec import Experiment
     from tests.unit.cli.conftest import World
 
 # A shell lets what it starts in the background ignore SIGINT.
@@ -80,7 +79,7 @@ def shown(experiment: Experiment, results: Mapping[str, tuple[SimulatedRun, ...]
 
 
 def test_the_examples_experiment_is_the_papers() -> None:
-    experiment = load_experiment(PAPER)
+    experiment = Experiment.load(PAPER)
     records = experiment.updates * experiment.group_size * experiment.batch_size
     assert records / (experiment.workers * 125) == 6400  # theta_0
     assert title(experiment, 12).startswith("paper: 64 workers, 125 records/s each, K=20, b=256")
@@ -128,6 +127,15 @@ def test_ctrl_c_ends_a_simulation_and_its_process(file: str) -> None:
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
+def test_simulation_whose_process_dies_is_a_fault_with_its_status(
+    world: World, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies = (sys.executable, "-c", "raise SystemExit(7)")
+    monkeypatch.setattr("services.cli.commands.simulate.command_of", lambda *_: dies)
+    said = world.run("simulate", file, code=exits.FAILED).stderr
+    assert "error: the simulation ended early, with status 7" in said
+
+
 def test_experiment_reads_files_beside_its_own(
     world: World, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +158,7 @@ def test_learning_experiment_reports_its_accuracy(world: World, tmp_path: Path) 
 
 def test_progress_of_several_runs_only_goes_forward(file: str) -> None:
     reported = list[tuple[str, float]]()
-    variants = with_policies(load_experiment(Path(file)), ["static", "chance"])
+    variants = with_policies(Experiment.load(Path(file)), ["static", "chance"])
     results = compare(variants, Path(file).parent, 2, 0, lambda *each: reported.append(each))
     assert list(results) == ["static", "chance"]
     for name in results:
@@ -212,7 +220,7 @@ def test_an_experiments_synchronisation_is_refused_by_field(world: World, file: 
 
 def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
     results = {"static": (run(4.0, 6700.0), run(6.0, 6800.0))}
-    text = shown(load_experiment(PAPER), results)
+    text = shown(Experiment.load(PAPER), results)
     half = RunsSummary.of(results["static"]).cost_usd
     assert half.high is not None
     assert f"5.00±{half.high - half.mean:.2f} 50.0±" in text
@@ -222,14 +230,14 @@ def test_the_table_has_means_intervals_and_who_was_in_time() -> None:
 
 
 def test_a_single_run_has_no_interval_of_its_means() -> None:
-    text = shown(load_experiment(PAPER), {"static": (run(4.0, 6700.0),)})
+    text = shown(Experiment.load(PAPER), {"static": (run(4.0, 6700.0),)})
     assert "static 4.00 40.0 6,700 100 [" in text
     assert ", 1 run\n" in text
 
 
 def test_runs_that_were_given_up_are_reported() -> None:
     results = {"static": (run(4.0, 6700.0), run(6.0, 9e4, finished=False))}
-    assert "1 of 2" in shown(load_experiment(PAPER), results)
+    assert "1 of 2" in shown(Experiment.load(PAPER), results)
 
 
 def test_accuracy_is_that_of_the_last_look(file: str) -> None:
@@ -237,7 +245,7 @@ def test_accuracy_is_that_of_the_last_look(file: str) -> None:
     path.write_text(SMALL + "mode: protocol\nlearning: {}\n")
     curve = (LearningPoint(0, 0.0, 0.1, 2.3), LearningPoint(20, 60.0, 0.875, 0.6))
     results = {"static": (replace(run(4.0, 6700.0), curve=curve),)}
-    experiment = load_experiment(path)
+    experiment = Experiment.load(path)
     assert "87.5" in shown(experiment, results)
     data: dict[str, Any] = as_data(experiment, 3, results)
     assert data["curves"]["static"][0][1] == {

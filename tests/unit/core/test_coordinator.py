@@ -23,7 +23,7 @@ from common.core.messages import (
     UpdateApplied,
 )
 from common.core.snapshot_publishing import LOOKS
-from common.core.snapshot_search import AGAIN_S as SEARCH_AGAIN_S
+from common.core.snapshot_search import SEARCH_AGAIN_S
 from common.core.snapshots import Snapshot, genesis
 from common.core.spans import LogPosition
 from tests.unit.core.bench import QUIET, Bench

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from common.core.grouping import Grouper
 from common.core.messages import Batch, WorkerId
 from common.core.spans import Span
-from common.core.turns import FLOOR
+from common.core.weighted_turns import FLOOR
 from tests.unit.core.examples import A, B, C, batch
 
 

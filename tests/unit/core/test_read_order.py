@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.core.spans import Partition
-from common.core.turns import PartitionRecords, RunsInTurn, behind_s
+from common.core.weighted_turns import PartitionRecords, RunsInTurn, behind_s
 
 PLACES = [Partition("s", index) for index in range(5)]
 A, B, C = PLACES[:3]

@@ -8,8 +8,8 @@ from common.core import events
 from common.core.commands import FindSnapshots
 from common.core.messages import GENESIS, CheckpointStored, Lead, ModelId
 from common.core.snapshot_search import (
-    AGAIN_S,
     LATE,
+    SEARCH_AGAIN_S,
     TORN_S,
     Chosen,
     Lost,
@@ -349,7 +349,7 @@ def test_torn_checkpoint_is_read_again_for_a_minute_then_the_one_before_is_used(
         answer = search_storage(BEFORE, search=search, now=now, torn=torn)
         assert isinstance(answer, Missing)
         assert "missing: 0-2, but manifest.json does not parse" in answer.reason
-        now += AGAIN_S
+        now += SEARCH_AGAIN_S
     chosen = search_storage(BEFORE, search=search, now=now, torn=torn)
 
     assert isinstance(chosen, Chosen)
@@ -366,7 +366,7 @@ def test_checkpoint_with_torn_weights_is_read_again_for_a_minute() -> None:
         answer = search_storage(BEFORE, STORED, search=search, now=now)
         assert isinstance(answer, Missing)
         assert "its weights are torn" in answer.reason
-        now += AGAIN_S
+        now += SEARCH_AGAIN_S
     search_storage(BEFORE, STORED, search=search, now=now)
     search.leave_out(STORED)
     chosen = search_storage(BEFORE, STORED, search=search, now=now)

@@ -18,7 +18,7 @@ from common.core.order_queue import Assignments
 from common.core.settings import WorkerSettings
 from common.core.snapshots import genesis
 from common.core.spans import Partition
-from common.core.worker import Worker
+from common.core.worker_reading import Worker
 from tests.unit.core.bench import QUIET
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, gradient
 

@@ -27,7 +27,7 @@ from common.core.messages import (
 )
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition, Span
-from common.core.worker import COMMIT_S, LOST_S, UNDECIDED_S, Worker
+from common.core.worker_reading import COMMIT_S, LOST_S, UNDECIDED_S, Worker
 from tests.unit.core.bench import Bench
 from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, of_kind, ready, span, the
 

@@ -19,7 +19,7 @@ from common.spot.fleets.ec2.client import connect
 from common.spot.fleets.ec2.fleet import Ec2Fleet
 from common.spot.fleets.ec2.prices import Ec2Prices
 from common.spot.machines import LaunchRequest, by_pool
-from common.spot.market.market_file import load_market
+from common.spot.market.market_file import Market
 from common.storage.s3 import S3Blobs
 from common.storage.store import CheckpointStore
 from tests.unit.deploy.iam import Policy, Request, listed, read_policy
@@ -104,7 +104,7 @@ def put_up(client: EC2Client) -> list[str]:
 
 def use_ec2() -> EC2Client:
     """Let fleet and prices do all that they can, with our example of a market."""
-    market = load_market(MARKET)
+    market = Market.load(MARKET)
     assert market.ec2 is not None
     client = connect(market.ec2)
     provider = market.ec2.model_copy(update={"subnets": tuple(put_up(client))})
@@ -353,6 +353,6 @@ def test_the_markets_of_example_and_guide_name_the_template_that_the_guide_makes
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     shown.write_text(block)
     for path in (MARKET, shown):
-        market = load_market(path)
+        market = Market.load(path)
         assert market.ec2 is not None
         assert f"--launch-template-name {market.ec2.launch_template}" in guide

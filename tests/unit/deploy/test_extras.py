@@ -31,12 +31,12 @@ OPENED = {  # what a service loads only when it needs it
         *("common.spot.fleets.local.fleet", "common.spot.fleets.prices"),
     ),
     "serve": STORAGE,
-    "admin": (*STORAGE, "common.spot.fleets.ec2.prices", "common.spot.planning.apart"),
+    "admin": (*STORAGE, "common.spot.fleets.ec2.prices", "common.spot.planning.simulation_process"),
     "cli": (
         *STORAGE,
         *(
             "common.spot.fleets.ec2.prices",
-            "common.spot.planning.apart",
+            "common.spot.planning.compare",
             "common.spot.planning.plan",
         ),
     ),

@@ -47,7 +47,7 @@ from common.telemetry.outages import Outage
 from common.testing.counting import CountingTask
 from services.worker.compute import OrderComputer, Shell
 from services.worker.group import GroupAccess, GroupLoop
-from services.worker.held import HeldWhole
+from services.worker.held_weights import HeldWhole
 from services.worker.rows import BatchCache
 from services.worker.traces import BatchTraces
 from tests.fakes.group import MemoryNetwork

@@ -16,7 +16,7 @@ from common.kafka.memory import MemoryLog
 from common.kafka.names import plans_topic
 from common.kafka.port import NewTopic
 from common.spot.plans import encode_plan
-from common.spot.provisioning.ledger import FleetLedger, Instance
+from common.spot.provisioning.fleet_ledger import FleetLedger, Instance
 from common.spot.provisioning.records import (
     Ended,
     LaunchRequested,

@@ -13,7 +13,7 @@ import numpy as np
 from common.core.messages import BatchReady, LeaderStatus, WorkerId
 from common.core.settings import WorkerSettings
 from common.core.spans import LogPosition, Partition
-from common.core.worker import Worker
+from common.core.worker_reading import Worker
 from common.data.codecs import make_codec
 from common.data.fields import Field
 from common.data.registered import RegisteredCodec

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from common.core.spans import Partition
-from common.core.turns import FAR_BEHIND_S
+from common.core.weighted_turns import FAR_BEHIND_S
 from common.kafka.port import Fetched
 from common.telemetry.logging import event_logger, fields_of
 from common.telemetry.metrics.worker import WorkerMetrics

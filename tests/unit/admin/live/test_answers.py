@@ -19,7 +19,7 @@ from common.core.messages import (
     UpdateApplied,
 )
 from common.jobs.progress import SHOWN_UPDATES, WINDOW_S, JobObservation, JobProgress
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from tests.unit.admin.live.helpers import BATCH, batch, job, lead, quarantine, update
 

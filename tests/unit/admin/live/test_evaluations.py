@@ -9,7 +9,7 @@ import pytest
 from common.api.jobs import progress_answer
 from common.core.messages import Drifted, Evaluated, ModelId
 from common.jobs.progress import KEPT_TESTS, JobProgress
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from services.admin.live.answers import curves_answer
 from tests.unit.admin.live.helpers import job, lead, update
 

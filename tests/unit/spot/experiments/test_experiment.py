@@ -14,7 +14,7 @@ from common.spot.experiments.experiment import (
     simulate,
 )
 from common.spot.experiments.results import RunsSummary, Throughput
-from common.spot.experiments.spec import Experiment, load_experiment
+from common.spot.experiments.spec import Experiment
 from common.spot.theory.provisioning import plan
 from common.spot.theory.work import Work, market
 
@@ -243,7 +243,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_field(
     file.write_text(text)
 
     with pytest.raises(UserError) as refused:
-        load_experiment(file)
+        Experiment.load(file)
 
     assert str(refused.value).startswith(str(file))
     assert expected in str(refused.value)

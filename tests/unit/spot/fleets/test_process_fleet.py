@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from common.spot.fleets.local.records import OrderRecord, OrderRecords
 from common.spot.fleets.local.table import Table
 from common.spot.machines import LaunchRequest, Offer
-from common.spot.provisioning.costs import Bill
+from common.spot.provisioning.bill import Bill
 from common.spot.theory.billing import BY_NAME
 from tests.contract.fleet_providers import ON_DEMAND, SPOT, Processes
 from tests.fakes.clock import ManualClock

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import UserError
 from common.spot.machines import Offer
-from common.spot.market.market_file import load_market, with_common_start
+from common.spot.market.market_file import Market, with_common_start
 from common.spot.theory.billing import Billing, Preempted
 from common.spot.traces.spec import TraceSpec
 
@@ -30,7 +30,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_market_of_local_processes(tmp_path: Path) -> None:
-    market = load_market(written(tmp_path, FULL))
+    market = Market.load(written(tmp_path, FULL))
     assert (market.on_demand.name, market.on_demand.usd_per_hour) == ("on-demand", 0.286)
     (pool,) = market.spot
     assert pool.usd_per_hour == TraceSpec(file="prices.csv.gz", speed=60.0, start_s=0.0)
@@ -39,7 +39,7 @@ def test_a_market_of_local_processes(tmp_path: Path) -> None:
 
 
 def test_the_example_is_a_market() -> None:
-    market = load_market(Path(__file__).parents[4] / "docs/examples/market.yaml")
+    market = Market.load(Path(__file__).parents[4] / "docs/examples/market.yaml")
     assert (market.fleet, [pool.name for pool in market.spot]) == ("process", ["spot"])
 
 
@@ -50,7 +50,7 @@ fleet: ec2
 on_demand: {{usd_per_hour: 0.286}}
 spot: [{{usd_per_hour: history, instance_types: [c5.xlarge], zones: [eu-central-1a]}}]
 """
-    market = load_market(written(tmp_path, text))
+    market = Market.load(written(tmp_path, text))
     assert market.ec2 is not None
     assert market.ec2.launch_template_version == "$Default"
     assert market.spot[0].instance_types == ("c5.xlarge",)
@@ -65,20 +65,20 @@ spot:
   - {{usd_per_hour: 0.1}}
   - {{name: old, usd_per_hour: 0.1, billing: ec2-2017}}
 """
-    market = load_market(written(tmp_path, text))
+    market = Market.load(written(tmp_path, text))
     assert [market.billing(pool) for pool in market.pools] == [
         Billing("hour"),
         Billing(minimum_s=60.0, preempted=Preempted(free_within_s=3600.0)),
         Billing("hour", price="hour_start", preempted=Preempted(hour_refunded=True)),
     ]
-    local = load_market(written(tmp_path, FULL))
+    local = Market.load(written(tmp_path, FULL))
     assert [local.billing(pool) for pool in local.pools] == [Billing(), Billing()]
 
 
 def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path) -> None:
     prices = "usd_per_hour: {c5.large: 0.1, c5.xlarge: 0.2, m5.large: 0.05}"
     types = "instance_types: [c5.large, c5.xlarge]"
-    market = load_market(written(tmp_path, f"on_demand: {{{prices}, {types}}}"))
+    market = Market.load(written(tmp_path, f"on_demand: {{{prices}, {types}}}"))
     assert market.on_demand.prices() == {
         Offer("on-demand"): 0.1,
         Offer("on-demand", "c5.large"): 0.1,
@@ -121,12 +121,12 @@ def test_types_of_on_demand_machines_may_have_prices_of_their_own(tmp_path: Path
 )
 def test_what_makes_no_sense_is_named(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(UserError, match=rf"market\.yaml.*{problem}"):
-        load_market(written(tmp_path, text))
+        Market.load(written(tmp_path, text))
 
 
 def test_a_market_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
-        load_market(tmp_path / "nowhere.yaml")
+        Market.load(tmp_path / "nowhere.yaml")
 
 
 PRICE = "on_demand: {usd_per_hour: 0.3}\nspot: [{name: c5, usd_per_hour: %s}]\n"
@@ -155,7 +155,7 @@ def test_what_may_be_one_of_several_things_is_complained_of_in_one_line(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     with pytest.raises(UserError) as complained:
-        load_market(written(tmp_path, text))
+        Market.load(written(tmp_path, text))
     assert str(complained.value).endswith(problem)
 
 
@@ -172,7 +172,7 @@ def test_a_recording_that_makes_no_sense_is_named_by_its_pool_and_field(
     tmp_path: Path, rows: str, start_s: int, problem: str
 ) -> None:
     (tmp_path / "prices.csv").write_text(f"seconds,usd\n{rows}\n")
-    market = load_market(written(tmp_path, PRICE % f"{{file: prices.csv, start_s: {start_s}}}"))
+    market = Market.load(written(tmp_path, PRICE % f"{{file: prices.csv, start_s: {start_s}}}"))
     with pytest.raises(UserError) as complained:
         with_common_start(market, tmp_path)
     message = str(complained.value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.core.messages import BatchReady, WorkerId
 from common.core.spans import Span
-from common.spot.provisioning.ledger import FleetLedger, Instance
+from common.spot.provisioning.fleet_ledger import FleetLedger, Instance
 from common.spot.provisioning.records import (
     Ended,
     EstimateRecord,

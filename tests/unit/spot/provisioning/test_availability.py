@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.spot.provisioning.availability import Availability, prior_of
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.spot.provisioning.records import Ended, Planned, PlanRecord, Settled, Started
 from common.spot.theory.estimates import availability_from_times, cycle_from_times
 from tests.unit.spot.provisioning.examples import (

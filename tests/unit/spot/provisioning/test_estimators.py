@@ -21,7 +21,7 @@ from common.core.messages import (
     WorkerId,
 )
 from common.spot.provisioning.estimators import Estimator
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from tests.unit.core.examples import batch
 from tests.unit.spot.provisioning.examples import (
     PRICES,

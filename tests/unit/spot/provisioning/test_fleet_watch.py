@@ -18,7 +18,7 @@ from common.spot.provisioning.records import (
 from tests.unit.spot.provisioning.examples import SETTINGS, T0, ended, fold, lead, ordered, started
 
 if TYPE_CHECKING:
-    from common.spot.provisioning.ledger import FleetLedger
+    from common.spot.provisioning.fleet_ledger import FleetLedger
 
 
 def watch(*records: PlanRecord) -> tuple[FleetWatch, FleetLedger]:

@@ -14,7 +14,7 @@ from common.spot.policies.fixed import OnDemandOnly, decision
 from common.spot.policies.policy import Decision, Situation
 from common.spot.provisioning.estimators import Estimator
 from common.spot.provisioning.fleet_diff import Backoff
-from common.spot.provisioning.ledger import FleetLedger
+from common.spot.provisioning.fleet_ledger import FleetLedger
 from common.spot.provisioning.policy_runner import PolicyRunner
 from common.spot.provisioning.stability import (
     HASTE,

@@ -16,7 +16,7 @@ from tests.unit.spot.provisioning.examples import PRICES, SETTINGS, T0, fold, le
 from tests.unit.spot.provisioning.examples import ordered as order
 
 if TYPE_CHECKING:
-    from common.spot.provisioning.ledger import Instance
+    from common.spot.provisioning.fleet_ledger import Instance
     from common.spot.provisioning.settings import ProvisionerSettings
 
 SPOT = Pool("spot", 0.25, 0.9, 100.0, start_up_s=5.0)

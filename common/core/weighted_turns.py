@@ -120,9 +120,8 @@ class RunsInTurn:
 
     def __init__(self) -> None:
         self._owed = dict[Partition, float]()  # turns, of who was there when one was paid last
-        self._begun: PartitionRecords | None = (
-            None  # the rest of a run that did not fit into the last request
-        )
+        # The rest of a run that did not fit into the last request.
+        self._begun: PartitionRecords | None = None
 
     def plan(
         self, here: Mapping[Partition, int], lags: Mapping[Partition, int], room: int, run: int

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.thinned import Thinned
+from common.core.thinned_samples import Thinned
 
 
 @given(st.integers(0, 500), st.sampled_from([2, 4, 10]))

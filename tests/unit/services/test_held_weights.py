@@ -20,7 +20,7 @@ from common.learning.slices import BLOCK
 from common.learning.trainer import Trainer
 from common.storage.memory import MemoryBlobs
 from common.storage.store import CheckpointStore
-from services.worker.held import Formed, HeldSlices, HeldWhole
+from services.worker.held_weights import Formed, HeldSlices, HeldWhole
 from tests.fakes.group import MemoryNetwork
 from tests.ulps import assert_within_ulps
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.core.turns import FLOOR, MOST_TURNS, Turns, level
+from common.core.weighted_turns import FLOOR, MOST_TURNS, Turns, level
 
 weights = st.dictionaries(
     st.sampled_from(["a", "b", "c", "d", "e"]), st.floats(0.01, 1000), min_size=1

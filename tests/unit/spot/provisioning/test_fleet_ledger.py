@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.core.thinned import Thinned
+from common.core.thinned_samples import Thinned
 from common.spot.machines import Offer
 from common.spot.policies.policy import Hour
-from common.spot.provisioning.ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger
+from common.spot.provisioning.fleet_ledger import PLANS_KEPT, REPLANS_KEPT, FleetLedger
 from common.spot.provisioning.records import (
     LaunchRequested,
     OfferPrice,

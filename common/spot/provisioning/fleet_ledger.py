@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from common.core.thinned import Thinned
+from common.core.thinned_samples import Thinned
 from common.spot.machines import Offer
 from common.spot.policies.policy import Hour
-from common.spot.provisioning.costs import Bill
+from common.spot.provisioning.bill import Bill
 from common.spot.provisioning.records import (
     Ended,
     EndedBecause,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.spot.machines import Offer
-from common.spot.provisioning.costs import Bill, PriceCurve
+from common.spot.provisioning.bill import Bill, PriceCurve
 from common.spot.theory.billing import BY_NAME, Billing, Preempted
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.spot.planning.apart import simulated
 from common.spot.planning.simulation import REPORT, SimulateRequest
+from common.spot.planning.simulation_process import simulated
 
-COMMAND = (sys.executable, "-m", "common.spot.planning.apart")
+COMMAND = (sys.executable, "-m", "common.spot.planning.simulation_process")
 SMALL = {
     "workers": 4,
     "rates": 50,
@@ -77,6 +77,12 @@ def test_it_ends_when_whoever_asked_has_gone() -> None:
         process.stdin.write(order(1000, updates=10**8) + b"\n")
         process.stdin.close()
         assert process.wait(120) == 1
+
+
+def test_it_ends_without_a_word_when_whoever_asked_goes_before_it_has_asked() -> None:
+    pipe = subprocess.PIPE
+    done = subprocess.run(COMMAND, input=order(1), stdout=pipe, stderr=pipe, check=True)  # noqa: S603 -- our own command line
+    assert done.stdout + done.stderr == b""
 
 
 def test_what_makes_no_sense_is_refused_in_words() -> None:

@@ -300,11 +300,9 @@ class Worker:
         ):
             self._still_since, self._patience_s = now, UNDECIDED_S
         self._seen, self._seen_at = leader_status, now
+        said = leader_status
         self._unsettled = Unsettled(
-            leader_status.control_position,
-            leader_status.oldest_unsettled,
-            leader_status.waiting,
-            leader_status.live,
+            said.control_position, said.oldest_unsettled, said.waiting, said.live
         )
         self._decide(leader_status.control_position)
         yield from self._forget(leader_status.oldest_unsettled)

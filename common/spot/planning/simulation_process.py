@@ -1,4 +1,4 @@
-"""Simulates in a process of its own: `python -m common.spot.planning.apart [FOLDER]`.
+"""Simulates in a process of its own: `python -m common.spot.planning.simulation_process [FOLDER]`.
 
 One line of JSON comes on standard input, a `SimulateRequest`; each line on standard output is a
 `Report`, the last one with the result. The process can be killed, and ends when its standard input
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from common.errors import UserError
-from common.spot.planning.compare import as_data, compare, with_policies
 from common.spot.planning.simulation import Report, SimulateRequest
 
 _NICER = 10  # the API goes first
@@ -31,6 +31,9 @@ MOST_BYTES = 2 << 30
 
 def simulated(asked: bytes, folder: Path, progress: Callable[[str, float], None]) -> Report:
     """Simulate what a `common.spot.planning.simulation.SimulateRequest` in JSON says."""
+    # It takes long to load scipy: whether whoever asked has gone is watched by then.
+    from common.spot.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
+
     request = SimulateRequest.model_validate_json(asked)
     variants = with_policies(request.experiment, request.policies)
     try:
@@ -46,7 +49,10 @@ def simulated(asked: bytes, folder: Path, progress: Callable[[str, float], None]
 def main(folder: Path | None) -> None:
     """Read an order, carry it out, answer."""
     order = sys.stdin.buffer.readline()
+    if not order.endswith(b"\n"):
+        return  # whoever asked has gone already
     threading.Thread(target=_end_with_input, daemon=True).start()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # to end in silence while it reports progress
     if folder is None:
         os.nice(_NICER)
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
