@@ -10,6 +10,7 @@ them (`gc=False`): a leader keeps and lets go of thousands.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias
 
@@ -733,7 +734,8 @@ class SchemaFound(msgspec.Struct, frozen=True, tag="schema-found"):
     schema: Schema
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Tick:
     """Event of every state machine: nothing happened, but `due()` has come.
 
     A tick judges what did not happen in time, so a shell hands in all that it has heard first.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
-
-import msgspec
 
 from common.core.field_types import Count, KafkaEpoch, NonEmpty, OrNone
 
@@ -86,13 +85,15 @@ def address_of(spans: Iterable[Span]) -> Address:
     return address
 
 
-class Assigned(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Assigned:
     """The group gave these partitions to this member; they stay silent until placed."""
 
     partitions: tuple[Partition, ...]
 
 
-class Revoked(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Revoked:
     """The group took these partitions away, with or without asking."""
 
     partitions: tuple[Partition, ...]
