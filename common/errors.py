@@ -141,10 +141,10 @@ class FutureFormatError(WireError):
 def decoded(
     decode: Callable[[Any], T], data: object, what: str, kind: type[DollError] = WireError
 ) -> T:
-    """Decode with msgspec what anybody may have written.
+    """Decode what anybody may have written.
 
     Args:
-        decode: Method of a decoder.
+        decode: Method of a decoder of msgspec, or a function of ours that knows no formats.
         data: Bytes, or a text.
         what: Beginning of the error's message.
         kind: Class of the error.
@@ -154,5 +154,5 @@ def decoded(
     """
     try:
         return decode(data)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, WireError) as error:
         raise kind(f"{what}: {error}") from error

@@ -39,7 +39,7 @@ from common.jobs.job_file import parse_job
 from common.jobs.operations import JobOperations
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.port import NewTopic
-from common.redis.boards import open_boards
+from common.redis.exchange import open_leader_boards
 from common.wire.messages import encode_audit, encode_claim
 from load.harness import report
 from load.harness.asking import Address, on_schedule
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from common.jobs.store import JobRecord
     from common.kafka.port import Log
-    from common.redis.port import Board
+    from common.redis.port import LeaderBoard
 
 STREAM, PARTITIONS = "watched", 4
 SPEC = f"""
@@ -84,7 +84,7 @@ class _Work:
     """A job that makes updates, by what its coordinator and its worker write."""
 
     record: JobRecord
-    board: Board
+    board: LeaderBoard
 
     def lead(self, log: Log) -> None:
         """Say once what does not change."""
@@ -108,7 +108,7 @@ def measure_admin(on: Servers, jobs: int) -> Found:
         log = on.log
         records = _submit(log, jobs)
         running = [each for each in records if each.wanted == "running"]
-        boards = stack.enter_context(closing(open_boards(on.settings)))
+        boards = stack.enter_context(closing(open_leader_boards(on.settings)))
         works = [_Work(record, boards.board(record.id)) for record in running]
         for work in works:
             work.lead(log)

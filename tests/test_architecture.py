@@ -53,18 +53,18 @@ THROUGH_THE_WALL = (  # files outside `common/spot` and its service that import 
     *("services.cli.commands.provisioning", "services.cli.system.api"),
 )
 CLOSURES = {  # files of ours that a process imports, lazy and type-only imports included
-    "services.admin.__main__": 183,
-    "services.cli.__main__": 200,
-    "services.coordinator.__main__": 144,
-    "services.evaluator.__main__": 123,
-    "services.provisioner.__main__": 151,
-    "services.serve.__main__": 112,
-    "services.worker.__main__": 132,
+    "services.admin.__main__": 177,
+    "services.cli.__main__": 195,
+    "services.coordinator.__main__": 130,
+    "services.evaluator.__main__": 113,
+    "services.provisioner.__main__": 138,
+    "services.serve.__main__": 101,
+    "services.worker.__main__": 120,
     # Processes that the others start.
-    "common.jobs.export": 30,
-    "common.jobs.task_check": 37,
+    "common.jobs.export": 29,
+    "common.jobs.task_check": 34,
     "common.spot.planning.apart": 107,
-    "services.cli.demo.tested_model": 93,
+    "services.cli.demo.tested_model": 84,
 }
 CORE_LIBRARIES = {"msgspec", "numpy"}
 THEORY_LIBRARIES = {"numpy", "scipy"}

@@ -161,8 +161,10 @@ class TorchGroups:
     def __init__(self, host: str, rendezvous: Rendezvous, transport: str = "gloo") -> None:
         self._host = host
         self._rendezvous = rendezvous
-        self._kind: type[_TorchGroup] = NcclGroup if transport == "nccl" else GlooGroup
-        self._kind.check()
+        self._kind: type[_TorchGroup] = GlooGroup
+        if transport == "nccl":
+            self._kind = NcclGroup
+            _check_gpu()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listener = socket.create_server((host, 0), family=family, backlog=1024)
@@ -214,15 +216,6 @@ class _TorchGroup(ABC):
         self._over = threading.Event()
         self._store = _Store(rendezvous, name, timeout_s, self._over)
         self._group: _ProcessGroup | None = None
-
-    @classmethod
-    def check(cls) -> None:
-        """See whether this machine has what it takes.
-
-        Raises:
-            UserError: If it has not.
-        """
-        del cls  # any machine has
 
     @abstractmethod
     def _connected(self) -> _ProcessGroup:
@@ -446,20 +439,6 @@ class GlooGroup(_TorchGroup):
 class NcclGroup(_TorchGroup):
     """Between GPUs, each of another member."""
 
-    @classmethod
-    def check(cls) -> None:
-        """See whether this machine has what it takes.
-
-        Raises:
-            UserError: If it has not.
-        """
-        if not (torch.cuda.is_available() and is_nccl_available()):
-            raise UserError(
-                "aggregation.transport: nccl adds up in GPUs' memory, and torch finds none here:"
-                " take gloo, or run workers of this job on machines with a GPU each"
-            )
-        torch.zeros(1, device=_GPU)  # the first use takes a second, which no member shall wait
-
     def _connected(self) -> _ProcessGroup:
         from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 -- not in every wheel
 
@@ -569,6 +548,20 @@ class _Store(Store):
                 self._values[key] = value
                 with suppress(ValueError):  # gloo's keys are 0/<rank>, and ours of NCCL as well
                     self.came.add(int(key.rpartition("/")[2]))
+
+
+def _check_gpu() -> None:
+    """See whether this machine has what NCCL needs.
+
+    Raises:
+        UserError: If it has not.
+    """
+    if not (torch.cuda.is_available() and is_nccl_available()):
+        raise UserError(
+            "aggregation.transport: nccl adds up in GPUs' memory, and torch finds none here:"
+            " take gloo, or run workers of this job on machines with a GPU each"
+        )
+    torch.zeros(1, device=_GPU)  # the first use takes a second, which no member shall wait
 
 
 def _closed_first(listener: socket.socket) -> socket.socket:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +39,7 @@ class ServiceHelp(NamedTuple):
     description: str
     example: str
     job: str = ""  # explains `--job`; empty: there is none
-    options: tuple[tuple[str, dict[str, str]], ...] = ()  # further ones, each with its arguments
+    options: Mapping[str, Mapping[str, str]] = {}  # further ones, each with its arguments
 
 
 SERVICES = {
@@ -70,33 +70,23 @@ SERVICES = {
         "Answers requests for predictions by a job's model, by HTTP (Open Inference Protocol v2) on"
         " DOLL_API_HOST and DOLL_API_PORT, and follows it while it learns.",
         "DOLL_API_PORT=8081 doll serve digits --shadow best",
-        options=(
-            ("job", {"help": "its name"}),
-            (
-                "--alias",
-                {"default": "newest", "help": "newest, best or a version; default: newest"},
-            ),
-            (
-                "--shadow",
-                {"help": "another of these, which answers the same requests, and is not returned"},
-            ),
-            (
-                "--predictions",
-                {"metavar": "TOPIC", "help": "where answers go, too, with their version"},
-            ),
-            (
-                "--from",
-                {"dest": "source", "metavar": "TOPIC", "help": "answer its records, too"},
-            ),
-            ("--to", {"metavar": "TOPIC", "help": "where the answers of --from go, each once"}),
-            (
-                "--keys",
-                {
-                    "action": "store_true",
-                    "help": "answer only who has an API key, of any role (`doll key create`)",
-                },
-            ),
-        ),
+        options={
+            "job": {"help": "its name"},
+            "--alias": {"default": "newest", "help": "newest, best or a version; default: newest"},
+            "--shadow": {
+                "help": "another of these, which answers the same requests, and is not returned"
+            },
+            "--predictions": {
+                "metavar": "TOPIC",
+                "help": "where answers go, too, with their version",
+            },
+            "--from": {"dest": "source", "metavar": "TOPIC", "help": "answer its records, too"},
+            "--to": {"metavar": "TOPIC", "help": "where the answers of --from go, each once"},
+            "--keys": {
+                "action": "store_true",
+                "help": "answer only who has an API key, of any role (`doll key create`)",
+            },
+        },
     ),
 }
 
@@ -120,7 +110,7 @@ def command_line(service: str, arguments: Sequence[str] | None = None) -> argpar
     )
     if job:
         parser.add_argument("--job", help=job)
-    for option, explained in options:
+    for option, explained in options.items():
         parser.add_argument(option, **explained)  # type: ignore[arg-type]  # texts alone
     name, called = socket.gethostname(), "for people; default: the host"
     if service == "worker":

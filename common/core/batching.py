@@ -32,7 +32,7 @@ BATCH_BYTES = 200  # of a batch in an update without its address: numbers, and w
 # partition of 10, punctuation.
 _SPAN_BYTES = 120
 _OFFSET_BYTES = 21  # of one more bad record: the gap to the one before, of 19 digits at most
-# Of a character at most: JSON writes a control character as backslash, u and 4 digits.
+# Of a character at most: JSON writes a control character as a backslash, u and four digits.
 _ESCAPED_BYTES = 6
 
 

@@ -112,7 +112,7 @@ class StreamsSeen(CoordinatorFact, frozen=True):
 
     partitions: Mapping[Partition, str]  # Kafka's id of its topic; empty: not known
     number: int  # `unused_number`, for generations that begin with what is seen
-    # For sure not what they were, as the leader's status had them.
+    # Logs that are for sure not what they were, as the leader's status had them.
     diverged: Mapping[Partition, Divergence] = {}
     sure: bool = True  # whether the others are: of none it is to be seen whether it stays so
     control_end: int = 0  # of the control topic, then: who has not decided all of it knows less

@@ -205,10 +205,8 @@ class HashedJsonCodec:
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
 
-REGISTERED: dict[str, SchemaKind] = {
-    "avro": "AVRO",
-    "protobuf": "PROTOBUF",
-}  # as a registry calls them
+# Kinds of schemas as a registry calls them.
+REGISTERED: dict[str, SchemaKind] = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
 def codec_of(records: DescribedRecords, wanted: Collection[str] | None = None) -> Codec:

@@ -31,10 +31,8 @@ from common.kafka.settings import KafkaSettings
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
 _BROKER = "kafka.Kafka"
-_QUIET = (
-    "-Xlog:cds=off",
-    "-Xlog:cds+dynamic=off",
-)  # of an archive of other jars, which it leaves alone
+# Says nothing of an archive of other jars, which it leaves alone.
+_QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 # How a record batch (of format 2) begins: base offset, length, then after leader epoch, format,
 # checksum and attributes the last offset's distance from the base.
 _BATCH = struct.Struct(">qi11xi")

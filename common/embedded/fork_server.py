@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
 # What they import only when they need it.
-_LATER = (
-    *("common.kafka.stream", "common.redis.exchange", "common.storage.disk"),
-    "common.telemetry.rejections",
-)
+_LATER = ("common.kafka.stream", "common.redis.exchange", "common.storage.disk")
 _LATER_OF = {
     "worker": ("services.worker.loop",),
     # It has scikit-learn and much of SciPy with it: more than half of what torch takes.

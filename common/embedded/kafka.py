@@ -17,7 +17,7 @@ from pathlib import Path
 from common.embedded import mock_broker
 from common.embedded.process import Child, short_folder
 from common.errors import DollError, UnavailableError
-from common.kafka.embedded import EmbeddedControl, embedded_settings
+from common.kafka.settings import EmbeddedControl, embedded_settings
 
 KEPT_BYTES = 5 << 20  # of each partition: what comes beyond them drops the oldest batch of records
 

@@ -824,8 +824,8 @@ class JobProgress:
         self.lags = Thinned[tuple[float, Sequence[int | None]]](POINTS)
         self.seen = JobObservation(0.0)
         self._history = PartialHistory(updates_start)
-        self._claims = Claims(record.first, record.known, whole=self.whole)
-        self._recent = RecentRates()
+        self.claims = Claims(record.first, record.known, whole=self.whole)
+        self.recent = RecentRates()
         self._newest: UpdateApplied | None = None  # that counted when it came
         self._ends = Ends(record.spec.streams, record.first)
         self._held_back: Mapping[Partition, HeldBack] = {}
@@ -869,17 +869,17 @@ class JobProgress:
                 if not self.updates.take_back(self._history.version):
                     # The sums are too small, so what waits can't be counted.
                     self.whole = False
-                    self._claims = Claims(self.record.first, whole=False)
-                self._recent.take_back(self._history.version)
+                    self.claims = Claims(self.record.first, whole=False)
+                self.recent.take_back(self._history.version)
                 self.evaluations.take_back(self._history.version)
             case UpdateApplied():
                 if record.version != self.updates.version + 1:
                     # Whom the first records showed to lead did not: see `PartialHistory`.
                     self.updates.clear(record.version - 1)
-                    self._recent = RecentRates()
+                    self.recent = RecentRates()
                 self.updates.append(record, written_s)
-                self._recent.add(record, seen_s)
-                self._claims.use(record)
+                self.recent.add(record, seen_s)
+                self.claims.use(record)
             case Quarantined():
                 self._quarantine(record)
             case Requeued():
@@ -904,14 +904,6 @@ class JobProgress:
         self._dead.subtract(_lengths(batch.address))
         self._quarantines.pop(batch.offset, None)
 
-    def feed_claim(self, offset: int, record: ControlRecord | None) -> None:
-        """Fold a record of the control topic (None: does not parse).
-
-        Raises:
-            ValueError: If `offset` was fed before.
-        """
-        self._claims.feed(offset, record)
-
     def look(self, look: JobObservation) -> bool:
         """Take in what the board and the streams said; True if they said something new."""
         before, starts = self.seen, self._ends.starts
@@ -935,7 +927,7 @@ class JobProgress:
 
     def numbers(self, now: float) -> Numbers:
         """How far the job is."""
-        updates_per_s, samples_per_s = self._recent.rates(now)
+        updates_per_s, samples_per_s = self.recent.rates(now)
         loss, metrics = self._means()
         look, newest = self.seen, self.updates.newest
         workers = None if look.statuses is None else len(look.statuses)
@@ -949,11 +941,11 @@ class JobProgress:
             samples_per_s=samples_per_s,
             lag=self.lag,
             waiting=self.waiting,
-            skipped=self._claims.skipped.total(),
+            skipped=self.claims.skipped.total(),
             quarantined=self._quarantined,
             requeueable=len(self._history.poison),
-            expired=self._claims.expired + self._expired + self._unread(),
-            lost=self._claims.lost(record.batch for _, record in self._quarantines.values()),
+            expired=self.claims.expired + self._expired + self._unread(),
+            lost=self.claims.lost(record.batch for _, record in self._quarantines.values()),
             whole=self.whole,
             workers=workers,
             synchrony=SynchronyAnswer.model_validate(self._synchrony(), from_attributes=True),
@@ -967,15 +959,10 @@ class JobProgress:
     @property
     def waiting(self) -> int | None:
         """Batches that are accepted and in no update yet; None: not known."""
-        if self._claims.known:
+        if self.claims.known:
             settled = self.updates.batches + self._quarantined
-            return max(0, self._claims.batches - settled)
+            return max(0, self.claims.batches - settled)
         return self.seen.leader_status.waiting if self.seen.leader_status is not None else None
-
-    @property
-    def claimed(self) -> Positions:
-        """How far its streams are claimed; empty where nobody can tell."""
-        return self._claims.claimed
 
     @property
     def lag(self) -> int | None:
@@ -997,14 +984,10 @@ class JobProgress:
             ages[place.topic] = max(ages[place.topic], now - held.since_s)
         return ages
 
-    def samples_of(self, now: float) -> Counter[str]:
-        """Samples by worker, of late; do not change it."""
-        return self._recent.samples_of(now)
-
     def streams(self) -> list[StreamAnswer]:
         """Each stream as of the last look."""
         ends, leader_status = self._ends, self.seen.leader_status
-        rates, lags, skipped = ends.rates(), self._lags(), self._claims.skipped
+        rates, lags, skipped = ends.rates(), self._lags(), self.claims.skipped
         settled = None if leader_status is None else ends.between({}, leader_status.settled)
         return [
             StreamAnswer(
@@ -1164,8 +1147,8 @@ class JobProgress:
         problems = (self._left_out_sentences(), self._copying(), *unable, *away, *schemas)
         if parts := [*filter(None, problems)]:
             return State("degraded", "; ".join(parts))
-        recent = self._claims.recent
-        for stream, of_stream in self._claims.recent_of.items():
+        recent = self.claims.recent
+        for stream, of_stream in self.claims.recent_of.items():
             if of_stream.skipped / max(of_stream.records, 1) > DEGRADED_SHARE:
                 why = f"of the last {of_stream.records:,} records of {stream}"
                 why += f" {of_stream.skipped:,} did not decode"
@@ -1244,8 +1227,8 @@ class JobProgress:
 
     def _claimed(self) -> Positions | None:
         """Below it records are claimed; None: not known."""
-        if self._claims.known:
-            return self._claims.claimed
+        if self.claims.known:
+            return self.claims.claimed
         return None if self.seen.leader_status is None else self.seen.leader_status.claimed
 
     def _unclaimed(self) -> list[int] | None:
@@ -1262,7 +1245,7 @@ class JobProgress:
         unclaimed = self._unclaimed()
         if unclaimed is None:
             return None
-        names, claims, settled = self._ends.names, self._claims, self.updates.offsets
+        names, claims, settled = self._ends.names, self.claims, self.updates.offsets
         if claims.known:
             apart = [max(0, claims.offsets[n] - settled[n] - self._dead[n]) for n in names]
         else:

@@ -132,9 +132,8 @@ class Replayer:
         self._log = log
         self._by = by
         self._transactions = log.transactions(NAME)
-        self._dead_letters = _DeadLetters(
-            log
-        )  # read from now on: nobody else writes notes any more
+        # Read from now on: nobody else writes notes any more.
+        self._dead_letters = _DeadLetters(log)
 
     def close(self) -> None:
         """Let go of the connection."""

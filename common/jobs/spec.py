@@ -990,7 +990,7 @@ def _instant(value: str) -> float:
 
 
 def job_from_json(text: str | bytes) -> JobSpec:
-    """Read a job that was checked against an allow-list elsewhere, as the jobs topic holds it.
+    """Read a job that was checked elsewhere, as the jobs topic holds it.
 
     Raises:
         UserError: In one line, with the field's path, what was found and what is allowed.

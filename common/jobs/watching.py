@@ -187,7 +187,7 @@ def read_history(
     """
     old = not reader.caught_up
     for offset, claim in reader.claims():
-        progress.feed_claim(offset, claim)
+        progress.claims.feed(offset, claim)
     for offset, record, written_s in reader.updates(timeout_s):
         seen_s = min(written_s, now) if old and written_s is not None else now
         progress.feed_update(offset, record, written_s, seen_s)

@@ -10,18 +10,21 @@ name. It holds the secrets that seal snapshots and the hashes of API keys.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 
-from common.errors import ConflictError, NotFoundError, UserError, decoded
+from common.errors import ConflictError, NotFoundError, UnavailableError, UserError, decoded
 from common.kafka import names as topics
-from common.kafka.table import CompactedTable, InForce, table_topic
+from common.kafka.table import PATIENCE_S, CompactedTable, InForce, table_topic
 
 if TYPE_CHECKING:
     from common.kafka.port import Log
+
+T = TypeVar("T")
 
 # Topics by the word for their entries.
 _TABLES = {"job": topics.JOBS, "key": topics.KEYS}
@@ -133,5 +136,68 @@ def _differing(topic: str, saved: Mapping[str, str], now: Mapping[str, str]) -> 
     ]
 
 
-def _table(log: Log, topic: str, noun: str) -> CompactedTable[bytes]:
-    return CompactedTable(log, topic, lambda _, value: value, noun, closed=False)
+def _table(log: Log, topic: str, noun: str) -> BackupTable[bytes]:
+    return BackupTable(log, topic, lambda _, value: value, noun, closed=False)
+
+
+class BackupTable(CompactedTable[T]):
+    """A table whose records a backup has as they are in force."""
+
+    def in_force(self) -> dict[str, InForce]:
+        """Return the records that count as of now, by name.
+
+        Raises:
+            UnavailableError: If Kafka is unavailable for long.
+        """
+        with self._lock:
+            self._catch_up()
+            return dict(self._in_force)
+
+    def restore(self, records: Mapping[str, InForce], *, replace: bool) -> int:
+        """Write records of a backup, each with its number, and return once they count.
+
+        Records that the topic has already are left alone, so a restore that was interrupted can be
+        repeated.
+
+        Args:
+            records: Records by name.
+            replace: True to write a record even if the topic has another one of its name. The
+                written record then has the next number.
+
+        Returns:
+            Number of records that were written.
+
+        Raises:
+            ConflictError: If the topic has other records of these names; nothing is written then.
+                Or if somebody else writes these names now.
+            UnavailableError: If Kafka is unavailable for long; some records may be written then.
+        """
+        with self._lock:
+            self._catch_up()
+            now = self._in_force
+            new = {name: each for name, each in records.items() if now.get(name) != each}
+            taken = sorted(new.keys() & now.keys())
+            if taken and not replace:
+                raise ConflictError(
+                    f"{self._partition.topic} has other records of {', '.join(taken)}: nothing was"
+                    " written; --replace writes the records of the backup over them"
+                )
+            writes = {secrets.token_hex(8).encode(): name for name in new}
+            self._outcomes.update(dict.fromkeys(writes))
+            try:
+                with closing(self._log.writer()) as writer:
+                    for write, name in writes.items():
+                        number = now[name].number + 1 if name in now else new[name].number
+                        self._append(writer, name, number, write, new[name].value)
+                    if not writer.flush(PATIENCE_S):
+                        raise UnavailableError("Kafka did not confirm all records: restore again")
+                self._catch_up()
+                lost = sorted(name for write, name in writes.items() if not self._outcomes[write])
+            finally:
+                for write in writes:
+                    del self._outcomes[write]
+            if lost:
+                raise ConflictError(
+                    f"others wrote {', '.join(lost)} meanwhile: stop them and restore again"
+                )
+            return len(new)

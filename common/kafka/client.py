@@ -80,9 +80,8 @@ _TIMES = re.compile(r" \(after \d+ms in state .*\)")  # never twice alike: each 
 _QUOTED_VALUE = re.compile(r'value ".*?"(?= for configuration property)', re.DOTALL)
 
 
-_Method: TypeAlias = (
-    "Callable[[ClientMessage], T]"  # as the class has it, to be mapped over records
-)
+# A method as the class has it, to be mapped over records.
+_Method: TypeAlias = "Callable[[ClientMessage], T]"
 _TOPIC = cast("_Method[str]", Message.topic)
 _PARTITION = cast("_Method[int]", Message.partition)
 _OFFSET = cast("_Method[int]", Message.offset)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.errors import OutsideError, UserError
-from common.kafka.embedded import embedded_settings
-from common.kafka.settings import KafkaSettings
+from common.kafka.settings import KafkaSettings, embedded_settings
 from common.telemetry.logging import event_logger
 
 if TYPE_CHECKING:

@@ -2,25 +2,70 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from common.errors import OutsideError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_EMBEDDED_WAIT_MS = 10  # the broker does not wake a waiting fetch: this is the latency of a record
+_CONTROL_TIMEOUT_S = 5.0
 # Gets `sasl.oauthbearer.config`; returns a token and until when it is valid, in s since 1970.
 MakeToken: TypeAlias = "Callable[[str], tuple[str, float]]"
 
 
-class TopicMaker(Protocol):
-    """Creates topics where the broker's admin API cannot (the embedded broker)."""
+@dataclass(frozen=True, slots=True)
+class EmbeddedControl:
+    """The embedded broker's control socket, for any process of this machine that knows its path.
+
+    It also creates topics, which the admin API of that broker cannot.
+    """
+
+    path: str
 
     def __call__(self, topic: str, partitions: int) -> None:
         """Create a topic; do nothing if it is there.
 
         Raises:
-            UnavailableError: If the broker is unavailable.
+            UnavailableError: If the broker is gone.
         """
+        self._ask(f"create {topic} {partitions}")
+
+    def address(self) -> str:
+        """The bootstrap address.
+
+        Raises:
+            UnavailableError: If the broker is gone.
+        """
+        return self._ask("address")
+
+    def expire(self, topic: str, partition: int, below: int) -> None:
+        """Do what retention does: the log of a partition starts at `below` from now on."""
+        self._ask(f"expire {topic} {partition} {below}")
+
+    def refuse(self, request: int, code: int) -> None:
+        """Let the broker answer the next request of a kind, by its number, with an error."""
+        self._ask(f"refuse {request} {code}")
+
+    def set_up(self, *, up: bool) -> None:
+        """Let the broker be away (`up=False`) or be back; it keeps its logs."""
+        self._ask("up" if up else "down")
+
+    def _ask(self, command: str) -> str:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_CONTROL_TIMEOUT_S)
+                connection.connect(self.path)
+                connection.sendall(f"{command}\n".encode())
+                answer = connection.makefile().readline().strip()
+        except OSError as error:
+            raise UnavailableError(f"the embedded Kafka at {self.path} is gone: {error}") from error
+        if answer.startswith("error"):
+            raise OutsideError(f"the embedded Kafka refuses {command!r}: {answer}")
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +88,7 @@ class KafkaSettings:
     replication_factor: int = -1  # the broker's default
     # Of the embedded broker, which cannot look up offsets by time (we search), tells no ids of
     # topics and cannot describe them. None: the admin API.
-    topic_maker: TopicMaker | None = None
+    topic_maker: EmbeddedControl | None = None
     rack: str = ""  # where we are, as the brokers' `broker.rack` says it; empty: not known
     properties: Mapping[str, str] = field(default_factory=dict)  # passed on by the client's names
     token: MakeToken | None = None  # for SASL/OAUTHBEARER, where `properties` cannot tell
@@ -52,6 +97,21 @@ class KafkaSettings:
         """Return a right in words, and whose it is where the settings name a user."""
         user = self.properties.get("sasl.username")
         return f"{operation} on {resource}" + (f" (principal User:{user})" if user else "")
+
+
+def embedded_settings(control: str) -> KafkaSettings:
+    """Settings for the embedded broker whose control socket is at this path.
+
+    Raises:
+        UnavailableError: If there is none.
+    """
+    maker = EmbeddedControl(control)
+    return KafkaSettings(
+        bootstrap=maker.address(),
+        group_protocol="consumer",
+        fetch_wait_ms=_EMBEDDED_WAIT_MS,
+        topic_maker=maker,
+    )
 
 
 # Group of every reader that is no member of a job's group. It commits nothing: Kafka demands a

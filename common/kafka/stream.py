@@ -212,9 +212,8 @@ class KafkaStreamReader:
         lags = {}
         for partition in partitions:
             cursor, end = self._cursors[partition], -1
-            if self._waiting.is_at_end(
-                partition
-            ):  # the client counts records of open transactions, too
+            # The client counts records of open transactions, too.
+            if self._waiting.is_at_end(partition):
                 end = cursor.position
             else:
                 with suppress(KafkaException):  # not known any more

@@ -24,7 +24,7 @@ number and is logged: a later version may have written it, and it must not stop 
 
 If somebody deletes the topic, a table keeps the entries that it has read, so that jobs continue. It
 reads the new topic from its first record. The entries of which the new topic has no record are
-*missing* until `restore` or `update` writes them.
+*missing* until a restore (`common.kafka.backup`) or `update` writes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from time import monotonic, time
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -67,7 +66,7 @@ COMPACTION_LAG_S = 3600.0
 _log = event_logger(__name__)
 _READ_RECORDS = 1000
 _READ_S = 0.2
-_PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
 # Digits of a number: more than writers can ever reach one by one.
 _MOST_DIGITS = 15
 # Remedy if the topic has lost records.
@@ -175,65 +174,6 @@ class CompactedTable(Generic[T]):
         with self._lock:
             return self._missing
 
-    def in_force(self) -> dict[str, InForce]:
-        """Return the records that count as of now, by name.
-
-        Raises:
-            UnavailableError: If Kafka is unavailable for long.
-        """
-        with self._lock:
-            self._catch_up()
-            return dict(self._in_force)
-
-    def restore(self, records: Mapping[str, InForce], *, replace: bool) -> int:
-        """Write records of a backup, each with its number, and return once they count.
-
-        Records that the topic has already are left alone, so a restore that was interrupted can be
-        repeated.
-
-        Args:
-            records: Records by name.
-            replace: True to write a record even if the topic has another one of its name. The
-                written record then has the next number.
-
-        Returns:
-            Number of records that were written.
-
-        Raises:
-            ConflictError: If the topic has other records of these names; nothing is written then.
-                Or if somebody else writes these names now.
-            UnavailableError: If Kafka is unavailable for long; some records may be written then.
-        """
-        with self._lock:
-            self._catch_up()
-            now = self._in_force
-            new = {name: each for name, each in records.items() if now.get(name) != each}
-            taken = sorted(new.keys() & now.keys())
-            if taken and not replace:
-                raise ConflictError(
-                    f"{self._partition.topic} has other records of {', '.join(taken)}: nothing was"
-                    " written; --replace writes the records of the backup over them"
-                )
-            writes = {secrets.token_hex(8).encode(): name for name in new}
-            self._outcomes.update(dict.fromkeys(writes))
-            try:
-                with closing(self._log.writer()) as writer:
-                    for write, name in writes.items():
-                        number = now[name].number + 1 if name in now else new[name].number
-                        self._append(writer, name, number, write, new[name].value)
-                    if not writer.flush(_PATIENCE_S):
-                        raise UnavailableError("Kafka did not confirm all records: restore again")
-                self._catch_up()
-                lost = sorted(name for write, name in writes.items() if not self._outcomes[write])
-            finally:
-                for write in writes:
-                    del self._outcomes[write]
-            if lost:
-                raise ConflictError(
-                    f"others wrote {', '.join(lost)} meanwhile: stop them and restore again"
-                )
-            return len(new)
-
     def refresh(self, timeout_s: float) -> Mapping[str, T]:
         """Wait up to `timeout_s` for news, then return all entries as known by then.
 
@@ -277,7 +217,7 @@ class CompactedTable(Generic[T]):
             UnknownOutcomeError: If the change may have been made, or may still be made.
             UnavailableError: If Kafka is unavailable for long; nothing was sent.
         """
-        lost, until = False, monotonic() + _PATIENCE_S
+        lost, until = False, monotonic() + PATIENCE_S
         with self._lock:
             self._catch_up()
             self.repair()
@@ -336,7 +276,7 @@ class CompactedTable(Generic[T]):
         self._outcomes[write] = None
         try:
             self._append(writer, name, number, write, value)
-            if not writer.flush(_PATIENCE_S):
+            if not writer.flush(PATIENCE_S):
                 raise self._unknown_fate(name, "Kafka did not confirm it")
             with self._lock:
                 if self._outcomes[write] is None:
@@ -379,7 +319,7 @@ class CompactedTable(Generic[T]):
 
     def _catch_up(self) -> None:
         """Fold to what is now the end."""
-        tail, until = self._tail(), monotonic() + _PATIENCE_S
+        tail, until = self._tail(), monotonic() + PATIENCE_S
         end = self._bounds().end
         if tail.position() > end:  # it lost records, and all that was read is in doubt
             self._begin_anew()

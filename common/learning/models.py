@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from common.learning.task_options import KERNEL, RESNET_BLOCKS, RESNET_STAGES
 
-ImageNetwork: TypeAlias = (
-    "Callable[[int, int, int, int], nn.Module]"  # channels, height, width, classes
-)
+# Takes channels, height, width and classes.
+ImageNetwork: TypeAlias = "Callable[[int, int, int, int], nn.Module]"
 
 
 def cnn_28(channels: int, height: int, width: int, classes: int) -> nn.Module:

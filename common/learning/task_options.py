@@ -28,7 +28,18 @@ Size = Annotated[int, Meta(ge=1, le=_MOST)]
 Classes = Annotated[int, Meta(ge=2, le=_MOST)]
 
 
-class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a built-in task."""
+
+    def check(self) -> None:
+        """Refuse what no type can refuse.
+
+        Raises:
+            UserError: With what does not fit.
+        """
+
+
+class ImageClassifierOptions(_Options, frozen=True):
     """Of `image-classifier`."""
 
     classes: Classes
@@ -66,11 +77,7 @@ class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
         return count + _dense(inputs * height * width, *hidden, self.classes)
 
     def check(self) -> None:
-        """Refuse images that the network cannot take.
-
-        Raises:
-            UserError: With the sizes.
-        """
+        """Refuse images that the network cannot take."""
         own = {"cnn-small": SMALLEST_PADDED, "resnet-32": SMALLEST_RESNET}
         smallest = own.get(self.fitting, SMALLEST_UNPADDED)
         if min(self.height, self.width) < smallest:
@@ -81,7 +88,7 @@ class ImageClassifierOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
             )
 
 
-class LogisticRegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogisticRegressionOptions(_Options, frozen=True):
     """Of `logistic-regression`."""
 
     features: Size
@@ -94,11 +101,8 @@ class LogisticRegressionOptions(msgspec.Struct, frozen=True, forbid_unknown_fiel
         """Numbers of its network, and of what normalises its inputs."""
         return _dense(self.features, self.classes) + self.normalise * (2 * self.features + 1)
 
-    def check(self) -> None:
-        """All that there is to check is in the types."""
 
-
-class TabularMlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TabularMlpOptions(_Options, frozen=True):
     """Of `tabular-mlp`."""
 
     features: Size
@@ -113,11 +117,8 @@ class TabularMlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         layers = _dense(self.features, *self.hidden, self.classes)
         return layers + self.normalise * (2 * self.features + 1)
 
-    def check(self) -> None:
-        """All that there is to check is in the types."""
 
-
-class SparseLogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SparseLogisticOptions(_Options, frozen=True):
     """Of `sparse-logistic`."""
 
     features: Size
@@ -128,11 +129,8 @@ class SparseLogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         """A weight for each feature, and the bias."""
         return self.features + 1
 
-    def check(self) -> None:
-        """All that there is to check is in the types."""
 
-
-class MatrixFactorisationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MatrixFactorisationOptions(_Options, frozen=True):
     """Of `matrix-factorisation`."""
 
     users: Size
@@ -145,11 +143,8 @@ class MatrixFactorisationOptions(msgspec.Struct, frozen=True, forbid_unknown_fie
         """A row for each user and each item."""
         return (self.users + self.items) * self.rank
 
-    def check(self) -> None:
-        """All that there is to check is in the types."""
 
-
-class LdaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LdaOptions(_Options, frozen=True):
     """Of `lda`."""
 
     words: Size
@@ -164,9 +159,6 @@ class LdaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def parameters(self) -> int:
         """A number for each word in each topic."""
         return self.words * self.topics
-
-    def check(self) -> None:
-        """All that there is to check is in the types."""
 
 
 def _resnet(channels: int) -> int:

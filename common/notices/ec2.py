@@ -9,7 +9,7 @@ import msgspec
 
 from common.errors import decoded
 from common.notices.metadata import InstanceMetadata
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 
 if TYPE_CHECKING:
     from common.config.settings import Settings

@@ -36,11 +36,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from common.core.liveness import STATUSES, Heartbeat
 from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, UpdateTrigger, WorkerId
-from common.errors import OutsideError
 from common.redis.access import TIMEOUT_S, RedisAccess, redis_access
 from common.redis.port import LiveStatus
 from common.redis.server import Attendance, RedisServer, connect
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -54,12 +53,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Steps: TypeAlias = "Generator[tuple[Command, ...], list[Any], T]"  # returns a T
 
-_MODELS_KEPT = 4  # of one leader: a late reader of the round before still finds its weights
-_TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to those rounds
-_SNAPSHOTS_KEPT = 3  # of as many leaders: the newest may be taken back, or torn
-_MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living one puts it again
-_OFFER_TTL_MS = 3_600_000  # likewise: a job that has ended needs no memory here
-_TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
+_OFFER_TTL_MS = 3_600_000  # an hour: a job that has ended needs no memory here
 _REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
 WAIT_S = TIMEOUT_S / 2  # of one blocking command; longer waits are several of them
 _NO_EXPIRY = -1  # PTTL's word for it
@@ -67,16 +61,10 @@ _LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one 
 # One holder's lease is taken early only once in so long: who was taken for dead, and lives, is not
 # deposed again for the same reason.
 _TAKEN_ONCE_MS = 60_000
-# A leader's status that is as it was is written again so often, for whatever became of it in a
-# failover; in between it is only seen to be there, by its first bytes: its epoch and position.
-_PUT_AGAIN_S = 1.0
-_LIKE_BYTES = 40
 _ATTENDS = "+"  # behind the beat of a worker that also listens to the channel of its name
 _BEAT = re.compile(rb"(%s) ([0-9a-f]{16}|)(\+?)" % "|".join(STATUSES).encode())
 _NOBODY = Heartbeat("")
 _OPEN = RedisAccess()
-# XADD's ways to say that an id is not above the newest: the second where that is the last of all.
-_NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
 
 
 def open_board(settings: Settings, job: str) -> Board:
@@ -132,14 +120,6 @@ class RedisBoard:
 
     # --- models ----------------------------------------------------------------------------------
 
-    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Publish a model; this leader's version of four updates ago is forgotten."""
-        forgotten = ModelId(model.epoch, model.version - _MODELS_KEPT)
-        self._server.ask(
-            ("SET", self._model(model), memoryview(weights).cast("B"), "PX", _MODEL_TTL_MS),
-            ("UNLINK", self._model(forgotten)),
-        )
-
     def get_model(self, model: ModelId) -> bytes | None:
         """Fetch a model, or None where it is gone."""
         weights: bytes | None = self._server.ask(("GET", self._model(model)))[0]
@@ -162,27 +142,10 @@ class RedisBoard:
 
     # --- triggers --------------------------------------------------------------------------------
 
-    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
-        """Append to a stream of triggers; False where something else keeps this id out."""
-        key, name = self._triggers(stream), _entry(trigger.id)
-        data = wire.encode_trigger(trigger)
-        try:
-            self._server.ask(
-                ("XADD", key, "MAXLEN", _TRIGGERS_KEPT, name, "trigger", data),
-                ("PEXPIRE", key, _TRIGGERS_TTL_MS),
-            )
-        except OutsideError as error:
-            if not any(said in str(error) for said in _NOT_NEWER):
-                raise
-            newest = self._server.ask(("XREVRANGE", key, "+", "-", "COUNT", 1))[0]
-            ours: bool = newest == [(name.encode(), {b"trigger": data})]
-            return ours  # the answer to an earlier call was lost
-        return True
-
     def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
         """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
         key = self._triggers(stream)
-        position: str | bytes = _entry(after) if after.epoch >= 0 else "0-0"
+        position: str | bytes = entry_id(after) if after.epoch >= 0 else "0-0"
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
@@ -203,7 +166,7 @@ class RedisBoard:
         for name, fields in entries:
             data = fields.get(b"trigger", b"")
             trigger = self._rejections.parse("trigger", wire.decode_trigger, data)
-            if trigger is not None and _entry(trigger.id).encode() == name:
+            if trigger is not None and entry_id(trigger.id).encode() == name:
                 found.append(trigger)
             elif trigger is not None:
                 self._rejections.reject("trigger id", f"trigger {trigger.id} stands at {name!r}")
@@ -220,23 +183,6 @@ class RedisBoard:
         )
 
     # --- status ----------------------------------------------------------------------------------
-
-    def put_leader_status(self, leader_status: LeaderStatus) -> bool:
-        """Write the leader's status; False where none was there."""
-        return self.follow(self.putting_leader_status(leader_status))
-
-    def putting_leader_status(self, leader_status: LeaderStatus) -> Steps[bool]:
-        """`put_leader_status`, in steps."""
-        key, last = self._keys + "leader-status", self._leader_status
-        if last is None or last[1] != leader_status:
-            last = self._leader_status = wire.encode_leader_status(leader_status), leader_status
-        elif time.monotonic() < self._put_at + _PUT_AGAIN_S:
-            begins = (yield (("GETRANGE", key, 0, _LIKE_BYTES - 1),))[0]
-            if begins == last[0][:_LIKE_BYTES]:
-                return True
-        before = (yield (("SET", key, last[0], "GET"),))[0]
-        self._put_at = time.monotonic()
-        return before is not None
 
     def get_leader_status(self) -> LeaderStatus | None:
         """Read the leader's status, or None where there is none."""
@@ -422,18 +368,6 @@ class RedisBoard:
 
     # --- snapshots -------------------------------------------------------------------------------
 
-    def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
-        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
-        index, free = self._keys + "snapshots", (None, holder.encode())
-        put = ("SET", self._snapshot(epoch), data), ("SADD", index, epoch)
-        if not self._server.ask_while(self._keys + "lease", free, *put):
-            return False
-        old = sorted(self._epochs(index))[:-_SNAPSHOTS_KEPT]
-        if old:
-            keys = (*map(self._snapshot, old), *map(self._whole_snapshot, old))
-            self._server.ask(("UNLINK", *keys), ("SREM", index, *old))
-        return True
-
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep a hot snapshot of this leader with the weights, which a member of its group has."""
         self._server.ask(("SET", self._whole_snapshot(epoch), data))
@@ -546,7 +480,8 @@ def replica_channel(replica: bytes) -> bytes:
     return b"doll:{%s}:alive" % replica
 
 
-def _entry(trigger: TriggerId) -> str:
+def entry_id(trigger: TriggerId) -> str:
+    """The id of a trigger's entry in its stream."""
     return f"{trigger.epoch}-{trigger.number}"
 
 

@@ -26,7 +26,7 @@ from common.redis.access import RedisAccess, redis_access
 from common.redis.board import RedisBoard
 from common.redis.port import Board, LiveStatus
 from common.redis.server import RedisServer, connect
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -66,19 +66,19 @@ class RedisBoards:
     """
 
     def __init__(self, url: str, access: RedisAccess = _OPEN) -> None:
-        self._url = url
+        self.url = url
         self.client = connect(url, access)
         self.server = RedisServer(self.client, "doll:", lambda _key: None)
 
     def board(self, job: str) -> RedisBoard:
         """Open a job's board; to close it lets go of its own only."""
-        return RedisBoard(self._url, job, shared=self.client)
+        return RedisBoard(self.url, job, shared=self.client)
 
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
         """Look at several of these boards in a few packets; of each, what it says or why not."""
         found = dict[Board, LiveStatus | Exception]()
         calls = [
-            Call(board, RedisBoard.reading_live_status, partial(found.__setitem__, board))
+            Call(board, board.reading_live_status, partial(found.__setitem__, board))
             for board in cast("Sequence[RedisBoard]", boards)
         ]
         call_together(self.server, calls)
@@ -198,7 +198,7 @@ class Call:
     """One call of one job."""
 
     board: RedisBoard
-    steps: Callable[[RedisBoard], Steps[Any]]
+    steps: Callable[[], Steps[Any]]
     on_answer: Callable[[Any], None]
 
 
@@ -217,7 +217,7 @@ def call_together(server: RedisServer, calls: Iterable[Call]) -> bool:
     Returns:
         Whether the server answered.
     """
-    under_way = [_UnderWay(call, call.steps(call.board), ()) for call in calls]
+    under_way = [_UnderWay(call, call.steps(), ()) for call in calls]
     under_way = [each for each in under_way if _goes_on(each, None)]
     while under_way:
         packet = [command for each in under_way for command in each.commands]

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from common.core.messages import ModelId
 from common.errors import OutsideError
 from common.redis.access import redis_access
-from common.redis.board import WAIT_S, RedisBoard, replica_channel, replies_key
+from common.redis.board import WAIT_S, RedisBoard, entry_id, replica_channel, replies_key
 from common.redis.boards import Call, RedisBoards, call_together
 from common.redis.server import RedisServer
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -28,12 +30,23 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
     from common.core.liveness import Heartbeat
-    from common.core.messages import LeaderStatus, Reply, WorkerId
+    from common.core.messages import LeaderStatus, Reply, UpdateTrigger, WorkerId
     from common.redis.access import RedisClient
     from common.redis.board import Steps
     from common.redis.port import LeaderBoards
     from common.redis.server import Attendance
 
+_MODELS_KEPT = 4  # of one leader: a late reader of the round before still finds its weights
+_TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to those rounds
+_SNAPSHOTS_KEPT = 3  # of as many leaders: the newest may be taken back, or torn
+_MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living one puts it again
+_TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
+# A leader's status that is as it was is written again so often, for whatever became of it in a
+# failover; in between it is only seen to be there, by its first bytes: its epoch and position.
+_PUT_AGAIN_S = 1.0
+_LIKE_BYTES = 40
+# XADD's ways to say that an id is not above the newest: the second where that is the last of all.
+_NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
 _SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
 LAZY_S = 0.05  # what is not urgent waits so long for company
 LOOK_S = 0.025  # between looks whether holders of leases listen; one takes 0.1 ms
@@ -50,6 +63,10 @@ def open_leader_boards(settings: Settings) -> LeaderBoards:
 class RedisLeaderBoards(RedisBoards):
     """The `LeaderBoards` port; may be shared between threads."""
 
+    def board(self, job: str) -> RedisLeaderBoard:
+        """Open a job's board; to close it lets go of its own only."""
+        return RedisLeaderBoard(self.url, job, shared=self.client)
+
     def replies(self, replica: str) -> RedisReplies:
         """Open what is sent to a replica."""
         return RedisReplies(self.client, replica)
@@ -57,6 +74,64 @@ class RedisLeaderBoards(RedisBoards):
     def exchange(self) -> RedisExchange:
         """Open an exchange."""
         return RedisExchange(self.server, self.board)
+
+
+class RedisLeaderBoard(RedisBoard):
+    """The `LeaderBoard` port; may be shared between threads."""
+
+    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Publish a model; this leader's version of four updates ago is forgotten."""
+        forgotten = ModelId(model.epoch, model.version - _MODELS_KEPT)
+        self._server.ask(
+            ("SET", self._model(model), memoryview(weights).cast("B"), "PX", _MODEL_TTL_MS),
+            ("UNLINK", self._model(forgotten)),
+        )
+
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out."""
+        key, name = self._triggers(stream), entry_id(trigger.id)
+        data = wire.encode_trigger(trigger)
+        try:
+            self._server.ask(
+                ("XADD", key, "MAXLEN", _TRIGGERS_KEPT, name, "trigger", data),
+                ("PEXPIRE", key, _TRIGGERS_TTL_MS),
+            )
+        except OutsideError as error:
+            if not any(said in str(error) for said in _NOT_NEWER):
+                raise
+            newest = self._server.ask(("XREVRANGE", key, "+", "-", "COUNT", 1))[0]
+            ours: bool = newest == [(name.encode(), {b"trigger": data})]
+            return ours  # the answer to an earlier call was lost
+        return True
+
+    def put_leader_status(self, leader_status: LeaderStatus) -> bool:
+        """Write the leader's status; False where none was there."""
+        return self.follow(self.putting_leader_status(leader_status))
+
+    def putting_leader_status(self, leader_status: LeaderStatus) -> Steps[bool]:
+        """`put_leader_status`, in steps."""
+        key, last = self._keys + "leader-status", self._leader_status
+        if last is None or last[1] != leader_status:
+            last = self._leader_status = wire.encode_leader_status(leader_status), leader_status
+        elif monotonic() < self._put_at + _PUT_AGAIN_S:
+            begins = (yield (("GETRANGE", key, 0, _LIKE_BYTES - 1),))[0]
+            if begins == last[0][:_LIKE_BYTES]:
+                return True
+        before = (yield (("SET", key, last[0], "GET"),))[0]
+        self._put_at = monotonic()
+        return before is not None
+
+    def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+        index, free = self._keys + "snapshots", (None, holder.encode())
+        put = ("SET", self._snapshot(epoch), data), ("SADD", index, epoch)
+        if not self._server.ask_while(self._keys + "lease", free, *put):
+            return False
+        old = sorted(self._epochs(index))[:-_SNAPSHOTS_KEPT]
+        if old:
+            keys = (*map(self._snapshot, old), *map(self._whole_snapshot, old))
+            self._server.ask(("UNLINK", *keys), ("SREM", index, *old))
+        return True
 
 
 class RedisReplies:
@@ -167,10 +242,10 @@ class RedisExchange:
         open_board: Opens a job's board.
     """
 
-    def __init__(self, server: RedisServer, open_board: Callable[[str], RedisBoard]) -> None:
+    def __init__(self, server: RedisServer, open_board: Callable[[str], RedisLeaderBoard]) -> None:
         self._server = server
         self._open_board = open_board
-        self._boards = dict[str, RedisBoard]()
+        self._boards = dict[str, RedisLeaderBoard]()
         self._calls = dict[tuple[str, str], Call]()  # by job and what is asked, in order
         self._send_at = float("inf")
         self._closed = False
@@ -193,7 +268,7 @@ class RedisExchange:
     ) -> None:
         """Take or prolong the lease; told whether it is ours, and where it is not, once it is."""
 
-        def steps(board: RedisBoard) -> Steps[bool]:
+        def steps(board: RedisLeaderBoard) -> Steps[bool]:
             if self._holders is None:
                 self._holders = LeaseHolders(self._server, holder)
             has_it = yield from board.holding_lease(holder, ttl_s, self._holders.ended)
@@ -202,7 +277,7 @@ class RedisExchange:
                 return bool(has_it)
             if not self._refused:
                 self._look_at = 0.0
-            again = Call(board, steps, on_answer)
+            again = Call(board, partial(steps, board), on_answer)
             self._refused[job] = _Refused(has_it, again, monotonic() + ttl_s)
             return False
 
@@ -211,7 +286,7 @@ class RedisExchange:
     def release_lease(self, job: str, holder: str) -> None:
         """Give the lease back; nobody is told."""
 
-        def steps(board: RedisBoard) -> Steps[None]:
+        def steps(board: RedisLeaderBoard) -> Steps[None]:
             self._refused.pop(job, None)
             yield from board.releasing_lease(holder)
 
@@ -243,7 +318,7 @@ class RedisExchange:
         soon: bool,
     ) -> None:
         """Look for the heartbeats of workers, and report them."""
-        self._ask(job, "alive", RedisBoard.looking_for_workers, on_answer, soon=soon)
+        self._ask(job, "alive", RedisLeaderBoard.looking_for_workers, on_answer, soon=soon)
 
     def close(self) -> None:
         """Send what waits, then end."""
@@ -256,7 +331,7 @@ class RedisExchange:
         self,
         job: str,
         what: str,
-        steps: Callable[[RedisBoard], Steps[Any]],
+        steps: Callable[[RedisLeaderBoard], Steps[Any]],
         on_answer: Callable[[Any], None],
         *,
         soon: bool,
@@ -265,7 +340,8 @@ class RedisExchange:
             if job not in self._boards:
                 self._boards[job] = self._open_board(job)
             self._calls.pop((job, what), None)  # the later one goes to the end
-            self._calls[job, what] = Call(self._boards[job], steps, on_answer)
+            board = self._boards[job]
+            self._calls[job, what] = Call(board, partial(steps, board), on_answer)
             send_at = 0.0 if soon else monotonic() + LAZY_S
             if send_at < self._send_at:
                 self._send_at = send_at

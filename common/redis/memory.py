@@ -17,7 +17,7 @@ from common.core.messages import LeaderStatus, ModelId, Reply, TriggerId, Update
 from common.errors import UnavailableError
 from common.redis.boards import field_of, parsed_record
 from common.redis.port import Board, LiveStatus, live_status
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 from common.wire import messages as wire
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ class JobKeys:
 
     models: dict[ModelId, bytes] = field(default_factory=dict)
     offered: bytes | None = None
-    triggers: dict[str, dict[TriggerId, bytes]] = field(
-        default_factory=dict
-    )  # by stream; ascending
+    # By stream; ascending.
+    triggers: dict[str, dict[TriggerId, bytes]] = field(default_factory=dict)
     unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # why, until when
     leader_status: bytes | None = None
     # By worker, and until when.

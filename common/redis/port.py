@@ -43,9 +43,6 @@ class Board(Protocol):
     What does not parse is left out, and the first of each kind is logged.
     """
 
-    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Publish a model; older versions than the last few are forgotten."""
-
     def get_model(self, model: ModelId) -> bytes | None:
         """Fetch a model, or None where it is gone."""
 
@@ -58,25 +55,11 @@ class Board(Protocol):
         So whoever looks often fetches each only once.
         """
 
-    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
-        """Append to a stream of triggers; False where something else keeps this id out.
-
-        That is a leader's that came later, or anything at all that somebody put there: whoever
-        leads goes on in another stream, and says in its status which one.
-
-        Args:
-            trigger: Its id is above those that this leader posted before.
-            stream: Its name; empty: the first one of the job.
-        """
-
     def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
         """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
 
     def push_reply(self, reply: Reply, to: str) -> None:
         """Send a gradient, a failure or a leave message to the replica of this name."""
-
-    def put_leader_status(self, leader_status: LeaderStatus) -> bool:
-        """Write the leader's status; False where none was there."""
 
     def get_leader_status(self) -> LeaderStatus | None:
         """Read the leader's status, or None where there is none."""
@@ -115,18 +98,6 @@ class Board(Protocol):
     def unable(self) -> dict[str, str]:
         """Why processes cannot do their part of the job, by what they call themselves."""
 
-    def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
-        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten.
-
-        Args:
-            epoch: The leader's.
-            data: The snapshot.
-            holder: Of the lease.
-
-        Returns:
-            False where another holds the lease: who leads next has looked at snapshots, or may.
-        """
-
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
         """Keep a hot snapshot of this leader with the weights, which a member of its group has."""
 
@@ -146,6 +117,39 @@ class Board(Protocol):
 
     def close(self) -> None:
         """Let go of all connections."""
+
+
+class LeaderBoard(Board, Protocol):
+    """A `Board` with what its leader alone writes."""
+
+    def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
+        """Publish a model; older versions than the last few are forgotten."""
+
+    def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
+        """Append to a stream of triggers; False where something else keeps this id out.
+
+        That is a leader's that came later, or anything at all that somebody put there: whoever
+        leads goes on in another stream, and says in its status which one.
+
+        Args:
+            trigger: Its id is above those that this leader posted before.
+            stream: Its name; empty: the first one of the job.
+        """
+
+    def put_leader_status(self, leader_status: LeaderStatus) -> bool:
+        """Write the leader's status; False where none was there."""
+
+    def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
+        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten.
+
+        Args:
+            epoch: The leader's.
+            data: The snapshot.
+            holder: Of the lease.
+
+        Returns:
+            False where another holds the lease: who leads next has looked at snapshots, or may.
+        """
 
 
 def live_status(board: Board) -> LiveStatus | Exception:
@@ -292,6 +296,9 @@ class Boards(Protocol):
 
 class LeaderBoards(Boards, Protocol):
     """What a process that leads jobs uses of Redis."""
+
+    def board(self, job: str) -> LeaderBoard:
+        """Open a job's board; to close it lets go of its own only."""
 
     def replies(self, replica: str) -> Replies:
         """Open what is sent to a replica."""

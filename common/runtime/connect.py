@@ -1,7 +1,7 @@
-"""Opens the outside that the settings name: the one place that knows the adapter behind a URL.
+"""Opens the servers that the settings name, for commands and for the admin service.
 
 An adapter is imported when it is first wanted: each client library takes a good part of a second to
-load, no process needs all of them, and a command line that is wrong needs none.
+load, no command needs all of them, and a command line that is wrong needs none.
 """
 
 from __future__ import annotations

@@ -78,11 +78,8 @@ def _cost(ledger: FleetLedger, now_s: float) -> CostAnswer | None:
     plan, settled = ledger.plan, ledger.settled
     reviewed = settled or ledger.review
     if reviewed is not None:  # all at one time: what was spent since has no counterpart yet
-        at_s, spent_usd, on_demand_only_usd = (
-            reviewed.at_s,
-            reviewed.spent_usd,
-            reviewed.on_demand_only_usd,
-        )
+        at_s, spent_usd = reviewed.at_s, reviewed.spent_usd
+        on_demand_only_usd = reviewed.on_demand_only_usd
     elif plan is not None:
         at_s, spent_usd, on_demand_only_usd = now_s, ledger.spent_usd(now_s), 0.0
     else:

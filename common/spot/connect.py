@@ -60,11 +60,7 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     Raises:
         UserError: If a recorded series makes no sense, or the market file is no longer there.
     """
-    from common.spot.fleets.prices import (  # noqa: PLC0415 -- see above
-        FixedPrices,
-        PricesTogether,
-        ReplayedPrices,
-    )
+    from common.spot.fleets import prices  # noqa: PLC0415 -- see above
     from common.spot.market.market_file import with_common_start  # noqa: PLC0415 -- see above
 
     path = Path(settings.market)
@@ -74,15 +70,15 @@ def open_prices(settings: Settings, market: Market) -> Prices:
     fixed |= market.on_demand.prices()
     replayed = {name: usd for name, usd in asked.items() if isinstance(usd, TraceSpec)}
     history = {pool.name: pool for pool in market.spot if pool.usd_per_hour == "history"}
-    sources: list[Prices] = [FixedPrices(fixed)]
+    sources: list[Prices] = [prices.FixedPrices(fixed)]
     if replayed:
         origin_s = _replayed_from_s(market, path)
-        sources.append(ReplayedPrices(replayed, path.parent, origin_s, time.time))
+        sources.append(prices.ReplayedPrices(replayed, path.parent, origin_s, time.time))
     if history and market.ec2 is not None:
         from common.spot.fleets.ec2.prices import Ec2Prices  # noqa: PLC0415 -- see above
 
         sources.append(Ec2Prices(market.ec2, history))
-    return PricesTogether(sources)
+    return prices.PricesTogether(sources)
 
 
 def _fleet_directory(settings: Settings) -> Path:

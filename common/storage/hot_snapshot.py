@@ -13,6 +13,7 @@ from common.wire.messages import frame, unframe
 
 FORMAT = 1  # of the protocol's part: the latest that this program knows
 NO_PROTOCOL = "a snapshot's protocol part does not parse"
+TORN = "a hot snapshot is torn"
 
 
 class SnapshotProtocol(msgspec.Struct):
@@ -54,12 +55,9 @@ def with_weights(hot: bytes, made: ModelId, weights: bytes) -> bytes | None:
         CorruptError: If it is torn.
         FutureFormatError: If a newer program wrote it.
     """
-    try:
-        protocol = decode_protocol(unframe(hot)[0], "a hot snapshot")
-        if _NAMED.decode(protocol.snapshot).made != made:
-            return None
-    except (ValueError, RecursionError, WireError) as error:
-        raise CorruptError(f"a hot snapshot is torn: {error}") from error
+    protocol = decode_protocol(decoded(unframe, hot, TORN, CorruptError)[0], "a hot snapshot")
+    if decoded(_NAMED.decode, protocol.snapshot, TORN, CorruptError).made != made:
+        return None
     protocol.seal = b""
     return frame(msgspec.msgpack.encode(protocol), weights)
 

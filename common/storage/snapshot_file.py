@@ -22,6 +22,7 @@ from common.storage.hot_snapshot import (
     FORMAT,
     NO_PROTOCOL,
     PROTOCOL,
+    TORN,
     SnapshotProtocol,
     decode_protocol,
 )
@@ -135,10 +136,8 @@ def is_sealed(data: bytes, key: str) -> bool:
     Raises:
         CorruptError: If it is not whole.
     """
-    try:
-        protocol = PROTOCOL.decode(unframe(data)[0])
-    except (ValueError, RecursionError, WireError) as error:
-        raise CorruptError(f"a hot snapshot is torn: {error}") from error
+    framed, _ = decoded(unframe, data, TORN, CorruptError)
+    protocol = decoded(PROTOCOL.decode, framed, TORN, CorruptError)
     return hmac.compare_digest(protocol.seal, _seal(protocol, key))
 
 
@@ -149,10 +148,7 @@ def from_bytes(data: bytes) -> SnapshotFile:
         CorruptError: If it is not whole.
         FutureFormatError: If a newer program wrote it.
     """
-    try:
-        protocol, trainer = unframe(data)
-    except WireError as error:
-        raise CorruptError(f"a hot snapshot is torn: {error}") from error
+    protocol, trainer = decoded(unframe, data, TORN, CorruptError)
     return SnapshotFile(_decode(protocol, "a hot snapshot"), bytes(trainer))
 
 

@@ -14,21 +14,24 @@ import sys
 import traceback
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import structlog
 from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, plain_traceback
 from structlog.processors import JSONRenderer
 from structlog.stdlib import PositionalArgumentsFormatter, ProcessorFormatter, filter_by_level
 
+from common.errors import WireError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import TextIO
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
     from common.config.settings import Settings
 
+T = TypeVar("T")
 
 _FIELDS = "doll_fields"  # where a log record carries the keys and values of an event
 _BELOW = ("exception", "stack")
@@ -201,6 +204,27 @@ class Changes:
         changed = topic not in self._last or self._last[topic] != value
         self._last[topic] = value
         return changed
+
+
+class Rejections:
+    """Logs what did not parse, once for each kind; may be shared between threads."""
+
+    def __init__(self) -> None:
+        self._known = set[str]()
+
+    def parse(self, kind: str, decode: Callable[[bytes], T], data: bytes) -> T | None:
+        """Decode a message, or reject it and return None."""
+        try:
+            return decode(data)
+        except WireError as error:
+            self.reject(kind, str(error))
+            return None
+
+    def reject(self, kind: str, reason: str) -> None:
+        """Log a message if it is the first of its kind."""
+        if kind not in self._known:
+            self._known.add(kind)
+            logging.getLogger(__name__).warning("rejected kind=%s reason=%s", kind, reason)
 
 
 class StageTimes:

@@ -467,7 +467,7 @@ def decode_offer(data: bytes) -> tuple[ModelId, bytes]:
 # --- a header in front of large raw bytes --------------------------------------------------------
 
 _LENGTH = struct.Struct("<I")  # of the header
-# Of the body inside the frame: numpy is slow on unaligned floats, torch refuses them.
+# Of the body inside the frame: numpy is slow on unaligned floats, and torch refuses them.
 _ALIGNMENT = 16
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from deploy.grafana.panel import Dashboard, Lines, Query, Stat, States, annotation
 from deploy.grafana.queries import lately, newest, selected
 
-_NOW = (
+COST = Dashboard(
+    "cost",
+    "What machines a job has, what they cost against on-demand ones, and whether it is in time.",
+    # Now.
     Stat(
         "USD per hour",
         "Of all machines that run now. Normal: what the plan expects; `doll provisioning show`.",
@@ -51,9 +54,7 @@ _NOW = (
         unit="percentunit",
         steps={None: "red", 1.0: "green"},
     ),
-)
-
-_COURSE = (
+    # Over time.
     Lines(
         "Spent, and on demand alone",
         "Normal: spent stays below. The distance is what was saved.",
@@ -135,11 +136,7 @@ _COURSE = (
         steps={None: "gray", 1: "green"},
         names=("stands by", "rents"),
     ),
-)
-
-COST = Dashboard(
-    "cost",
-    "What machines a job has, what they cost against on-demand ones, and whether it is in time.",
-    (*_NOW, *_COURSE),
-    (annotation("Plans", f"{lately('doll_plans_total', window='1m')} > 0", "a new plan", "blue"),),
+    annotations=(
+        annotation("Plans", f"{lately('doll_plans_total', window='1m')} > 0", "a new plan", "blue"),
+    ),
 )

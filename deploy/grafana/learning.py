@@ -8,7 +8,10 @@ from deploy.grafana.queries import lately, newest, per_s, quantile
 _LOSS = ('metric="loss"',)
 _OTHERS = ('metric!="loss"',)
 
-_NOW = (
+LEARNING = Dashboard(
+    "learning",
+    "What the model is worth: loss and metrics in training, on a test set and by stream.",
+    # Now.
     Stat(
         "Loss",
         "Of the newest update, on records that the model had not seen. Normal: falls, then stays."
@@ -48,9 +51,7 @@ _NOW = (
         Query(lately("doll_drifts_total", window="1h"), "drifts"),
         steps={None: "green", 1: "orange"},
     ),
-)
-
-_COURSE = (
+    # Over time.
     Lines(
         "Loss: training and test",
         "Training: of each update before it was made. Normal: both fall together. Test far above"
@@ -113,13 +114,7 @@ _COURSE = (
         " farther back (alert DollCheckpointFails).",
         Query(lately("doll_checkpoint_failures_total"), "attempts"),
     ),
-)
-
-LEARNING = Dashboard(
-    "learning",
-    "What the model is worth: loss and metrics in training, on a test set and by stream.",
-    (*_NOW, *_COURSE),
-    (
+    annotations=(
         annotation(
             "Drifts",
             f"{lately('doll_drifts_total', 'stream', window='1m')} > 0",

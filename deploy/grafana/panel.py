@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
 Json: TypeAlias = dict[str, object]
@@ -153,7 +152,6 @@ class States(Lines):
     }
 
 
-@dataclass(frozen=True)
 class Dashboard:
     """A page of panels, laid out from left to right.
 
@@ -164,17 +162,18 @@ class Dashboard:
         annotations: Drawn into all of them.
     """
 
-    name: str
-    description: str
-    panels: tuple[Lines, ...]
-    annotations: tuple[Json, ...] = ()
+    def __init__(
+        self, name: str, description: str, *panels: Lines, annotations: tuple[Json, ...] = ()
+    ) -> None:
+        self.name, self.panels, self.annotations = name, panels, annotations
+        self._description = description
 
     def json(self) -> Json:
         """As Grafana reads it."""
         return {
             "uid": f"doll-{self.name}",
             "title": f"DOLL: {self.name}",
-            "description": self.description,
+            "description": self._description,
             "tags": ["doll"],
             "schemaVersion": _SCHEMA,
             "version": 1,

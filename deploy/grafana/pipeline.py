@@ -5,10 +5,12 @@ from __future__ import annotations
 from deploy.grafana.panel import Dashboard, Lines, Query, Stat, States, Steps
 from deploy.grafana.queries import lately, newest, per_s, quantile, selected, total
 
-_BAD_FROM_1: Steps = {None: "green", 1: "red"}
 _STRANGE_FROM_1: Steps = {None: "green", 1: "orange"}
 
-_NOW = (
+PIPELINE = Dashboard(
+    "pipeline",
+    "From records in Kafka to updates: is it fast enough, and is anything lost on the way?",
+    # Now.
     Stat(
         "Replicas that lead",
         "Normal: 1. At 0 nothing is trained: start a coordinator, or see why none leads (alert"
@@ -22,7 +24,7 @@ _NOW = (
         " DollJobHeld). Rests: somebody paused it.",
         Query(newest("doll_job_held"), "held"),
         Query(newest("doll_job_paused"), "rests"),
-        steps=_BAD_FROM_1,
+        steps={None: "green", 1: "red"},
         names=("no", "yes"),
     ),
     Stat(
@@ -52,9 +54,7 @@ _NOW = (
         Query(f"changes(({newest('doll_epoch')})[1h:15s])", "changes"),
         steps={None: "green", 3: "orange", 6: "red"},
     ),
-)
-
-_FLOW = (
+    # From records to updates.
     Lines(
         "Records per second",
         "Normal: what arrives is read and is soon in updates. Less is read: workers are too few, or"
@@ -103,9 +103,7 @@ _FLOW = (
         Query(quantile(0.95, "doll_record_age_seconds"), "p95"),
         unit="s",
     ),
-)
-
-_ROUNDS = (
+    # Rounds, and workers.
     Lines(
         "A round by stage",
         "wait: for K batches, so long where arrivals bound; gradients: as long as the slowest"
@@ -183,9 +181,7 @@ _ROUNDS = (
         Query(newest("doll_worker_batches_per_second", "worker"), "{{worker}}"),
         unit="suffix: batches/s",
     ),
-)
-
-_PROBLEMS = (
+    # Problems.
     Lines(
         "Refused in 5 minutes",
         "Claims and replies without effect: twice, late, of a ghost. Normal: some when workers come"
@@ -239,10 +235,4 @@ _PROBLEMS = (
             "{{service}} {{version}}",
         ),
     ),
-)
-
-PIPELINE = Dashboard(
-    "pipeline",
-    "From records in Kafka to updates: is it fast enough, and is anything lost on the way?",
-    (*_NOW, *_FLOW, *_ROUNDS, *_PROBLEMS),
 )

@@ -26,7 +26,7 @@ from common.core.snapshots import genesis
 from common.core.spans import LogPosition, Span
 from common.jobs.build import trainer_of
 from common.kafka.names import control_topic, updates_topic
-from common.redis.board import open_board
+from common.redis.exchange import open_leader_boards
 from common.storage.port import open_blobs
 from common.storage.snapshot_file import SnapshotFile, to_bytes, to_parts
 from common.storage.store import CheckpointStore
@@ -100,5 +100,5 @@ def write(settings: Settings, log: Log, record: JobRecord, updates: int) -> None
     checkpoint, hot = saved(updates - SINCE_CHECKPOINT), saved(updates - SINCE_HOT)
     store = CheckpointStore(open_blobs(settings), job)
     store.save(checkpoint.name, to_parts(checkpoint), time.time(), samples=updates, loss=0.5)
-    with closing(open_board(settings, job)) as board:
-        board.put_snapshot(epoch, to_bytes(hot, record.seal), "c1")
+    with closing(open_leader_boards(settings)) as boards:
+        boards.board(job).put_snapshot(epoch, to_bytes(hot, record.seal), "c1")

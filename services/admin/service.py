@@ -195,12 +195,10 @@ class AdminService:
 
     def _shown_jobs(self) -> Iterator[ShownJob]:
         """How each job is: asked in a thread of scrapes, or by a request."""
+        names = ("lag", "skipped", "quarantined", "expired", "lost")
         for job, (state, known, _, open_transactions_s) in self.followers.shown():
-            if known is None:
-                yield ShownJob(job, state.word)
-            else:
-                counts = known.skipped, known.quarantined, known.expired, known.lost
-                yield ShownJob(job, state.word, known.lag, *counts, open_transactions_s)
+            counts = (getattr(known, name, None) for name in names)
+            yield ShownJob._make((job, state.word, *counts, open_transactions_s))
 
     def _billing(self) -> dict[str, Billing]:
         """How machines are paid for, by pool, as far as the market file says."""
@@ -216,6 +214,5 @@ async def _answering(request: HTTPConnection) -> AdminService:
     return cast("AdminService", request.app.state.service)
 
 
-Answering: TypeAlias = Annotated[
-    AdminService, Depends(_answering)
-]  # for routes: whose request it is
+# For routes that must know whose request it is.
+Answering: TypeAlias = Annotated[AdminService, Depends(_answering)]

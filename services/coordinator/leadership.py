@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from common.kafka.port import FoundTopic
     from common.learning.trainer import Trainer
-    from services.coordinator.effects.context import JobContext
     from services.coordinator.effects.lease import Lease
     from services.coordinator.effects.snapshots import Lasting, SnapshotStore
+    from services.coordinator.replica import JobContext
     from services.coordinator.tails import RawRecords
 
 

@@ -18,10 +18,10 @@ from common.jobs.notes import window_note
 from common.telemetry.logging import Changes
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.outages import Outage
-from services.coordinator.effects.context import JobContext
 from services.coordinator.effects.dispatch import Effects
 from services.coordinator.inbox import CoordinatorInbox
 from services.coordinator.metrics_observer import MetricsObserver
+from services.coordinator.replica import JobContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,6 @@ class JobCoordinator:
         self._context = JobContext(
             replica,
             first,
-            first.spec,
             replica.boards.board(first.id),
             self._inbox,
             self._measuring,
@@ -192,13 +191,13 @@ class JobCoordinator:
             self._stopping = True  # one that was submitted at another time is another
             self._want("stopped")
             return
+        self._context.record, self._measuring.spec = record, record.spec
         if record.revision != known.revision:
             self._log.info("job_changed", revision=record.revision)
-            self._effects.models.change(record.spec)
+            self._effects.models.change()
             self.decide(events.SettingsChanged(protocol_settings(record)))
             if self.leads and (reason := self._effects.leadership.lacking):
                 self.decide(events.HoldRequired(reason))
-        self._context.record, self._measuring.spec = record, record.spec
         self._want(record.wanted)
 
     def _want(self, wanted: Wanted) -> None:

@@ -105,7 +105,7 @@ class WatchedJob:
         self.suspected = False  # of lacking a stream, at the last look
         self.idle = False  # has neither work nor workers
         self._epoch = epoch
-        self._measuring = measuring
+        self.measuring = measuring
         self._seen = seen
         self._arrivals = ArrivalMeter()
         self._meter = DemandMeter(self.first)
@@ -118,27 +118,22 @@ class WatchedJob:
         """Tell what is to be seen."""
         known = self.first.keys() <= ends.keys()  # else one of its streams is gone
         figures = self._figures(ends, now) if known else None
-        leads = self._measuring.saw_streams(self._epoch, figures)
+        leads = self.measuring.saw_streams(self._epoch, figures)
         if known:
             self._ends = ends
-        leader_status = self._measuring.leader_status
+        leader_status = self.measuring.leader_status
         idle = figures is not None and not any(figures.lag.values())
         self.idle = leads and idle and leader_status is not None and not leader_status.live
 
     @property
     def lacks_workers(self) -> bool:
         """True if records wait and no worker is alive."""
-        leader_status = self.leader_status
+        leader_status = self.measuring.leader_status
         return not self.idle and leader_status is not None and not leader_status.live
-
-    @property
-    def leader_status(self) -> LeaderStatus | None:
-        """The leader's newest."""
-        return self._measuring.leader_status
 
     def exist(self, found: Mapping[str, FoundTopic]) -> None:
         """Take in what its topics are: others, perhaps, or with other partitions."""
-        leader_status = self.leader_status
+        leader_status = self.measuring.leader_status
         known = _places(leader_status)
         own = found.keys() & {place.topic for place in self.first}
         for topic in sorted(own - {place.topic for place, at in known.items() if at.topic_id}):
@@ -201,10 +196,10 @@ class WatchedJob:
 
     def demand(self, now: float) -> JobDemand | None:
         """What the job needs; None as long as that is not known."""
-        leader_status, metrics = self._measuring.leader_status, self._measuring.metrics
+        leader_status, metrics = self.measuring.leader_status, self.measuring.metrics
         if leader_status is None or self._ends is None:
             return None
-        runs, spec = not (metrics.paused or metrics.held), self._measuring.spec
+        runs, spec = not (metrics.paused or metrics.held), self.measuring.spec
         in_force = None if metrics.leading is None else metrics.leading.group_size
         # A rule or the tuner may name another than the job's own; a change is not in force at once.
         group_size = min(spec.group_size, in_force or spec.group_size)
@@ -212,14 +207,14 @@ class WatchedJob:
 
     @property
     def _way_out(self) -> str:
-        name = self._measuring.spec.name
+        name = self.measuring.spec.name
         return (
             "restore them and resume the job, or go on with what was learned in a new one:"
             f" `doll job submit FILE --from {name}`, under another name"
         )
 
     def _figures(self, ends: Positions, now: float) -> StreamFigures:
-        spec, leader_status = self._measuring.spec, self._measuring.leader_status
+        spec, leader_status = self.measuring.spec, self.measuring.leader_status
         records = by_stream(self.first, ends)
         arrivals_per_s = self._arrivals.add(sum(records.values()), now)
         if leader_status is None:
@@ -229,7 +224,7 @@ class WatchedJob:
             arrivals_per_s,
             leader_status.live,
             (spec.batch_size, spec.group_size),
-            self._measuring.gradient_s,
+            self.measuring.gradient_s,
         )
         lag = {stream: max(count - claimed[stream], 0) for stream, count in records.items()}
         return StreamFigures(records, lag, arrivals_per_s, sufficient, necessary)
@@ -372,9 +367,8 @@ class StreamWatch:
 
         Two requests for all of them, and one more where a log has records of a new leader epoch.
         """
-        leader_statuses = [
-            each.leader_status for each in watched
-        ]  # before all else: logs only grow since
+        # Before all else: logs only grow since.
+        leader_statuses = [each.measuring.leader_status for each in watched]
         places = [_places(leader_status) for leader_status in leader_statuses]
         partitions = {partition for each in watched for partition in each.first}
         topics = {partition.topic for partition in partitions}

@@ -57,13 +57,13 @@ class RegisteredCheckpoints:
         self._seen: ModelId | None = None  # the hint to the newest when last all was well
         self._untested = frozenset[ModelId]()  # registered without figures of the test set
 
-    def look(self, record: JobRecord, run: str, history: TrackedMetrics, *, last: bool) -> None:
+    def look(self, record: JobRecord, run: str, tracked: TrackedMetrics, *, last: bool) -> None:
         """Register new checkpoints, and add figures of the test set that came later.
 
         Args:
             record: The job.
             run: The job's run in the tracker.
-            history: Which versions count, and their figures on the test set.
+            tracked: Which versions count, and their figures on the test set.
             last: Look at all there is, though there is no new checkpoint.
 
         Raises:
@@ -71,9 +71,9 @@ class RegisteredCheckpoints:
             UserError: If the tracker refuses it.
             FutureFormatError: If a newer program wrote a checkpoint.
         """
-        store = CheckpointStore(self._blobs, record.id)
+        history, store = tracked.history, CheckpointStore(self._blobs, record.id)
         hint = store.latest()
-        tested = any(history.test_of(made) for made in self._untested)
+        tested = any(tracked.test_of(made) for made in self._untested)
         if hint is None or (hint == self._seen and not (last or tested)):
             return
         names = store.finished()
@@ -91,7 +91,7 @@ class RegisteredCheckpoints:
             for each in self._tracking.versions(self._model, wanted)
         }
         versions = {name: each.number for name, each in there.items()}
-        tests = {name: history.test_of(each.snapshot.made) for name, each in counting.items()}
+        tests = {name: tracked.test_of(each.snapshot.made) for name, each in counting.items()}
         for name in sorted(counting):
             tags = self._tags(record, name, counting[name], tests[name])
             version = there.get(format_model_id(name))
@@ -143,9 +143,8 @@ class RegisteredCheckpoints:
         }
         chosen = {
             "newest": max(counting, default=None),
-            "best": min(
-                losses, key=lambda name: losses[name], default=None
-            ),  # of equals the newest
+            # Of equals the newest.
+            "best": min(losses, key=lambda name: losses[name], default=None),
         }
         for alias, name in chosen.items():
             if name is not None and self._aliases.get(alias) != versions[format_model_id(name)]:

@@ -37,6 +37,9 @@ _KEPT_TESTS = 1000  # newest evaluations: a checkpoint is registered long before
 class TrackedMetrics:
     """The fold over a job's updates topic, in bounded memory.
 
+    Attributes:
+        history: Says which updates count.
+
     Args:
         every_updates: Metrics of updates are means over so many of them.
         start: Offset of the first record that is still there.
@@ -44,21 +47,12 @@ class TrackedMetrics:
 
     def __init__(self, every_updates: int, start: int = 0) -> None:
         self._every = every_updates
-        self._history = PartialHistory(start)
+        self.history = PartialHistory(start)
         self._last: UpdateApplied | None = None  # since the Lead in force
         self._at_s = 0.0  # when it was written
         self._sums = dict[str, MetricSum]()  # by metric, over the updates since the last point
         self._newest = dict[str, float]()  # by metric that is no mean
         self._tests = dict[ModelId, dict[str, float]]()  # newest last
-
-    @property
-    def position(self) -> int:
-        """Offset of the next record to feed."""
-        return self._history.position
-
-    def holds(self, made: ModelId) -> bool:
-        """Whether a version counts, as far as the topic has been fed."""
-        return self._history.holds(made)
 
     def test_of(self, made: ModelId) -> dict[str, float]:
         """Return loss and metrics of a version on the test set; empty if they are not known."""
@@ -70,7 +64,7 @@ class TrackedMetrics:
         Raises:
             ValueError: If `offset` was fed before.
         """
-        counts = self._history.feed(offset, record)
+        counts = self.history.feed(offset, record)
         match record:
             case Lead() if counts:
                 self._forget()
@@ -78,7 +72,7 @@ class TrackedMetrics:
                 return []
             case UpdateApplied() if counts:
                 return self._learned(at_s, record)
-            case Evaluated() if self._history.holds(record.model):
+            case Evaluated() if self.history.holds(record.model):
                 self._keep_test(record)
                 by_folder = {"test": record.test} | {
                     f"prequential/{stream}": means for stream, means in record.prequential.items()
@@ -89,7 +83,7 @@ class TrackedMetrics:
                     for folder, means in by_folder.items()
                     for point in _points(folder, means, record.at_s, step)
                 ]
-            case Drifted() if self._history.holds(record.model):
+            case Drifted() if self.history.holds(record.model):
                 after, step = {record.stream: record.after}, record.model.version
                 return list(_points("drift", after, record.at_s, step))
             case _:

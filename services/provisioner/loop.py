@@ -220,16 +220,11 @@ class JobProvisioner:
             case do.AppendPlan(record):
                 self._log_record(record)
                 self._writer.append(plans_topic(self._job), encode_plan(record))
-            case (
-                do.Launch()
-                | do.Release()
-                | do.PollMachines()
-                | do.PollPrices()
-                | do.PollPastPrices()
-            ):
+            case do.PollMachines():
                 self._provider.send(command)
-                if isinstance(command, do.PollMachines):
-                    self._look_for_workers()
+                self._look_for_workers()
+            case do.Launch() | do.Release() | do.PollPrices() | do.PollPastPrices():
+                self._provider.send(command)
             case do.AskProvisioningLease():
                 self._ask_lease()
             case do.ReleaseProvisioningLease():

@@ -80,11 +80,6 @@ class Batches:
         self.fault: BaseException | None = None
         self._thread.start()
 
-    @property
-    def waiting(self) -> int:
-        """How many requests wait."""
-        return self._waiting.qsize()
-
     async def predict(self, columns: Columns, name: str = "") -> Predicted:
         """Answer for the records of a request.
 
@@ -92,7 +87,7 @@ class Batches:
             UnavailableError: If there is no version yet, or too many requests wait.
             TaskError: If the task raises on some of them.
         """
-        if self.waiting > MOST_WAITING:
+        if self._waiting.qsize() > MOST_WAITING:
             raise UnavailableError("too many requests wait: come again")
         if self.fault is not None:
             raise UnavailableError("this process ends")

@@ -96,9 +96,8 @@ class JobSelector:
         self._goes = ""
         self._number = 0
         self._look_at = 0.0
-        self._has_read = (
-            False  # of all jobs: by the first records alone, a stopped one seems to run
-        )
+        # True once all jobs were read: by the first records alone, a stopped one seems to run.
+        self._has_read = False
         self._sightings = Sightings()
         self._kafka_outage = Outage(logger, "kafka")
         self._roster_outage = Outage(logger, "redis")

@@ -13,15 +13,14 @@ import redis
 from common.core.liveness import Heartbeat
 from common.core.messages import LeaderStatus, TriggerId, WorkerId
 from common.core.spans import Partition
-from common.redis.board import RedisBoard
-from common.redis.exchange import RedisLeaderBoards
+from common.redis.exchange import RedisLeaderBoard, RedisLeaderBoards
 from common.redis.memory import MemoryBoard, MemoryBoards, MemoryRedis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from common.embedded.redis import EmbeddedRedis
-    from common.redis.port import Board, LeaderBoards, Replies
+    from common.redis.port import LeaderBoard, LeaderBoards, Replies
 
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"
@@ -34,7 +33,7 @@ class Server(Protocol):
 
     job: str
 
-    def board(self) -> Board:
+    def board(self) -> LeaderBoard:
         """Another process's view of the same job."""
 
     def boards(self) -> LeaderBoards:
@@ -58,7 +57,7 @@ class _InMemory:
     redis: MemoryRedis
     job: str
 
-    def board(self) -> Board:
+    def board(self) -> LeaderBoard:
         return MemoryBoard(self.redis, self.job)
 
     def boards(self) -> LeaderBoards:
@@ -88,8 +87,8 @@ class _InRedis:
     redis: EmbeddedRedis
     job: str
 
-    def board(self) -> Board:
-        return RedisBoard(self.redis.url, self.job)
+    def board(self) -> LeaderBoard:
+        return RedisLeaderBoard(self.redis.url, self.job)
 
     def boards(self) -> LeaderBoards:
         return RedisLeaderBoards(self.redis.url)
@@ -127,7 +126,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 @pytest.fixture
-def board(server: Server) -> Board:
+def board(server: Server) -> LeaderBoard:
     return server.board()
 
 
@@ -158,6 +157,6 @@ def leader_status(control_position: int) -> LeaderStatus:
     )
 
 
-def statuses(board: Board) -> dict[WorkerId, str]:
+def statuses(board: LeaderBoard) -> dict[WorkerId, str]:
     """Return the statuses of the workers that send heartbeats."""
     return {worker: beat.status for worker, beat in board.heartbeats().items()}

@@ -28,7 +28,7 @@ from common.core.messages import (
 from common.core.spans import Span
 from common.errors import UnavailableError
 from common.redis.access import RedisAccess
-from common.redis.board import RedisBoard
+from common.redis.exchange import RedisLeaderBoard
 from common.redis.memory import MemoryBoard, MemoryRedis
 from common.redis.server import RedisServer, connect
 from common.wire import messages as wire
@@ -45,7 +45,7 @@ from tests.fakes.clock import ManualClock
 
 if TYPE_CHECKING:
     from common.embedded.redis import EmbeddedRedis
-    from common.redis.port import Board, LeaderBoards, Replies
+    from common.redis.port import LeaderBoard, LeaderBoards, Replies
 
 pytest_plugins = ["tests.redis_servers", "tests.contract.board_fixtures"]
 
@@ -77,13 +77,13 @@ def gradient(vector: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Gradient:
 # --- models --------------------------------------------------------------------------------------
 
 
-def test_a_model_is_fetched_as_it_was_published(board: Board) -> None:
+def test_a_model_is_fetched_as_it_was_published(board: LeaderBoard) -> None:
     weights = np.arange(300_000, dtype=np.float32)
     board.put_model(MODEL, weights.data)
     assert board.get_model(MODEL) == weights.tobytes()
 
 
-def test_versions_of_two_leaders_are_two_models(board: Board) -> None:
+def test_versions_of_two_leaders_are_two_models(board: LeaderBoard) -> None:
     board.put_model(ModelId(3, 17), b"mine")
     board.put_model(ModelId(9, 17), b"hers")
     assert board.get_model(ModelId(3, 17)) == b"mine"
@@ -91,7 +91,7 @@ def test_versions_of_two_leaders_are_two_models(board: Board) -> None:
     assert board.get_model(ModelId(10, 17)) is None
 
 
-def test_only_the_last_few_versions_of_a_leader_are_kept(board: Board) -> None:
+def test_only_the_last_few_versions_of_a_leader_are_kept(board: LeaderBoard) -> None:
     board.put_model(ModelId(2, 1), b"another leader's")
     for version in range(10):
         board.put_model(ModelId(3, version), b"weights")
@@ -116,7 +116,7 @@ def test_of_the_models_that_are_offered_only_the_last_is_there(server: Server) -
 # --- triggers ------------------------------------------------------------------------------------
 
 
-def test_triggers_come_in_order_and_each_once(board: Board) -> None:
+def test_triggers_come_in_order_and_each_once(board: LeaderBoard) -> None:
     posted = [trigger(0, 1), trigger(0, 2), trigger(5, 1)]
     assert [board.post_trigger(each) for each in posted] == [True, True, True]
     assert board.triggers(TriggerId(-1, 0), 0) == posted
@@ -138,39 +138,39 @@ def test_a_leader_that_wakes_up_late_cannot_post(server: Server) -> None:
     assert newer.triggers(TriggerId(3, 8), 0) == [trigger(5, 1)]
 
 
-def test_posting_the_same_trigger_again_is_no_failure(board: Board) -> None:
+def test_posting_the_same_trigger_again_is_no_failure(board: LeaderBoard) -> None:
     """The answer to the first call may have been lost."""
     assert board.post_trigger(trigger(3, 1))
     assert board.post_trigger(trigger(3, 1))
     assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
 
 
-def test_another_trigger_under_ones_own_id_is_in_the_way(board: Board) -> None:
+def test_another_trigger_under_ones_own_id_is_in_the_way(board: LeaderBoard) -> None:
     forged = UpdateTrigger(TriggerId(3, 1), MODEL, ())
     assert board.post_trigger(forged)
     assert not board.post_trigger(trigger(3, 1))
 
 
-def test_reader_of_one_stream_gets_nothing_of_another(board: Board) -> None:
+def test_reader_of_one_stream_gets_nothing_of_another(board: LeaderBoard) -> None:
     board.post_trigger(trigger(3, 1), "other")
     assert board.triggers(TriggerId(0, 0), 0.02) == []
     assert board.triggers(TriggerId(0, 0), LONG_S, "other") == [trigger(3, 1)]
 
 
-def test_old_triggers_make_room(board: Board) -> None:
+def test_old_triggers_make_room(board: LeaderBoard) -> None:
     for number in range(1, 131):
         board.post_trigger(trigger(3, number))
     kept = board.triggers(TriggerId(0, 0), 0)
     assert [each.id.number for each in kept] == list(range(31, 131))
 
 
-def test_a_small_model_travels_inside_its_trigger(board: Board) -> None:
+def test_a_small_model_travels_inside_its_trigger(board: LeaderBoard) -> None:
     posted = UpdateTrigger(TriggerId(3, 1), MODEL, (), bytes(400))
     board.post_trigger(posted)
     assert board.triggers(TriggerId(0, 0), 0) == [posted]
 
 
-def test_waiting_for_triggers_ends_with_none(board: Board) -> None:
+def test_waiting_for_triggers_ends_with_none(board: LeaderBoard) -> None:
     assert board.triggers(TriggerId(0, 0), 0) == []
     assert board.triggers(TriggerId(0, 0), 0.0001) == []
     assert board.triggers(TriggerId(0, 0), 0.02) == []
@@ -189,7 +189,7 @@ def test_a_waiting_reader_is_woken_by_the_next_trigger(server: Server) -> None:
 
 
 def test_replies_are_taken_in_order_and_once_each_with_its_job(
-    server: Server, board: Board, boards: LeaderBoards, replies: Replies
+    server: Server, board: LeaderBoard, boards: LeaderBoards, replies: Replies
 ) -> None:
     other = boards.board("another")
     sent = [(server.job, failure(offset)) for offset in range(4)]
@@ -203,13 +203,13 @@ def test_replies_are_taken_in_order_and_once_each_with_its_job(
     assert replies.pop(9, 0) == []
 
 
-def test_many_are_taken_at_once(board: Board, replies: Replies) -> None:
+def test_many_are_taken_at_once(board: LeaderBoard, replies: Replies) -> None:
     for offset in range(50):
         board.push_reply(failure(offset), REPLICA)
     assert len(replies.pop(100, LONG_S)) == 50
 
 
-def test_a_gradient_arrives_as_a_read_only_view(board: Board, replies: Replies) -> None:
+def test_a_gradient_arrives_as_a_read_only_view(board: LeaderBoard, replies: Replies) -> None:
     vector = np.arange(300_000, dtype=np.float32)
     board.push_reply(gradient(vector), REPLICA)
     [(_, received)] = replies.pop(10, LONG_S)
@@ -219,7 +219,7 @@ def test_a_gradient_arrives_as_a_read_only_view(board: Board, replies: Replies) 
     assert received.vector.base is not None
 
 
-def test_every_replica_has_its_own_replies(board: Board, boards: LeaderBoards) -> None:
+def test_every_replica_has_its_own_replies(board: LeaderBoard, boards: LeaderBoards) -> None:
     board.push_reply(failure(1), "c1")
     board.push_reply(failure(2), "c2")
     assert [reply for _, reply in boards.replies("c2").pop(10, LONG_S)] == [failure(2)]
@@ -241,7 +241,7 @@ def test_a_waiting_replica_is_woken_by_the_first_reply(server: Server, replies: 
 
 def test_replies_that_nobody_takes_vanish(embedded_redis: EmbeddedRedis) -> None:
     with redis.Redis.from_url(embedded_redis.url) as client:
-        RedisBoard(embedded_redis.url, "a").push_reply(failure(), "ghost")
+        RedisLeaderBoard(embedded_redis.url, "a").push_reply(failure(), "ghost")
         assert 0 < client.pttl("doll:{ghost}:replies") <= 600_000
 
 
@@ -265,7 +265,7 @@ def test_a_waiting_call_does_not_hold_up_others_on_the_same_connections(
 # --- leader's status, liveness -------------------------------------------------------------------
 
 
-def test_the_newest_leader_status_is_read(board: Board) -> None:
+def test_the_newest_leader_status_is_read(board: LeaderBoard) -> None:
     assert board.get_leader_status() is None
     board.put_leader_status(leader_status(4))
     board.put_leader_status(leader_status(5))
@@ -275,7 +275,7 @@ def test_the_newest_leader_status_is_read(board: Board) -> None:
 def test_a_leader_status_that_is_as_it_was_is_not_decoded_again(
     embedded_redis: EmbeddedRedis,
 ) -> None:
-    writer, reader = (RedisBoard(embedded_redis.url, "still") for _ in range(2))
+    writer, reader = (RedisLeaderBoard(embedded_redis.url, "still") for _ in range(2))
     writer.put_leader_status(leader_status(4))
     found = reader.get_leader_status()
     writer.put_leader_status(leader_status(4))
@@ -304,7 +304,7 @@ def test_a_leader_status_that_is_as_it_was_takes_the_place_of_another(server: Se
         assert other.get_leader_status() == leader_status(4)
 
 
-def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:
+def test_a_worker_is_alive_until_its_beat_runs_out(board: LeaderBoard) -> None:
     board.beat(WORKER, "alive", LONG_S * 10)
     board.beat(OTHER, "alive", 0.03)
     eventually(lambda: statuses(board) == {WORKER: "alive"})
@@ -312,7 +312,7 @@ def test_a_worker_is_alive_until_its_beat_runs_out(board: Board) -> None:
     assert statuses(board) == {WORKER: "alive", OTHER: "alive"}
 
 
-def test_a_worker_says_that_it_waits_and_that_it_is_leaving(board: Board) -> None:
+def test_a_worker_says_that_it_waits_and_that_it_is_leaving(board: LeaderBoard) -> None:
     board.beat(WORKER, "alive", LONG_S * 10)
     board.beat(WORKER, "waiting", LONG_S * 10)
     assert statuses(board) == {WORKER: "waiting"}
@@ -353,7 +353,7 @@ def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
         while not stop.is_set():
             statuses(board)
 
-    def come_and_go(board: Board, name: WorkerId) -> None:
+    def come_and_go(board: LeaderBoard, name: WorkerId) -> None:
         for _ in range(20):
             board.beat(name, "alive", 0.001)
         board.beat(name, "alive", LONG_S * 10)
@@ -433,7 +433,7 @@ def test_of_many_who_race_for_the_lease_one_gets_it(server: Server) -> None:
     boards = [server.board() for _ in names]
     start = threading.Barrier(len(names))
 
-    def race(board: Board, name: str) -> bool:
+    def race(board: LeaderBoard, name: str) -> bool:
         start.wait(LONG_S)
         return board.hold_lease(name, LONG_S * 10)
 
@@ -444,7 +444,7 @@ def test_of_many_who_race_for_the_lease_one_gets_it(server: Server) -> None:
 # --- snapshots -----------------------------------------------------------------------------------
 
 
-def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: Board) -> None:
+def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: LeaderBoard) -> None:
     assert board.snapshots() == []
     for epoch in (0, 3, 5, 12):
         for data in (b"old", b"new"):
@@ -455,14 +455,14 @@ def test_the_newest_snapshot_of_each_of_the_last_leaders_is_kept(board: Board) -
     assert board.snapshots(0) == []
 
 
-def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: Board) -> None:
+def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: LeaderBoard) -> None:
     for epoch in (3, 5, 7, 12):
         board.put_snapshot(epoch, b"%d" % epoch, "c1")
     board.put_snapshot(3, b"3", "c1")
     assert board.snapshots() == [b"12", b"7", b"5"]
 
 
-def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: Board) -> None:
+def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: LeaderBoard) -> None:
     # What the next one has looked at before it leads is all that its predecessors leave.
     assert board.hold_lease("old", LONG_S * 10)
     assert board.put_snapshot(3, b"1", "old")
@@ -502,7 +502,7 @@ def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
         assert server.ask(("GET", "doll:{taken}:a")) == [b"in time"]
 
 
-def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: Board) -> None:
+def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: LeaderBoard) -> None:
     for epoch in (2, 3, 5):
         board.put_snapshot(epoch, b"%d" % epoch, "c1")
     for data in (b"older", b"3 with weights"):
@@ -520,7 +520,7 @@ def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: Board) 
 # --- what may vanish does vanish -----------------------------------------------------------------
 
 
-def say_everything(board: Board) -> None:
+def say_everything(board: LeaderBoard) -> None:
     board.put_model(MODEL, b"weights.")
     board.offer_model(MODEL, b"offered.")
     board.post_trigger(trigger(3, 1))
@@ -531,7 +531,7 @@ def say_everything(board: Board) -> None:
     board.put_snapshot(3, b"snapshot", "one")
 
 
-def read_everything(board: Board) -> tuple[object, ...]:
+def read_everything(board: LeaderBoard) -> tuple[object, ...]:
     return (
         board.get_model(MODEL),
         board.offered_model(),
@@ -555,7 +555,7 @@ EVERYTHING = (
 )
 
 
-def test_a_wiped_board_is_empty_and_goes_on(board: Board) -> None:
+def test_a_wiped_board_is_empty_and_goes_on(board: LeaderBoard) -> None:
     say_everything(board)
     board.wipe()
     assert read_everything(board) == SILENCE
@@ -566,16 +566,16 @@ def test_a_wiped_board_is_empty_and_goes_on(board: Board) -> None:
 
 
 def test_a_wipe_leaves_other_jobs_alone(embedded_redis: EmbeddedRedis) -> None:
-    others = [RedisBoard(embedded_redis.url, job) for job in ("a", "abc", "a*c", "[abc]")]
+    others = [RedisLeaderBoard(embedded_redis.url, job) for job in ("a", "abc", "a*c", "[abc]")]
     for other in others:
         say_everything(other)
-    RedisBoard(embedded_redis.url, "a*").wipe()
-    RedisBoard(embedded_redis.url, "a*c").wipe()
+    RedisLeaderBoard(embedded_redis.url, "a*").wipe()
+    RedisLeaderBoard(embedded_redis.url, "a*c").wipe()
     found = [read_everything(other) for other in others]
     assert found == [EVERYTHING, EVERYTHING, SILENCE, EVERYTHING]
 
 
-def test_trigger_ids_go_on_after_a_wipe(board: Board) -> None:
+def test_trigger_ids_go_on_after_a_wipe(board: LeaderBoard) -> None:
     board.post_trigger(trigger(3, 8))
     board.wipe()
     assert board.post_trigger(trigger(3, 9))
@@ -681,7 +681,7 @@ def test_the_first_of_a_kind_alone_is_logged(
 def test_a_trigger_under_a_false_id_is_left_out(
     embedded_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board = RedisBoard(embedded_redis.url, "forged")
+    board = RedisLeaderBoard(embedded_redis.url, "forged")
     with redis.Redis.from_url(embedded_redis.url) as client:
         forged = wire.encode_trigger(trigger(3, 1))
         client.xadd("doll:{forged}:triggers", {"trigger": forged}, "9-1")
@@ -693,7 +693,7 @@ def test_a_trigger_under_a_false_id_is_left_out(
 def test_the_highest_id_of_all_keeps_nobody_from_another_stream(
     likest_redis: EmbeddedRedis, number: int
 ) -> None:
-    board = RedisBoard(likest_redis.url, f"highest-{number}")
+    board = RedisLeaderBoard(likest_redis.url, f"highest-{number}")
     with redis.Redis.from_url(likest_redis.url) as client:
         client.xadd(f"doll:{{highest-{number}}}:triggers", {"x": b""}, f"{number}-{number}")
     assert not board.post_trigger(trigger(3, 1))
@@ -702,17 +702,17 @@ def test_the_highest_id_of_all_keeps_nobody_from_another_stream(
 
 
 def test_streams_of_triggers_that_nobody_writes_to_vanish(embedded_redis: EmbeddedRedis) -> None:
-    RedisBoard(embedded_redis.url, "vanishing").post_trigger(trigger(3, 1), "other")
+    RedisLeaderBoard(embedded_redis.url, "vanishing").post_trigger(trigger(3, 1), "other")
     with redis.Redis.from_url(embedded_redis.url) as client:
         assert client.pttl("doll:{vanishing}:triggers:other") > 0
 
 
 def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: EmbeddedRedis) -> None:
-    made = f"RedisBoard({embedded_redis.url!r}, 'killed')"
+    made = f"RedisLeaderBoard({embedded_redis.url!r}, 'killed')"
     beat = f"board = {made}\nboard.beat('w1', 'alive', 600.0)\ninput()"
-    code = f"from common.redis.board import RedisBoard\n{beat}"
+    code = f"from common.redis.exchange import RedisLeaderBoard\n{beat}"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)  # noqa: S603 -- our own
-    board = RedisBoard(embedded_redis.url, "killed")
+    board = RedisLeaderBoard(embedded_redis.url, "killed")
     eventually(lambda: statuses(board) == {WORKER: "alive"})
     process.kill()
     process.communicate()
@@ -722,7 +722,7 @@ def test_a_worker_whose_process_is_killed_is_gone_at_once(embedded_redis: Embedd
 def test_a_worker_that_lost_its_connection_is_back_with_its_next_beat(
     embedded_redis: EmbeddedRedis,
 ) -> None:
-    board = RedisBoard(embedded_redis.url, "cut")
+    board = RedisLeaderBoard(embedded_redis.url, "cut")
     board.beat(WORKER, "alive", LONG_S * 10)
     with redis.Redis.from_url(embedded_redis.url) as client:
         client.client_kill_filter(_type="pubsub")
@@ -741,7 +741,7 @@ def test_where_channels_are_forbidden_the_beat_alone_counts(embedded_redis: Embe
             "ACL", "SETUSER", "narrow", "on", ">pass", "~*", "+@all", "resetchannels"
         )
     url = embedded_redis.url.replace("unix://", "unix://narrow:pass@")
-    board = RedisBoard(url, "narrow")
+    board = RedisLeaderBoard(url, "narrow")
     board.beat(WORKER, "alive", LONG_S * 10)
     assert statuses(board) == {WORKER: "alive"}
 
@@ -749,7 +749,7 @@ def test_where_channels_are_forbidden_the_beat_alone_counts(embedded_redis: Embe
 def test_keys_of_another_type_are_garbage_too(
     embedded_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board = RedisBoard(embedded_redis.url, "types")
+    board = RedisLeaderBoard(embedded_redis.url, "types")
     say_everything(board)
     with redis.Redis.from_url(embedded_redis.url) as client:
         for key in list(client.scan_iter("doll:{types}:*")):

@@ -12,7 +12,7 @@ import redis
 from common.core.messages import ModelId, TriggerId, UpdateTrigger
 from common.embedded.redis import EmbeddedRedis
 from common.errors import OutsideError, UnavailableError
-from common.redis.board import RedisBoard
+from common.redis.exchange import RedisLeaderBoard
 from load.harness.proxy import Network
 from tests.contract.board_fixtures import WORKER, leader_status, statuses
 
@@ -82,8 +82,8 @@ def admin(server: EmbeddedRedis) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def board(server: EmbeddedRedis) -> Iterator[RedisBoard]:
-    board = RedisBoard(server.url, JOB)
+def board(server: EmbeddedRedis) -> Iterator[RedisLeaderBoard]:
+    board = RedisLeaderBoard(server.url, JOB)
     yield board
     board.close()
 
@@ -91,7 +91,7 @@ def board(server: EmbeddedRedis) -> Iterator[RedisBoard]:
 @pytest.mark.redis
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_server_that_refuses_for_a_while_is_away_and_then_works_again(
-    board: RedisBoard, admin: redis.Redis, name: str
+    board: RedisLeaderBoard, admin: redis.Redis, name: str
 ) -> None:
     board.put_leader_status(leader_status(1))
     REFUSALS[name].begin(admin)
@@ -112,7 +112,7 @@ def test_a_server_that_refuses_for_a_while_is_away_and_then_works_again(
 
 @pytest.mark.redis
 def test_waiting_caller_gets_an_error_when_the_server_becomes_a_replica(
-    board: RedisBoard, admin: redis.Redis
+    board: RedisLeaderBoard, admin: redis.Redis
 ) -> None:
     errors = list[BaseException]()
 
@@ -142,7 +142,7 @@ def test_behind_the_address_of_a_server_that_became_a_replica_the_new_one_is_fou
     with EmbeddedRedis(tcp=True) as second, EmbeddedRedis(tcp=True) as first, Network() as network:
         link = network.proxy()
         link.pass_on_to(_port(first))
-        board = RedisBoard(f"redis://127.0.0.1:{link.port}/0", JOB)
+        board = RedisLeaderBoard(f"redis://127.0.0.1:{link.port}/0", JOB)
         board.beat(WORKER, "alive", 60.0)
         with redis.Redis.from_url(first.url) as admin:
             admin.replicaof("127.0.0.1", str(_port(second)))
@@ -150,7 +150,7 @@ def test_behind_the_address_of_a_server_that_became_a_replica_the_new_one_is_fou
             with pytest.raises(UnavailableError):
                 board.beat(WORKER, "alive", 60.0)
             board.beat(WORKER, "alive", 60.0)
-            other = RedisBoard(second.url, JOB)
+            other = RedisLeaderBoard(second.url, JOB)
             assert statuses(other) == {WORKER: "alive"}  # its connection moved, too
             other.close()
         board.close()
@@ -158,7 +158,7 @@ def test_behind_the_address_of_a_server_that_became_a_replica_the_new_one_is_fou
 
 @pytest.mark.redis
 def test_a_server_that_evicts_whatever_it_likes_goes_on_being_written_to(
-    board: RedisBoard, admin: redis.Redis
+    board: RedisLeaderBoard, admin: redis.Redis
 ) -> None:
     admin.config_set("maxmemory-policy", "allkeys-lru")
     admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 16 * len(WEIGHTS))
@@ -175,7 +175,9 @@ def test_a_server_that_evicts_whatever_it_likes_goes_on_being_written_to(
 
 
 @pytest.mark.redis
-def test_a_server_that_is_flushed_is_an_empty_one(board: RedisBoard, admin: redis.Redis) -> None:
+def test_a_server_that_is_flushed_is_an_empty_one(
+    board: RedisLeaderBoard, admin: redis.Redis
+) -> None:
     board.put_leader_status(leader_status(1))
     board.beat(WORKER, "alive", 60.0)
     admin.flushall()
@@ -190,7 +192,7 @@ def test_caller_that_was_never_let_in_is_not_asked_to_wait(
     server: EmbeddedRedis, admin: redis.Redis
 ) -> None:
     _ask_for_a_password(admin)
-    board = RedisBoard(server.url, JOB)
+    board = RedisLeaderBoard(server.url, JOB)
     with pytest.raises(OutsideError, match="DOLL_REDIS_PASSWORD") as raised:
         board.get_leader_status()
     assert not raised.value.retriable

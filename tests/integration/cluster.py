@@ -19,8 +19,8 @@ from common.errors import UnavailableError
 from common.jobs.job_file import parse_job
 from common.jobs.operations import AfterLoss, JobOperations
 from common.jobs.purge import purge
-from common.kafka.embedded import EmbeddedControl
 from common.kafka.opening import open_log
+from common.kafka.settings import EmbeddedControl
 from common.runtime.connect import connect
 from common.storage.port import open_blobs
 from common.testing.counting import ENTRYPOINT
@@ -127,8 +127,7 @@ class Cluster:
             group_linger_s: 0.5
             hot_snapshot: {{every_s: 0.2}}
             {options}
-            """.replace("\n            ", "\n"),
-            self.settings.tasks,
+            """.replace("\n            ", "\n")
         )
         self.spec = spec
         self._counting = CountingJob(spec, settings, self.log, partitions=2)

@@ -84,8 +84,7 @@ class World:
             "reduction: sum\n"
             "optimizer: {name: sgd, learning_rate: 1.0}\n"
             "hot_snapshot: {every_s: 0.2}\n"
-            f"{options}\n",
-            (*TASKS.values(), UNLISTED, ENTRYPOINT),
+            f"{options}\n"
         )
         settings, log = self.cluster.settings, self.cluster.log
         self.jobs[name] = CountingJob(spec, settings, log, partitions=1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from common.kafka.embedded import EmbeddedControl
+from common.kafka.settings import EmbeddedControl
 from tests.integration.cluster import await_condition
 
 if TYPE_CHECKING:

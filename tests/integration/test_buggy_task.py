@@ -90,8 +90,7 @@ def submitted(
         optimizer: {{name: sgd, learning_rate: 1.0}}
         hot_snapshot: {{every_s: 0.2}}
         {options}
-        """.replace("\n        ", "\n"),
-        TASKS,
+        """.replace("\n        ", "\n")
     )
     job = CountingJob(spec, cluster.settings, cluster.log, partitions=min(records, 2))
     produce(cluster, job, 0, records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from common.core.snapshots import Snapshot
 from common.core.spans import Partition
 from common.kafka.names import control_topic, updates_topic
 from common.kafka.read import read_decoded
+from common.redis.exchange import open_leader_boards
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from common.wire import messages as wire
 from tests.integration.cluster import await_condition
@@ -217,7 +219,8 @@ def test_a_log_that_ends_below_what_is_known_of_it_holds_the_job(make: Make) -> 
     cluster = make(name="lost-records", records=100)
     known = Snapshot(4, ModelId(4, 9), updates_position=14, control_position=3, claimed={})
     sealed = to_bytes(SnapshotFile(known, b""), cluster.record().seal)
-    cluster.board.put_snapshot(4, sealed, "c1")
+    with closing(open_leader_boards(cluster.settings)) as boards:
+        boards.board(cluster.job).put_snapshot(4, sealed, "c1")
     cluster.start("coordinator", "c1")
     await_condition(lambda: cluster.wanted() == "paused", "the job is held")
 

@@ -26,6 +26,7 @@ from common.kafka.read import read_decoded
 from common.learning.checkpoint import weights_in
 from common.learning.gradients import GradientComputer
 from common.learning.tasks import build_model, task_of
+from common.redis.exchange import open_leader_boards
 from common.wire import messages as wire
 from load.harness.counting import CountingJob
 from tests.integration.cluster import await_condition
@@ -275,7 +276,8 @@ def test_members_hold_on_to_their_weights_after_a_forged_trigger(make: Make) -> 
     leader_status = cluster.leader_status()
     assert leader_status is not None
     forged = UpdateTrigger(TriggerId(2**60, 1), ModelId(2**60, 1), ())
-    assert cluster.board.post_trigger(forged, leader_status.triggers)
+    with closing(open_leader_boards(cluster.settings)) as boards:
+        assert boards.board(cluster.job).post_trigger(forged, leader_status.triggers)
     assert_each_record_counts_once(cluster, 2000)
     assert cluster.audit().taken_back == 0
 

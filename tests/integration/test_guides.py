@@ -21,9 +21,9 @@ from common.embedded.process import free_port
 from common.embedded.services import EmbeddedService, environment_of
 from common.embedded.stack import EmbeddedStack
 from common.jobs.spec import ProvisioningSpec, job_from_json
-from common.kafka.embedded import embedded_settings
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
+from common.kafka.settings import embedded_settings
 from common.spot.market.market_file import (
     Ec2Provider,
     Market,

@@ -35,7 +35,7 @@ from common.embedded.redis import EmbeddedRedis
 from common.errors import BrokenWriterError, ForbiddenError, OutsideError, UserError
 from common.kafka.opening import kafka_settings, open_log
 from common.kafka.port import Fetched, NewRecord, NewTopic
-from common.redis.board import RedisBoard, open_board
+from common.redis.board import open_board
 from common.redis.boards import open_boards
 from common.redis.exchange import open_leader_boards
 from tests.certificates import Authority
@@ -131,11 +131,10 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     safe_redis: SafeRedis,
 ) -> None:
     safe_redis.admin.acl_log_reset()
-    board = board_with(safe_redis)
-    assert isinstance(board, RedisBoard)
+    boards = open_leader_boards(read_settings(safe_redis.environ))
+    board = boards.board("job")
     trigger = UpdateTrigger(TriggerId(3, 1), ModelId(3, 1), ())
     board.wipe()
-    boards = open_leader_boards(read_settings(safe_redis.environ))
     replies = boards.replies("c1-4711")
     assert replies.pop(1, 0.01) == []
     board.push_reply(WorkerLeaving(WORKER, ModelId(3, 1), ()), "c1-4711")
@@ -149,7 +148,6 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert answers.get(timeout=LONG_S) == {}
     exchange.release_lease("job", "one")
     exchange.close()
-    boards.close()
     board.put_model(ModelId(3, 1), b"weights.")
     assert board.get_model(ModelId(3, 1)) == b"weights."
     board.offer_model(ModelId(3, 1), b"weights.")
@@ -179,6 +177,7 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     assert board.get_leader_status() is None
     board.wipe()
     board.close()
+    boards.close()
     refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
     assert refused <= {"client|setinfo"}  # which the guide speaks of
 

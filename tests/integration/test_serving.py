@@ -23,7 +23,7 @@ from common.jobs.operations import JobOperations
 from common.kafka.opening import open_log
 from common.kafka.port import NewTopic
 from common.kafka.read import records_of
-from common.redis.board import open_board
+from common.redis.exchange import open_leader_boards
 from common.storage.snapshot_file import SnapshotFile, to_bytes
 from tests.integration.cluster import await_condition
 from tests.integration.test_clients import environment, ran
@@ -126,8 +126,8 @@ def test_each_record_of_a_topic_is_answered_once_although_a_server_is_killed(
         job_store.submit(spec)
     trainer = trainer_of(spec, ())()
     kept = SnapshotFile(Snapshot(0, ModelId(0, 1), 2, 0, {}), trainer.snapshot())
-    with closing(open_board(settings, name)) as board:
-        board.put_snapshot(0, to_bytes(kept), "c1")
+    with closing(open_leader_boards(settings)) as boards:
+        boards.board(name).put_snapshot(0, to_bytes(kept), "c1")
     writer = log.writer()
 
     def write() -> None:

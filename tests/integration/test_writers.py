@@ -94,7 +94,7 @@ def world(
                 made[name], _ = keys.create(name, "operator")
                 stack.callback(KeyStore(log).revoke, name)
         log.create_topics([NewTopic(f"{NAME}-a")])
-        job_store.submit(parse_job(SPEC, (TASK,)))
+        job_store.submit(parse_job(SPEC))
         stack.callback(job_store.patch, NAME, "the test is over", wanted="stopped")
         operators, admins = list[httpx2.Client](), list[EmbeddedService]()
         for name, key in made.items():

@@ -718,7 +718,7 @@ class GroupAggregation:
         for command in commands:
             if isinstance(command, do.PublishSnapshot):
                 yield replace(command, checkpoint=False)
-                # Whose weights are to be there.
+                # Its weights are to be there.
                 self._next.hot, self.news = command.snapshot.made, True
                 if command.checkpoint:
                     yield from self._backups.take(command.snapshot)

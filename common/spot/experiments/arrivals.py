@@ -171,15 +171,11 @@ def arrivals_of(
         trace: What `traced` read of `spec.trace`; all streams of a run begin at one place of it.
 
     Raises:
-        ParameterError: If the trace is missing or 0.
+        ParameterError: If the trace is 0.
     """
     start_s = 0.0
-    if spec.process == "trace":
-        if spec.trace is None or trace is None:
-            raise ParameterError("trace", "arrivals by a trace need one")
+    if spec.trace is not None and trace is not None:
         start_s = float(starts_of(spec.trace, trace, (1,), rng)[0])
-    else:
-        trace = None
     return [
         _stream(float(rate), stream_rng, trace, start_s)
         for rate, stream_rng in zip(rates_per_s, rng.spawn(len(rates_per_s)), strict=True)

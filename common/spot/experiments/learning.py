@@ -46,9 +46,8 @@ class Training:
     task: Task
     train: Records
     optimizer: OptimizerSettings
-    look: Callable[
-        [int, float, memoryview], LearningPoint
-    ]  # at the weights of a version, and a time
+    # Looks at the weights of a version, at a time.
+    look: Callable[[int, float, memoryview], LearningPoint]
     look_every: int  # updates
 
 

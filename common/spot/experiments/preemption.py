@@ -36,7 +36,7 @@ Offers: TypeAlias = Callable[[float], Bools]
 
 
 class TwoStateChain:
-    """The paper's two-state chain, sampled every `step_s`, each worker its own, from equilibrium.
+    """The paper's two-state chain, sampled every `STEP_S`, each worker its own, from equilibrium.
 
     A machine is lost with probability step / (alpha cycle) at each step and comes back with
     step / ((1 - alpha) cycle), so that it is there for a share alpha of the time and on average
@@ -55,8 +55,6 @@ class TwoStateChain:
         cycle_s: float,
         shape: tuple[int, int],
         rng: np.random.Generator,
-        *,
-        step_s: float = STEP_S,
     ) -> None:
         """Draw the states at time 0.
 
@@ -65,19 +63,18 @@ class TwoStateChain:
             cycle_s: Mean time from one preemption of a machine to its next.
             shape: (R, N), runs and workers.
             rng: For the states and the lengths of the stays.
-            step_s: Time from one sample to the next.
         """
-        mean_steps = np.array([1 - availability, availability]) * (cycle_s / step_s)
+        mean_steps = np.array([1 - availability, availability]) * (cycle_s / STEP_S)
         constant = availability in (0, 1)
         if not constant and mean_steps.min() < 1 - ROUNDING:
-            shorter_s, least_s = mean_steps.min() * step_s, cycle_s / mean_steps.min()
+            shorter_s, least_s = mean_steps.min() * STEP_S, cycle_s / mean_steps.min()
             problem = (
                 f"{cycle_s:g} s makes the {'outages' if availability > 0.5 else 'stays'}"
-                f" {shorter_s:g} s on average, below the step of {step_s:g} s; at this"
+                f" {shorter_s:g} s on average, below the step of {STEP_S:g} s; at this"
                 f" availability it must be at least {least_s:g} s"
             )
             raise ParameterError("cycle_s", problem)
-        self._shape, self._rng, self._step_s = shape, rng, step_s
+        self._shape, self._rng = shape, rng
         self._up = rng.random(shape[0] * shape[1]) < availability
         self._change = np.full_like(self._up, _NEVER, np.int64)  # the step of each one's next
         if not constant:
@@ -86,7 +83,7 @@ class TwoStateChain:
 
     def __call__(self, now_s: float) -> Bools:
         """Tell who can have a machine now; time does not go back."""
-        step = int(now_s / self._step_s + 1e-6)  # the sum of many steps is not quite their product
+        step = int(now_s / STEP_S + 1e-6)  # the sum of many steps is not quite their product
         due = np.flatnonzero(self._change <= step)
         while len(due):
             self._up[due] ^= True

@@ -6,7 +6,7 @@ What is wrong is told by the field that said it. Not for every command: it bring
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,6 @@ class Asked:
 class PoolPlan:
     """A plan with one kind of spot machines, and what all other numbers of them would come to."""
 
-    asked: Asked
     market: PaperMarket
     plan: Plan
     curve: CostCurve
@@ -82,20 +81,11 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
     log = open_log() if given.job else None
     left = remaining(given.job, log, now_s) if log else Remaining()
     values = {
-        "group_size": _first(given.group_size, left.group_size),
-        "batch_size": _first(given.batch_size, left.batch_size),
-        "updates": _first(given.updates, left.updates),
-        "deadline_s": _first(given.deadline_s, left.deadline_s),
-        **(
-            {}
-            if given.pools
-            else {
-                "availability": given.availability,
-                "spot_usd_per_hour": given.spot_usd_per_hour,
-            }
-        ),
-        "on_demand_usd_per_hour": given.on_demand_usd_per_hour,
+        field: _first(getattr(given, field), getattr(left, field))
+        for field in ("group_size", "batch_size", "updates", "deadline_s")
     }
+    of_pool = () if given.pools else ("availability", "spot_usd_per_hour")
+    values |= {field: getattr(given, field) for field in (*of_pool, "on_demand_usd_per_hour")}
     found = {field: value for field, value in values.items() if value is not None}
     lacking = tuple(field for field in values if field not in found)
     if lacking:
@@ -144,42 +134,35 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
 
 
 def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tuple[PoolPlan, ...]:
-    """Plan with each kind of spot machines; the best comes first, else as they were asked of.
+    """Plan with each kind of spot machines: for the mean, for a probability, or N_s as given.
 
-    Raises:
-        GivenError: If a number makes no sense, by its field.
-    """
-    found = [answer(asked, each, probability=probability, spot=spot) for each in asked.markets]
-    best = min(found, key=lambda one: (not one.plan.feasible, one.plan.expected_cost_usd))
-    return (best, *(one for one in found if one is not best))
-
-
-def answer(
-    asked: Asked, prices: PaperMarket, *, probability: float | None, spot: int | None
-) -> PoolPlan:
-    """Plan: for the mean, for a probability, or not at all where N_s is given.
+    Returns:
+        The best first, else as they were asked of.
 
     Raises:
         GivenError: If a number makes no sense, by its field.
     """
     if spot is not None and probability is not None:
         raise GivenError(("spot", "probability"), "give one; a plan tells its probability anyhow")
-    work = asked.work
+    work, found = asked.work, list[PoolPlan]()
     # What overflows is infinite: it takes for ever.
     with named(), np.errstate(all="ignore"):
-        curve = cost_curve(work, prices)
-        chances = deadline_probability(work, prices.spot, curve.order)
-        enough = curve.feasible
-        if probability is not None:
-            best = plan_with_probability(work, prices, probability)
-            enough = chances >= probability
-        else:
-            best = plan(work, prices) if spot is None else plan_of(work, prices, spot)
-    return PoolPlan(asked, prices, best, curve, enough, chances)
+        for prices in asked.markets:
+            curve = cost_curve(work, prices)
+            chances = deadline_probability(work, prices.spot, curve.order)
+            enough = curve.feasible
+            if probability is not None:
+                planned = plan_with_probability(work, prices, probability)
+                enough = chances >= probability
+            else:
+                planned = plan(work, prices) if spot is None else plan_of(work, prices, spot)
+            found.append(PoolPlan(prices, planned, curve, enough, chances))
+    best = min(found, key=lambda one: (not one.plan.feasible, one.plan.expected_cost_usd))
+    return (best, *(one for one in found if one is not best))
 
 
 def plan_answer(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -> PlanAnswer:
-    """Plan what is asked for.
+    """Plan what is asked for; what is infinite becomes null.
 
     Args:
         request: What is asked.
@@ -195,31 +178,19 @@ def plan_answer(request: PlanRequest, open_log: Callable[[], Log], now_s: float)
     if request.policy == "bidbrain":
         return _bids_answer(asked, request)
     found = answers(asked, probability=request.probability, spot=request.spot)
-    return answer_of(found, list_workers=request.list_workers, points=request.curve)
-
-
-def answer_of(answers: Sequence[PoolPlan], *, list_workers: bool, points: int) -> PlanAnswer:
-    """Tell a plan; what is infinite becomes null.
-
-    Args:
-        answers: The plan, then those with other kinds of spot machines.
-        list_workers: Whether to name the spot workers.
-        points: About so many of the curve; 0: no curve.
-    """
-    found = answers[0]
-    several = len(answers) > 1
-    workers = tuple(sorted(found.plan.spot_workers.tolist())) if list_workers else None
+    best, several = found[0], len(found) > 1
+    workers = tuple(sorted(best.plan.spot_workers.tolist())) if request.list_workers else None
     return PlanAnswer(
-        **_common(found.plan, found.asked.work, found.market),
-        deadline_probability=_share(float(found.chances[found.plan.spot])),
+        **_common(best.plan, asked.work, best.market),
+        deadline_probability=_share(float(best.chances[best.plan.spot])),
         spot_workers=workers,
-        names=found.asked.names,
-        curve=_curve(found, points) if points else None,
-        notes=found.asked.notes,
-        arrivals_per_s=float(found.asked.work.rates_per_s.sum()),
-        on_demand_only_usd=_finite(float(found.curve.costs_usd[0])),
-        pool=found.market.spot.name if several else "",
-        pools=tuple(map(_of_pool, answers)) if several else (),
+        names=asked.names,
+        curve=_curve(best, request.curve) if request.curve else None,
+        notes=asked.notes,
+        arrivals_per_s=float(asked.work.rates_per_s.sum()),
+        on_demand_only_usd=_finite(float(best.curve.costs_usd[0])),
+        pool=best.market.spot.name if several else "",
+        pools=tuple(map(_of_pool, found)) if several else (),
     )
 
 
@@ -339,7 +310,7 @@ def _first(given: float | None, known: float | None) -> float | None:
 
 
 def _curve(found: PoolPlan, points: int) -> CurveAnswer:
-    count = found.asked.work.workers
+    count = len(found.curve.order)
     every = math.ceil(count / points)
     rows = sorted({*range(0, count + 1, every), found.plan.spot, count})
     return CurveAnswer(

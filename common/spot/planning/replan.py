@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -16,19 +15,18 @@ from common.spot.provisioning.ledger import FleetLedger
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.spot.provisioning.records import ReplanAsked
-    from common.spot.theory.billing import Billing
 
 _PATIENCE_S = 15.0  # as long as for a change of a job
 
 
-def read_ledger(log: Log, job: str, billing: Mapping[str, Billing] | None = None) -> FleetLedger:
+def read_ledger(log: Log, job: str) -> FleetLedger:
     """Fold a job's plans topic as it stands; an empty fold where nobody has provisioned yet.
 
     Raises:
         FutureFormatError: If a newer program wrote one of its records.
         UnavailableError: If Kafka is unavailable.
     """
-    ledger = FleetLedger(billing)
+    ledger = FleetLedger()
     try:
         records = read_decoded(log, topics.plans_topic(job), decode_plan)
     except UnknownTopicError:

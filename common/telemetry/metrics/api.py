@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from common.telemetry.metrics.registry import SECONDS, ProcessMetrics, counter, gauge
 
 if TYPE_CHECKING:
@@ -20,12 +18,12 @@ class ShownJob(NamedTuple):
 
     job: str
     state: str
-    lag: int | None = None
-    skipped: int | None = None  # records
-    quarantined: int | None = None  # batches
-    expired: int | None = None  # records
-    lost: int | None = None  # records
-    open_transactions_s: Mapping[str, float] = {}  # by stream
+    lag: int | None
+    skipped: int | None  # records
+    quarantined: int | None  # batches
+    expired: int | None  # records
+    lost: int | None  # records
+    open_transactions_s: Mapping[str, float]  # by stream
 
 
 class ApiMetrics(ProcessMetrics):
@@ -46,25 +44,22 @@ class ApiMetrics(ProcessMetrics):
         super().__init__("admin")
         self._shown = jobs
         self._missing = missing
-        self._requests = Counter(
+        self._requests = self.counter(
             "doll_api_requests_total",
             "Total number of requests that the service answered; the route is `none` if the path"
             " does not exist.",
             ["route", "method", "status"],
-            registry=self.registry,
         )
-        self._seconds = Histogram(
+        self._seconds = self.histogram(
             "doll_api_request_seconds",
             "Duration from the arrival of a request to the start of its response, without streams"
             " of events.",
             ["route", "method"],
-            registry=self.registry,
             buckets=SECONDS[:-1],
         )
-        Gauge(
+        self.gauge(
             "doll_api_streams_open",
             "Number of streams of events that are open.",
-            registry=self.registry,
         ).set_function(streams_open)
 
     def answered(self, route: str, method: str, status: int, seconds: float | None) -> None:

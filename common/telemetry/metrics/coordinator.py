@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.telemetry.metrics.registry import JobMetrics, counter, gauge, of
+from common.telemetry.metrics.registry import MetricSet, counter, gauge, of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -88,7 +88,7 @@ class LeaderFigures:
 class GroupMetrics:
     """Metrics of a job whose workers hold the weights."""
 
-    def __init__(self, metrics: JobMetrics) -> None:
+    def __init__(self, metrics: MetricSet) -> None:
         self.memberships = metrics.counter(
             "doll_group_membership_changes_total",
             "Changes of the members of the group.",
@@ -110,7 +110,7 @@ class GroupMetrics:
         )
 
 
-class CoordinatorMetrics(JobMetrics):
+class CoordinatorMetrics(MetricSet):
     """The metrics of one job; its deciding thread writes them, scrapes read them.
 
     Args:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from common.telemetry.metrics.registry import JobMetrics, gauge
+from common.telemetry.metrics.registry import MetricSet, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
 
-class EvaluatorMetrics(JobMetrics):
+class EvaluatorMetrics(MetricSet):
     """The metrics of the evaluation of one job.
 
     Args:
@@ -60,7 +60,7 @@ class EvaluatorMetrics(JobMetrics):
         yield gauge("doll_evaluated_version", meaning, self.version)
 
 
-class TrackerMetrics(JobMetrics):
+class TrackerMetrics(MetricSet):
     """The metrics of one job's tracking by an MLflow server."""
 
     def __init__(self) -> None:

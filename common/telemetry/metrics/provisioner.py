@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import time
 from typing import TYPE_CHECKING
 
-from common.telemetry.metrics.registry import JobMetrics, counter, gauge, of
+from common.telemetry.metrics.registry import MetricSet, counter, gauge, of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _AVAILABILITY = "availability."
 
 
-class ProvisionerMetrics(JobMetrics):
+class ProvisionerMetrics(MetricSet):
     """The metrics of one job, computed at a scrape from the newest report.
 
     Args:

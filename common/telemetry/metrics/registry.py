@@ -40,8 +40,8 @@ T = TypeVar("T")
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 
 
-class JobMetrics:
-    """The metrics of one job, whose labels do not name the job."""
+class MetricSet:
+    """Metrics in a registry of their own; those of a job do not name the job."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -51,7 +51,7 @@ class JobMetrics:
         self.histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
 
 
-class ProcessMetrics:
+class ProcessMetrics(MetricSet):
     """The registry of one process and those of its jobs; threads may share it.
 
     Args:
@@ -61,28 +61,25 @@ class ProcessMetrics:
     def __init__(self, service: str) -> None:
         # Nobody needs a further series of each counter that says when the counter was made.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # of prometheus_client
-        self.registry = CollectorRegistry()
-        self._jobs = dict[tuple[str, type[JobMetrics]], CollectorRegistry]()
+        super().__init__()
+        self._jobs = dict[tuple[str, type[MetricSet]], CollectorRegistry]()
         self._lock = threading.Lock()
         ProcessCollector(registry=self.registry)
-        Gauge(
+        self.gauge(
             *("doll_build_info", "Always 1; the labels are the service and its version."),
             ["service", "version"],
-            registry=self.registry,
         ).labels(service, version("doll")).set(1)
-        self.job_faults = Counter(
+        self.job_faults = self.counter(
             "doll_job_faults_total",
             "Total number of times that this process restarted its part in a job, because of an"
             " exception (fault) or of an unavailable server (unavailable).",
             ["job_name", "kind"],
-            registry=self.registry,
         )
-        self.slow_turns = Counter(
+        self.slow_turns = self.counter(
             "doll_slow_turns_total",
             "Total number of job turns that occupied one of the process's threads for more than"
             " 50 ms.",
             ["job_name"],
-            registry=self.registry,
         )
         self.registry.register(self)
 
@@ -101,12 +98,12 @@ class ProcessMetrics:
         self.job_faults.remove_by_labels({"job_name": job})
         self.slow_turns.remove_by_labels({"job_name": job})
 
-    def follow(self, job: str, metrics: JobMetrics) -> None:
+    def follow(self, job: str, metrics: MetricSet) -> None:
         """Expose the metrics of a job until `forget`, instead of older ones of their kind."""
         with self._lock:
             self._jobs[job, type(metrics)] = metrics.registry
 
-    def forget(self, metrics: JobMetrics) -> None:
+    def forget(self, metrics: MetricSet) -> None:
         """Expose these metrics no longer; may be called twice."""
         with self._lock:
             for key, registry in list(self._jobs.items()):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.telemetry.metrics.registry import JobMetrics
+from common.telemetry.metrics.registry import MetricSet
 
 
-class ServeMetrics(JobMetrics):
+class ServeMetrics(MetricSet):
     """The metrics of the job whose model a server serves; threads may share it.
 
     Args:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import get_args
 
 from common.core.messages import FailedReason
-from common.telemetry.metrics.registry import JobMetrics
+from common.telemetry.metrics.registry import MetricSet
 
 STAGES = ("indicator", "fetch", "gradient", "push")
 
 
-class WorkerMetrics(JobMetrics):
+class WorkerMetrics(MetricSet):
     """What one worker measures of one job; threads may share it.
 
     Args:

@@ -190,7 +190,7 @@ def _drift(record: Drifted) -> DriftAnswer:
 
 def workers_answer(job: JobProgress, ledger: FleetLedger, now: float) -> WorkersAnswer:
     """Everybody who sends heartbeats, and machines whose worker gives none, by name."""
-    look, samples = job.seen, job.samples_of(now)
+    look, samples = job.seen, job.recent.samples_of(now)
     group = UNSET if look.leader_status is None else look.leader_status.group
     other_model = {} if look.leader_status is None else look.leader_status.left_out
     rented = {each.member: each for each in ledger.open}

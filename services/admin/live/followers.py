@@ -318,7 +318,7 @@ class JobFollower:
         for first in range(0, len(claims), FOLDED):
             with self._lock:
                 for offset, claim in claims[first : first + FOLDED]:
-                    self._filling.job.feed_claim(offset, claim)
+                    self._filling.job.claims.feed(offset, claim)
         records = self._history.updates(0.0)
         if records or claims:
             self._away = ""

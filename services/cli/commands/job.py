@@ -21,9 +21,9 @@ from rich.text import Text
 
 from common.errors import UserError
 from common.kafka import names as topics
+from services.cli import tables
 from services.cli.arguments import AsJson, JobName  # noqa: TC001 -- typer reads it when run
 from services.cli.commands.requeue import replay, requeue
-from services.cli.render import tables
 from services.cli.system.outside import outside_of, service_of
 
 if TYPE_CHECKING:
@@ -91,13 +91,7 @@ def submit(
 
 
 @app.command("list")
-def list_jobs(
-    context: typer.Context,
-    *,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the API's answer as JSON.")
-    ] = False,
-) -> None:
+def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List all jobs: state, lag, and what could not be used.
 
     Lag, skipped, expired and lost count records, quarantined counts batches; lost: trained, and
@@ -376,12 +370,7 @@ def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> 
 
 
 @app.command()
-def logs(
-    context: typer.Context,
-    job: JobName,
-    *,
-    as_json: AsJson = False,
-) -> None:
+def logs(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
     """Print what was decided of a job: changes, leaders, quarantined batches, evaluations, drift.
 
     Changes, with who made them, come from the job's record, the rest from the audit trail in Kafka,
@@ -509,7 +498,7 @@ def _read(file: str) -> str:
 
 def _render(job: str, picture: Picture) -> Group:
     """Draw a line of the present and a table of the last updates, newest first."""
-    progress = picture.progress
+    progress = picture.job.progress
     leaving = f" (+{picture.leaving} leaving)" if picture.leaving else ""
     present = [
         ("workers", _number(picture.alive) + leaving),
@@ -579,7 +568,7 @@ def _clock(data: dict[str, Any]) -> str:
 
 def _in_words(job: str, picture: Picture) -> str:
     """One look as a line for people."""
-    progress = picture.progress
+    progress = picture.job.progress
     words = [job, picture.state]
     if picture.updates:
         newest = picture.updates[-1]

@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from services.cli import tables
 from services.cli.arguments import AsJson  # noqa: TC001 -- typer reads it when run
-from services.cli.render import tables
 from services.cli.system.outside import outside_of
 
 if TYPE_CHECKING:

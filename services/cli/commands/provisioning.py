@@ -13,8 +13,8 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from services.cli import tables
 from services.cli.arguments import JobName  # noqa: TC001 -- typer reads it when run
-from services.cli.render import tables
 from services.cli.system.outside import service_of, settings_of
 
 if TYPE_CHECKING:

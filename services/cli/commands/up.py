@@ -81,7 +81,7 @@ def up(
     prepare(*["worker"] * (workers is None or workers > 0), "admin")
     from common.embedded.services import stop_all
     from common.embedded.stack import EmbeddedStack
-    from common.kafka.embedded import embedded_settings
+    from common.kafka.settings import embedded_settings
     from common.spot.market.market_file import load_market
     from services.cli.local import made, open_page, start_services, with_market
 

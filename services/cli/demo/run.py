@@ -324,7 +324,7 @@ class Demo:
 
     def _at_rest(self) -> bool:
         """Everything sent is settled, and the worker that was preempted is back."""
-        claimed = self.progress.claimed
+        claimed = self.progress.claims.claimed
         drained = self.progress.waiting == 0 and all(
             claimed.get(place, 0) >= end for place, end in self.ends.items()
         )
@@ -354,16 +354,19 @@ class Demo:
     def _status(self) -> DemoStatus:
         now_s = time.time()
         numbers = self.progress.numbers(now_s)
-        return DemoStatus(
-            phase=self._phase,
-            sent=self._sent,
-            total=self.plan.records,
-            updates=numbers.version,
-            loss=numbers.loss,
-            accuracy=numbers.metrics.get("accuracy"),
-            records_per_s=numbers.samples_per_s or 0.0,
-            alive=len(self._alive()),
-            workers=self.plan.workers,
-            lag=self._sent - numbers.samples,
-            spent_usd=None if self.fleet is None else self.fleet.ledger.spent_usd(now_s),
-        )
+        shown = {
+            "updates": f"{numbers.version:,}",
+            "loss": _number(numbers.loss),
+            "accuracy": _number(numbers.metrics.get("accuracy")),
+            "records/s": f"{numbers.samples_per_s or 0.0:,.0f}",
+            "workers": f"{len(self._alive())}/{self.plan.workers}",
+            "lag": f"{self._sent - numbers.samples:,}",  # records sent and not yet trained
+        }
+        if self.fleet is not None:
+            shown["spent"] = f"${self.fleet.ledger.spent_usd(now_s):.5f}"
+        return DemoStatus(self._phase, self._sent, self.plan.records, shown)
+
+
+def _number(value: float | None) -> str:
+    """A number for people; None is not known yet."""
+    return "-" if value is None else f"{value:.3f}"

@@ -20,32 +20,12 @@ _LINE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class DemoStatus:
-    """The state of a demo at one moment; None is not known yet."""
+    """The state of a demo at one moment."""
 
     phase: str
     sent: int
     total: int
-    updates: int
-    loss: float | None
-    accuracy: float | None
-    records_per_s: float
-    alive: int
-    workers: int
-    lag: int  # records sent and not yet trained
-    spent_usd: float | None  # None: without a market
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """Names and numbers, in the order that they are shown."""
-        spent = [] if self.spent_usd is None else [("spent", f"${self.spent_usd:.5f}")]
-        return [
-            ("updates", f"{self.updates:,}"),
-            ("loss", _number(self.loss)),
-            ("accuracy", _number(self.accuracy)),
-            ("records/s", f"{self.records_per_s:,.0f}"),
-            ("workers", f"{self.alive}/{self.workers}"),
-            ("lag", f"{self.lag:,}"),
-            *spent,
-        ]
+    numbers: dict[str, str]  # by name, in the order that they are shown
 
 
 class Screen:
@@ -93,7 +73,7 @@ class Screen:
             self._live.update(_picture(status, list(self._events)), refresh=True)
         else:
             self._next_at = now + _LINE_EVERY_S
-            numbers = "  ".join(f"{name} {value}" for name, value in status.pairs())
+            numbers = "  ".join(f"{name} {value}" for name, value in status.numbers.items())
             line = f"{now - self._began:6.1f} s  {status.sent:,}/{status.total:,} sent  {numbers}"
             self._console.print(Text(line), soft_wrap=True)
 
@@ -105,10 +85,6 @@ def _picture(status: DemoStatus, events: list[Text]) -> Group:
         ProgressBar(total=max(status.total, 1), completed=status.sent, width=40),
         f"{status.sent:,} of {status.total:,} records sent",
     )
-    numbers = Table(*(name for name, _ in status.pairs()), box=None, header_style="dim")
-    numbers.add_row(*(Text(value, "bold") for _, value in status.pairs()))
+    numbers = Table(*status.numbers, box=None, header_style="dim")
+    numbers.add_row(*(Text(value, "bold") for value in status.numbers.values()))
     return Group(bar, numbers, Text(), *events)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

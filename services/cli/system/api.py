@@ -17,7 +17,6 @@ from common.api.answers import (
     KeptVersions,
     PlanAnswer,
     PricesAnswer,
-    ProgressAnswer,
     ProvisioningAnswer,
     QuarantineAnswer,
     RemainsAnswer,
@@ -61,11 +60,6 @@ class Picture(NamedTuple):
     def state(self) -> str:
         """State, with its reason."""
         return f"{self.job.state}: {self.job.why}" if self.job.why else self.job.state
-
-    @property
-    def progress(self) -> ProgressAnswer:
-        """How far the job is."""
-        return self.job.progress
 
 
 class PulledModel(NamedTuple):

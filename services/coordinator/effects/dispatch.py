@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from common.core.commands import CoordinatorCommand
-    from services.coordinator.effects.context import JobContext
+    from services.coordinator.replica import JobContext
 
 AWAITED_TTL_S = 3 * SEARCH_AGAIN_S  # of what the board says of a checkpoint that is not found
 

@@ -16,12 +16,12 @@ from common.errors import ConflictError, NotFoundError, UnavailableError
 if TYPE_CHECKING:
     from common.core import commands as do
     from common.jobs.store import JobRecord
-    from services.coordinator.effects.context import JobContext
     from services.coordinator.effects.lease import Lease
     from services.coordinator.effects.publishing import ModelPublisher
     from services.coordinator.effects.records import RecordWriter
     from services.coordinator.effects.snapshots import SnapshotPublisher
     from services.coordinator.leadership import Leadership
+    from services.coordinator.replica import JobContext
 
 UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
 WRITE_RETRY_S = 2.0  # between attempts to write down that a job is held, or at its end

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core import commands as do
-    from services.coordinator.effects.context import JobContext
+    from services.coordinator.replica import JobContext
 
 # Between attempts to begin with a job whose task is not here: somebody may install it, but an
 # attempt keeps the lease from others for a moment.

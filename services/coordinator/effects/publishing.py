@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
     from common.core.messages import LeaderStatus, UpdateTrigger, WorkerId
     from common.core.snapshots import Snapshot
-    from common.jobs.spec import JobSpec
-    from services.coordinator.effects.context import JobContext
+    from services.coordinator.replica import JobContext
 
 INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
 MOST_MEMBER_LINES = 200  # lines of one leadership about members: whoever forges names fills no disk
@@ -99,9 +98,8 @@ class ModelPublisher:
         # A worker that misses this trigger fetches the whole model.
         return replace(trigger, since=since, changes=changes)
 
-    def change(self, spec: JobSpec) -> None:
+    def change(self) -> None:
         """Go by a job that was changed; its compression counts from the next version on."""
-        self._job.spec = spec
         if self._job.role == "leader" and not self._job.members:
             self._compress()
 

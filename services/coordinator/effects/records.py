@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from common.core import commands as do
-    from services.coordinator.effects.context import JobContext
+    from services.coordinator.replica import JobContext
 
 FLUSH_S = 5.0
 

@@ -34,11 +34,11 @@ from services.coordinator.dead_letters import DeadLetters
 if TYPE_CHECKING:
     from common.core import commands as do
     from common.jobs.store import JobRecord
-    from common.redis.port import Board
+    from common.redis.port import LeaderBoard
     from common.runtime.supervisor import Supervised, Supervisor
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
-    from services.coordinator.effects.context import JobContext
+    from services.coordinator.replica import JobContext
 
 FORGED = (
     "no coordinator of this job wrote it: somebody else may write to Redis; it counts for nothing"
@@ -81,7 +81,7 @@ class SnapshotStore:
         self,
         record: JobRecord,
         replica: str,
-        board: Board,
+        board: LeaderBoard,
         checkpoints: CheckpointStore | None,
         *,
         logger: EventLogger,
@@ -292,9 +292,8 @@ class SnapshotStore:
         try:
             self._write(made)
             self._outage.over()
-        except (
-            DollError
-        ) as error:  # storage is unavailable, or does not let us in: that may be mended
+        except DollError as error:
+            # Storage is unavailable, or does not let us in: that may be mended.
             self._metrics.checkpoint_failures.inc()
             self._outage.met(error)
             with self._lock:  # the same one later, unless a newer one has come by then

@@ -40,8 +40,7 @@ def job(fields: str, **task: Any) -> JobSpec:  # noqa: ANN401 -- any JSON
         "group_size": 1,
         "optimizer": {"learning_rate": 0.1},
     }
-    allowed = ["some.tasks:Task"]
-    return parse_job(yaml.safe_dump(text, sort_keys=False), allowed)
+    return parse_job(yaml.safe_dump(text, sort_keys=False))
 
 
 def decoded(fields: str, *records: object) -> DecodedColumns:

@@ -28,7 +28,7 @@ def drained() -> JobProgress:
     view = JobProgress(job())
     view.feed_update(0, lead(), 0.0, 0.0)
     for offset, each in enumerate(rows(2)):
-        view.feed_claim(offset, claim_of(each))
+        view.claims.feed(offset, claim_of(each))
     view.feed_update(1, update(0, 1, *rows(2)), START - QUIET_S, START - QUIET_S)
     return view
 

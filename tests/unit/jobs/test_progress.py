@@ -159,7 +159,7 @@ def fed(whole: MachineRecord, seed: int) -> JobProgress:
         count = chance.randint(1, 7)
         if control and (not updates or chance.random() < 0.5):
             for offset, claim in control[:count]:
-                view.feed_claim(offset, claim)
+                view.claims.feed(offset, claim)
             del control[:count]
         else:
             for offset, record in updates[:count]:
@@ -226,7 +226,7 @@ def running(claims: list[Batch], updates: int, end: int, at_s: float = LONG_AGO_
     view = JobProgress(job())
     view.feed_update(0, lead(), at_s, at_s)
     for offset, each in enumerate(claims):
-        view.feed_claim(offset, claim_of(each))
+        view.claims.feed(offset, claim_of(each))
     for version in range(1, updates + 1):
         made = [claims[2 * version - 2], claims[2 * version - 1]]
         view.feed_update(version, update(0, version, *made), at_s, at_s)
@@ -485,7 +485,7 @@ def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the
     view = JobProgress(replace(record, spec=spec))
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(rows(2)):
-        view.feed_claim(offset, claim_of(each))
+        view.claims.feed(offset, claim_of(each))
     view.feed_update(1, update(0, 1, *rows(2)), NOW - QUIET_S, NOW - QUIET_S)
     ends = {**FIRST, PLACES[0]: end}
     alive = dict.fromkeys(("w1", "w2"), "alive")
@@ -500,7 +500,7 @@ def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.Monke
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(made):
-        view.feed_claim(offset, claim_of(each))
+        view.claims.feed(offset, claim_of(each))
     ends = dict(FIRST) | {PLACES[0]: 100 + 200 * BATCH}
     view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.state(NOW).word == "running"  # 10 of 2,000
@@ -518,7 +518,7 @@ def test_what_was_skipped_long_ago_degrades_nothing() -> None:
     for offset, each in enumerate(
         rows(200, skipped=BATCH) + rows(RECENT_RECORDS // BATCH + 200)[200:]
     ):
-        view.feed_claim(offset, claim_of(each))
+        view.claims.feed(offset, claim_of(each))
     view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=FIRST))
     assert view.numbers(NOW).skipped == 200 * BATCH
     assert view.state(NOW).word != "degraded"
@@ -527,7 +527,7 @@ def test_what_was_skipped_long_ago_degrades_nothing() -> None:
 def test_all_records_of_a_job_that_do_not_decode_are_no_drained_job() -> None:
     view = JobProgress(job())
     for offset, each in enumerate(rows(20, skipped=BATCH)):
-        view.feed_claim(offset, claim_of(each))
+        view.claims.feed(offset, claim_of(each))
     ends = dict(FIRST) | {PLACES[0]: 100 + 20 * BATCH}
     view.look(JobObservation(NOW, {"w1": "alive"}, leader_status(), led=True, ends=ends))
     assert view.numbers(NOW).lag == 0
@@ -550,7 +550,7 @@ def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_r
             skipped.append(Skipped(*place, at, reason, (1,) * (records - 1)))
             at += records
         spans, samples = (Span(*place, start, ends[place]),), count - sum(bad.values())
-        view.feed_claim(claims.pop(0), BatchReady(WorkerId("w1"), spans, samples, tuple(skipped)))
+        view.claims.feed(claims.pop(0), BatchReady(WorkerId("w1"), spans, samples, tuple(skipped)))
 
     claims = list(range(100))
     for _ in range(60):
@@ -573,7 +573,7 @@ def test_a_slow_stream_whose_records_do_not_decode_is_named_with_the_commonest_r
 
 def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     view = JobProgress(job(), updates_start=500, control_start=7)
-    view.feed_claim(7, claim_of(rows(1)[0]))  # nobody can say whether it counts
+    view.claims.feed(7, claim_of(rows(1)[0]))  # nobody can say whether it counts
     skipped = {"clicks": 2}
     view.feed_update(501, replace(update(480, 41, batch(1)), skipped=skipped), NOW, NOW)
     view.feed_update(502, lead(480, epoch=502), NOW, NOW)
@@ -637,7 +637,7 @@ def test_after_a_rollback_to_before_the_kept_updates_the_lag_is_what_the_leader_
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for version in range(1, 21):
-        view.feed_claim(version - 1, BatchReady(WorkerId("w0"), batch(version).address, BATCH))
+        view.claims.feed(version - 1, BatchReady(WorkerId("w0"), batch(version).address, BATCH))
         view.feed_update(version, update(0, version), NOW, NOW)
     assert view.numbers(NOW).whole
     view.feed_update(21, lead(0, ModelId(0, 4), epoch=21), NOW, NOW)

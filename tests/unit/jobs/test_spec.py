@@ -461,12 +461,6 @@ def test_columns_of_one_task_that_must_be_of_one_length_are() -> None:
     )
 
 
-def test_an_entrypoint_needs_to_be_on_the_allow_list() -> None:
-    text = TEXT.replace("name: image-classifier", "entrypoint: 'tests.tasks:Counting'")
-    assert 'task.entrypoint: "tests.tasks:Counting" is not on the allow-list' in refusal(text)
-    assert parse_job(text, ["tests.tasks:Counting"]).task.entrypoint == "tests.tasks:Counting"
-
-
 def test_a_start_time_is_seconds_since_1970() -> None:
     spec = parse_job(TEXT + "start_at: 2026-01-31T12:00:00Z\n")
     assert spec.start_s == datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()

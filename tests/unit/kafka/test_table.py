@@ -18,13 +18,13 @@ import pytest
 
 from common.core.spans import Partition
 from common.errors import ConflictError, UnavailableError, UnknownOutcomeError, WireError
+from common.kafka.backup import BackupTable
 from common.kafka.memory import MemoryLog, MemoryWriter
 from common.kafka.port import NewRecord
 from common.kafka.table import (
     COMPACTION_LAG_S,
     NUMBER,
     REPAIR_S,
-    CompactedTable,
     InForce,
     table_topic,
 )
@@ -41,7 +41,7 @@ STEPS = 8
 
 Value: TypeAlias = tuple[str, ...]
 Change: TypeAlias = Callable[[Value | None], Value]
-Table: TypeAlias = CompactedTable[Value]
+Table: TypeAlias = BackupTable[Value]
 
 
 def decode(_key: bytes | None, value: bytes) -> Value:
@@ -56,7 +56,7 @@ def encode(value: Value) -> bytes:
 
 
 def table_of(log: MemoryLog, clock: ManualClock, *, closed: bool = False) -> Table:
-    return CompactedTable(log, TOPIC, decode, "thing", closed=closed, clock=clock)
+    return BackupTable(log, TOPIC, decode, "thing", closed=closed, clock=clock)
 
 
 def compact(log: MemoryLog, below: int) -> None:

@@ -46,10 +46,10 @@ from common.telemetry.outages import Outage
 from common.telemetry.tracing import NoTracer
 from common.wire.messages import decode_audit
 from common.wire.vectors import decode_sparse
-from services.coordinator.effects.context import JobContext
 from services.coordinator.effects.dispatch import Effects
 from services.coordinator.inbox import CoordinatorInbox
 from services.coordinator.metrics_observer import MetricsObserver
+from services.coordinator.replica import JobContext
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica, until
 
@@ -81,7 +81,6 @@ class Bench:
         self.job = JobContext(
             self.replica.replica,
             record,
-            self.spec,
             self.replica.replica.boards.board(record.id),
             self.inbox,
             MetricsObserver(self.spec, self.metrics, NoTracer()),
@@ -416,7 +415,8 @@ def test_a_trigger_says_what_has_changed_since_the_one_before(compressed: Bench)
 
 
 def changed(bench: Bench, options: str) -> None:
-    bench.effects.models.change(parse_job(WIDE + options))
+    bench.job.record = with_(bench.job.record, spec=parse_job(WIDE + options))
+    bench.effects.models.change()
 
 
 def whole(bench: Bench, version: int) -> bytes | None:

@@ -36,7 +36,7 @@ ENTRYPOINT = "mine.tasks:Task"  # allowed where the job was submitted, not here
 
 
 def record(name: str, job: str = JOB, wanted: Wanted = "running") -> JobRecord:
-    spec = parse_job(job.replace(f"name: {NAME}", f"name: {name}"), (ENTRYPOINT,))
+    spec = parse_job(job.replace(f"name: {NAME}", f"name: {name}"))
     return JobRecord(spec, wanted, {}, "", 1.0)
 
 

@@ -25,11 +25,11 @@ from common.telemetry.logging import event_logger
 from common.telemetry.metrics.coordinator import CoordinatorMetrics
 from common.telemetry.outages import Outage
 from common.telemetry.tracing import NoTracer
-from services.coordinator.effects.context import JobContext
 from services.coordinator.effects.lease import Lease
 from services.coordinator.inbox import SMALL_BYTES, CoordinatorInbox
 from services.coordinator.leadership import Leadership
 from services.coordinator.metrics_observer import MetricsObserver
+from services.coordinator.replica import JobContext
 from services.coordinator.replies import ReplyReader, SoundReplies
 from tests.unit.cli.test_job import JOB
 from tests.unit.services.replicas import MemoryReplica
@@ -66,7 +66,6 @@ class Bench:
         job = JobContext(
             replica,
             record,
-            record.spec,
             replica.boards.board(record.id),
             self.inbox,
             MetricsObserver(record.spec, metrics, NoTracer()),

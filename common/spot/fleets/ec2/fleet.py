@@ -30,7 +30,7 @@ from common.spot.fleets.ec2.client import (
 from common.spot.fleets.ec2.machines import JOB, TOKEN, machine_of, tags_of
 from common.spot.machines import Refused
 from common.spot.market.market_file import SpotPool
-from common.telemetry.rejections import Rejections
+from common.telemetry.logging import Rejections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

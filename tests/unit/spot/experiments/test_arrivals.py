@@ -31,7 +31,8 @@ SPECS = {
 
 
 def stream(name: str, rate_per_s: float = 125.0, seed: int = 1) -> Arrivals:
-    (made,) = arrivals_of(SPECS[name], np.array([rate_per_s]), np.random.default_rng(seed), DAY)
+    spec, rng = SPECS[name], np.random.default_rng(seed)
+    (made,) = arrivals_of(spec, np.array([rate_per_s]), rng, DAY if spec.trace else None)
     return made
 
 
@@ -161,8 +162,6 @@ def test_what_cannot_arrive_is_refused() -> None:
     still = Trace(np.array([0.0, 5]), np.zeros(2), 10.0, "still.csv")
     with pytest.raises(ParameterError, match=r"trace: still\.csv is 0 throughout"):
         arrivals_of(SPECS["trace"], np.ones(1), rng, still)
-    with pytest.raises(ParameterError, match="trace: arrivals by a trace need one"):
-        arrivals_of(SPECS["trace"], np.ones(1), rng)
 
 
 def test_gaps_of_any_law_can_be_put_on_any_clock() -> None:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.telemetry.metrics.__main__ import Declared, sections
-from common.telemetry.metrics.registry import JobMetrics, ProcessMetrics
+from common.telemetry.metrics.registry import MetricSet, ProcessMetrics
 
 DECLARED = [(title, metric) for title, metrics in sections().items() for metric in metrics]
 UNITS = "batches|bytes|hour|members|ratio|records|seconds|second|update|usd|versions|workers"
@@ -33,7 +33,7 @@ def test_no_name_is_declared_twice() -> None:
     assert len(names) == len(set(names))
 
 
-class Measures(JobMetrics):
+class Measures(MetricSet):
     """The metrics of a job."""
 
     def __init__(self) -> None:
