@@ -143,7 +143,8 @@ def _bill(demo: Demo, fleet: DemoFleetView, updates: int) -> DemoBill:
     plan, ledger = demo.plan, fleet.ledger
     if (settled := ledger.settled) is None:
         raise DollError("the provisioner has not settled the job")
-    runtime_s = (demo.progress.updates.last_at_s or 0.0) - demo.record.submitted_s
+    submitted_s = demo.record.submitted_s
+    runtime_s = (demo.progress.updates.last_at_s or submitted_s) - submitted_s
     on_demand_usd, predicted_usd = plan.on_demand_only_usd, settled.predicted_usd or 0.0
     spot_usd = [each.usd_per_hour.get("spot", 0.0) for each in ledger.plans]
     return DemoBill(

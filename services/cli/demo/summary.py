@@ -35,7 +35,7 @@ class DemoBill:
     ended: str  # why the job did
     in_time: bool  # whether all updates were made by the deadline
     updates_asked: int  # J
-    runtime_s: float  # from the submission to the last update
+    runtime_s: float  # from the submission to the last update; 0 without any
     deadline_s: float  # theta
     spent_usd: float  # realised
     on_demand_only_usd: float
