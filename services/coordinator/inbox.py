@@ -1,4 +1,4 @@
-"""A job's inbox: the queue in which other threads deliver, and the topics that its actor reads."""
+"""A job's inbox: the queue that other threads fill, and the topics that its actor reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 # are added while others are computed.
 SMALL_BYTES = 64 << 10
 
-# An event, an answer from which the actor makes events, or a server's error.
+# An event, an answer that the actor turns into events, or a server's error.
 InboxItem: TypeAlias = (
     "events.CoordinatorEvent | Callable[[], Iterable[events.CoordinatorEvent]] | Exception"
 )

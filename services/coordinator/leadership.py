@@ -260,7 +260,7 @@ class Leadership:
         topics: Mapping[str, FoundTopic],
         ends: Mapping[Partition, LogPosition],
     ) -> dict[tuple[int, int, int], str]:
-        """Describe, by rank, the snapshots of which Kafka lost control or update records.
+        """Describe, by rank, the snapshots whose control or update records Kafka lost.
 
         Raises:
             UnavailableError: If Kafka cannot say now.
@@ -461,7 +461,7 @@ def _what_happened(reached: int, end: int, *, anew: bool) -> str:
     Args:
         reached: Offset up to which the topic still matches.
         end: End of the topic.
-        anew: True if it is another topic of the same name.
+        anew: True if it was created again, so that it is another topic.
     """
     if anew:
         return "was deleted and created anew"

@@ -133,10 +133,10 @@ class MetricsObserver:
         self._accepted, self._refused = ledger.accepted, ledger.refused
 
     def saw_streams(self, epoch: int, figures: StreamFigures | None) -> bool:
-        """Set the figures of the streams; None if there are none. Safe to call from any thread.
+        """Set the figures of the streams; None if they are unknown. Safe to call from any thread.
 
         Args:
-            epoch: Epoch of the leader for which the streams are watched. Others are ignored.
+            epoch: Epoch of the leader that the streams are watched for. Others are ignored.
             figures: The figures.
 
         Returns:
@@ -365,5 +365,5 @@ class MetricsObserver:
 
 
 def _age(gradient: Gradient | GradientReady, leading: LeaderFigures) -> int:
-    """Number of updates by which a gradient is older than the model."""
+    """Age of a gradient in updates of the model."""
     return max(leading.version - gradient.model.version, 0)

@@ -1,6 +1,6 @@
 """Watches the ends of all jobs' logs: arrivals, lag, and whether workers keep up.
 
-Sets metrics and publishes each job's demand, from which workers choose their jobs
+Sets metrics and publishes each job's demand, which decides the workers' choice of jobs
 (`common.core.job_placement`). While Kafka is unavailable, nothing is set or published.
 """
 
@@ -143,7 +143,7 @@ class WatchedJob:
         return not self.idle and leader_status is not None and not leader_status.live
 
     def exist(self, found: Mapping[str, FoundTopic]) -> None:
-        """Follow the job's topics: they may have been created anew, or have other partitions."""
+        """Follow the job's topics: they may have been created again, or have other partitions."""
         leader_status = self.measuring.leader_status
         known = _places(leader_status)
         own = found.keys() & {place.topic for place in self.first}
@@ -157,7 +157,7 @@ class WatchedJob:
                 )
         there = {Partition(topic, i) for topic in own for i in range(found[topic].partitions)}
         for place in [p for p in self.first if p.topic in own and p not in there]:
-            # The topic was created anew, with fewer partitions.
+            # The topic was created again, with fewer partitions.
             del self.first[place]
         for place in there:
             self.first.setdefault(place, 0)

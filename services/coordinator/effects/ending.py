@@ -68,7 +68,7 @@ class JobEnding:
         self._write_at = 0.0
 
     def due(self) -> float:
-        """Return when `poll` has work for which no event wakes the actor."""
+        """Return when `poll` has work that no event wakes the actor for."""
         if self._waiting is not None:
             return monotonic() + self._lease.ttl_s / RENEWALS
         return self._write_at if self._held is not None else inf
@@ -111,7 +111,7 @@ class JobEnding:
         self._job.log.info("job_ends", reason=command.reason)
         if self._job.record.spec.evaluation:
             try:
-                # The last version is always evaluated, whatever its number.
+                # The last version is always evaluated, even if its number is not due.
                 self._models.offer()
             except UnavailableError as error:
                 self._job.outage.met(error)

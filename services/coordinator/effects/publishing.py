@@ -186,7 +186,7 @@ class OrderPublisher:
         self._reported_members.clear()
 
     def post(self, command: do.PostTrigger) -> None:
-        """Post a trigger; use a new stream if it moves or if the old stream rejects it."""
+        """Post a trigger, in a new stream if so ordered or if the old stream rejects it."""
         job, moves = self._job, command.moves
         trigger = self._models.complete(command.trigger)
         if not moves and job.board.post_trigger(trigger, self._triggers):

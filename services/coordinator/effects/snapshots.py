@@ -195,7 +195,7 @@ class SnapshotStore:
 
     @property
     def unreadable(self) -> str:
-        """Reasons why checkpoints were skipped as unreadable; empty if there are none.
+        """Reasons why checkpoints were skipped as unreadable; empty without any.
 
         A job that started from version 0 without a word would lose what those checkpoints hold.
         """
