@@ -69,7 +69,7 @@ def check_group_memory(numbers: int, states: int, allowed: int) -> None:
 
 
 def room_for_slices(numbers: int, states: int, count: int, members: int, allowed: int) -> int:
-    """Return how many slices a member can own; refuse weights that do not fit even without.
+    """Return how many slices a member can own; refuse weights that do not fit by themselves.
 
     For each slice an owner holds the optimizer's state, the next state, a state in transit to
     another owner and one to storage with its weights, the gradients of all members, and their sum.
