@@ -84,7 +84,7 @@ class RedisClient(redis.Redis):
             **self.connection_pool.connection_kwargs
         )
 
-    def take_back(self, connection: Any, pool: redis.ConnectionPool) -> None:  # noqa: ANN401 -- likewise
+    def take_back(self, connection: Any, pool: redis.ConnectionPool) -> None:  # noqa: ANN401 -- as above
         """Keep a connection for its next user. All answers on it must have been read.
 
         Args:

@@ -131,7 +131,7 @@ class RedisBoard:
         if not self._shared:
             self._server.close()
 
-    # --- models ----------------------------------------------------------------------------------
+    # --- models -----------------------------------------------------------------------------------
 
     def get_model(self, model: ModelId) -> bytes | None:
         """Fetch a model; None if it does not exist any more."""
@@ -154,7 +154,7 @@ class RedisBoard:
         offer = self._server.ask(("GET", key))[0]
         return None if offer is None else self._rejections.parse("offer", wire.decode_offer, offer)
 
-    # --- triggers --------------------------------------------------------------------------------
+    # --- triggers ---------------------------------------------------------------------------------
 
     def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
         """Wait for triggers of a stream with ids above `after`, oldest first; may return none."""
@@ -187,7 +187,7 @@ class RedisBoard:
                 self._rejections.reject("trigger id", f"trigger {trigger.id} stands at {name!r}")
         return found
 
-    # --- replies ---------------------------------------------------------------------------------
+    # --- replies ----------------------------------------------------------------------------------
 
     def push_reply(self, reply: Reply, to: str) -> None:
         """Append to the replica's list, which expires if nobody reads it."""
@@ -197,7 +197,7 @@ class RedisBoard:
             ("PEXPIRE", key, _REPLIES_TTL_MS),
         )
 
-    # --- status ----------------------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------------
 
     def get_leader_status(self) -> LeaderStatus | None:
         """Read the leader's status; None if it does not exist."""
@@ -215,7 +215,7 @@ class RedisBoard:
         self._leader_status = (data, leader_status) if leader_status is not None else None
         return leader_status
 
-    # --- liveness --------------------------------------------------------------------------------
+    # --- liveness ---------------------------------------------------------------------------------
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
         """Record that a worker lives, for `ttl_s`, with the contents of a `Heartbeat`."""
@@ -288,7 +288,7 @@ class RedisBoard:
         status, digest, attends = parsed.groups()
         return Heartbeat(status.decode(), digest.decode()) if listens or not attends else _NOBODY
 
-    # --- the lease -------------------------------------------------------------------------------
+    # --- lease ------------------------------------------------------------------------------------
 
     # Renewing and releasing read first and write afterwards, without a transaction. In between, the
     # lease may expire and another replica may take it; that replica's lease is then renewed or
@@ -346,7 +346,7 @@ class RedisBoard:
         """Return True if any replica holds the lease."""
         return bool(self._server.ask(("EXISTS", self._keys + "lease"))[0])
 
-    # --- who cannot do its part ------------------------------------------------------------------
+    # --- processes that cannot do their part ------------------------------------------------------
 
     def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
         """Report, for `ttl_s`, why a process cannot lead or join the job."""
@@ -388,7 +388,7 @@ class RedisBoard:
         statuses = {worker: beat.status for worker, beat in heartbeats.items()}
         return LiveStatus(bool(leased), self._parsed_leader_status(data), statuses, unable)
 
-    # --- snapshots -------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
         """Store a hot snapshot of this leader with weights, which a group member has."""
@@ -424,7 +424,7 @@ class RedisBoard:
             if not int(cursor):
                 return
 
-    # --- names -----------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def _triggers(self, stream: str) -> str:
         return f"{self._keys}triggers:{stream}" if stream else f"{self._keys}triggers"
@@ -464,7 +464,7 @@ class RedisBoard:
                 yield (("SREM", index, member),)
         return found
 
-    # --- in steps --------------------------------------------------------------------------------
+    # --- calls in steps ---------------------------------------------------------------------------
 
     # A call that an exchange makes for many jobs is a generator. It yields the commands of a step
     # and receives their answers, so that one packet can hold a step of each call.

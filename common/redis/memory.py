@@ -192,7 +192,7 @@ class MemoryExchange:
         leader_status: LeaderStatus,
         on_answer: Callable[[bool | Exception], None],
         *,
-        soon: bool,  # noqa: ARG002 -- likewise
+        soon: bool,  # noqa: ARG002 -- as above
     ) -> None:
         """Write the leader's status, and report if there was one before."""
         _answer_at_once(lambda: self._open_board(job).put_leader_status(leader_status), on_answer)
@@ -202,7 +202,7 @@ class MemoryExchange:
         job: str,
         on_answer: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
         *,
-        soon: bool,  # noqa: ARG002 -- likewise
+        soon: bool,  # noqa: ARG002 -- as above
     ) -> None:
         """Read the workers' heartbeats and report them."""
         _answer_at_once(self._open_board(job).heartbeats, on_answer)

@@ -184,7 +184,7 @@ class DeadLetters:
         if self._running is not None:
             self._running.end()
 
-    # --- its turns ---------------------------------------------------------------------------
+    # --- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
         """Write the ordered letters. A letter written twice is recognized by its offset."""

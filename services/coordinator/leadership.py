@@ -94,7 +94,7 @@ class Leadership:
         # replace that snapshot.
         self._other_model = ""
 
-    # --- from what is found to what is listened to ---------------------------------------------
+    # --- leadership -------------------------------------------------------------------------------
 
     @property
     def lacking(self) -> str:

@@ -205,7 +205,7 @@ class MetricsObserver:
                 # Other commands are not measured.
                 pass
 
-    # --- a leadership ------------------------------------------------------------------------
+    # --- leadership -------------------------------------------------------------------------------
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._end()
@@ -242,7 +242,7 @@ class MetricsObserver:
         while self._claims and next(iter(self._claims)) < leader_status.oldest_unsettled:
             self._claims.popitem(last=False)
 
-    # --- a group -----------------------------------------------------------------------------
+    # --- group ------------------------------------------------------------------------------------
 
     def _grouped(self, orders: GroupOrders, now_s: float) -> None:
         """Follow the membership and the collective that a trigger names."""
@@ -266,7 +266,7 @@ class MetricsObserver:
                 self.metrics.group.repair_s.observe(max(now_s - self._broke_s, 0.0))
         self._attempt = self._broke_s = None
 
-    # --- a round -----------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------
 
     def _triggered(self, trigger: UpdateTrigger, begin_s: float, end_s: float) -> None:
         if not self._asked and self._updated_s is not None:

@@ -122,7 +122,7 @@ def _loaded(threads: int) -> type[Observers]:
     gc.disable()
     import torch  # noqa: PLC0415 -- see above
 
-    from services.worker.loop import Observers  # noqa: PLC0415 -- likewise
+    from services.worker.loop import Observers  # noqa: PLC0415 -- as above
 
     keep_imports()
     torch.set_num_threads(threads)
@@ -198,7 +198,7 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
         UserError: If the settings name no object storage, or no address that others can reach.
     """
     from common.collectives.torch_group import TorchGroups, advertised  # noqa: PLC0415 -- see above
-    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- likewise
+    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- as above
 
     origin, among = job.origin, spec.aggregation
     transport = "gloo" if among is None else among.transport

@@ -231,7 +231,7 @@ class GroupLoop:
         """True if others wait for the state of this member."""
         return self._leaving and self._fault is None and (self._replica.needed or self._giving > 0)
 
-    # --- gradients ----------------------------------------------------------------------------
+    # --- gradients --------------------------------------------------------------------------------
 
     def _answered_before(self, compute: Compute) -> Reply | None:
         """Return a reply that needs no computation; otherwise load the weights."""
@@ -275,7 +275,7 @@ class GroupLoop:
         sent = self._shell.push(reply, compute.reply_to)
         self._shell.traces.answered(compute, received_s, found, sent=sent)
 
-    # --- control ------------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def _control(self) -> None:
         while not (self._over.is_set() or self._is_another):
@@ -382,7 +382,7 @@ class GroupLoop:
         self._vectors.clear()
         self._compute.times.add("apply", started)
 
-    # --- collectives --------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------
 
     def _collective(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -451,7 +451,7 @@ class GroupLoop:
         self._compute.times.add("reduce", started)
         self._say(said)
 
-    # --- copies -------------------------------------------------------------------------------
+    # --- copies -----------------------------------------------------------------------------------
 
     def _begin_copy(self, copy: CopyState, orders: GroupOrders) -> None:
         get = partial(self._begin_with, copy.made)
@@ -551,7 +551,7 @@ class GroupLoop:
         if share is not None and self._held is not None:
             self._aside(partial(self._sharer.put, share, self._held.model()))
 
-    # --- threads ------------------------------------------------------------------------------
+    # --- threads ----------------------------------------------------------------------------------
 
     def _aside(self, body: Callable[[], None]) -> None:
         """Run slow work in a separate thread."""

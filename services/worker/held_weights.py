@@ -181,7 +181,7 @@ class HeldWhole:
         """Copy the weights without the optimizer state."""
         return self._trainer.snapshot(optimizer=False)
 
-    def restore(self, data: bytes, slices: Slices) -> None:  # noqa: ARG002 -- likewise
+    def restore(self, data: bytes, slices: Slices) -> None:  # noqa: ARG002 -- as above
         """Replace the complete state."""
         self._trainer.restore(data)
         self._digest = None

@@ -200,7 +200,7 @@ class JobSelector:
             self._roster_outage.met(error)
         self._job_store.close()
 
-    # --- jobs --------------------------------------------------------------------------------
+    # --- jobs -------------------------------------------------------------------------------------
 
     def _read_jobs(self) -> None:
         jobs = self._job_store.refresh(JOBS_S) if self._has_read else self._job_store.read()
@@ -231,7 +231,7 @@ class JobSelector:
             for name, record in self._jobs.items()
         }
 
-    # --- the others --------------------------------------------------------------------------
+    # --- demands and placements -------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         # The placement is published first, so that workers that look now see it.

@@ -181,7 +181,7 @@ class Stream:
             self._reader.close()
             self._claims.flush()
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _poll(self, room: int, wait_s: float) -> tuple[StreamEvent, ...]:
         try:
@@ -276,7 +276,7 @@ class Stream:
                 self._do(command)
             self._events.popleft()
 
-    # --- what to do ---------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def _do(self, command: WorkerCommand) -> None:  # noqa: C901 -- one case per command
         match command:

@@ -128,7 +128,7 @@ class SnapshotStore:
         # None until the first snapshot.
         self._running: Supervised | None = None
 
-    # --- what a candidate finds --------------------------------------------------------------
+    # --- snapshots of a candidate -----------------------------------------------------------------
 
     def hot(self) -> list[FoundSnapshot]:
         """Return every hot snapshot that can be read completely.
@@ -250,7 +250,7 @@ class SnapshotStore:
         self._unreadable[name] = reason
         self._log.warning("checkpoint_unreadable", name=format_model_id(name), reason=reason)
 
-    # --- what a leader leaves ----------------------------------------------------------------
+    # --- snapshots of a leader --------------------------------------------------------------------
 
     def put(self, saved: SnapshotFile, *, checkpoint: bool, state: bool = False) -> None:
         """Publish a snapshot. A checkpoint is uploaded later; if several wait, only the newest is.
@@ -297,7 +297,7 @@ class SnapshotStore:
         if self._running is not None:
             self._running.end()
 
-    # --- its turns ---------------------------------------------------------------------------
+    # --- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
         """Upload the newest waiting checkpoint."""
