@@ -1,12 +1,12 @@
 """Write dead letters: undecodable records, and the addresses of quarantined batches.
 
-Delivery is at least once: a letter written twice has the same key. Each dead letter holds the bytes
-of its record, so the bad records are read back from Kafka. Reading is slow and runs in an actor of
-its own. A leader publishes a snapshot only after the letters ordered before it are delivered,
-because a leader that starts from the snapshot does not write them again.
+Delivery is at least once: a dead letter written twice has the same key. Each dead letter holds the
+bytes of its record, so the bad records are read back from Kafka. Reading is slow and runs in an
+actor of its own. A leader publishes a snapshot only after the dead letters ordered before it are
+delivered, because a leader that starts from the snapshot does not write them again.
 
 A record that a producer could write may be too large to write again: a client refuses records above
-its own limit, and a dead-letter topic may have a lower limit than its stream. In that case the
+its own limit, and a dead-letter topic may have a lower limit than its stream. In that case the dead
 letter holds as much of the beginning of the record as Kafka accepts, and says that it is cut. The
 address is always complete.
 """
@@ -45,13 +45,13 @@ _Refused: TypeAlias = "list[tuple[EncodedDeadLetter, DeliveryError]]"
 
 
 def write(dead_letters: Iterable[EncodedDeadLetter], writer: Writer, timeout_s: float) -> bool:
-    """Write letters and wait until Kafka has them, cutting those that are too large.
+    """Write dead letters and wait until Kafka has them, cutting those that are too large.
 
     Returns:
-        False if delivery took longer than `timeout_s`. It is then unknown which letters arrived.
+        False if delivery took longer than `timeout_s`. Some may have arrived.
 
     Raises:
-        DeliveryError: If a letter cannot be delivered, not even with its address alone.
+        DeliveryError: If a dead letter cannot be delivered, not even with its address alone.
         UnknownTopicError: If the dead-letter topic does not exist.
         UnavailableError: If the broker is unavailable.
     """
@@ -130,7 +130,7 @@ class DeadLetters:
     Args:
         spans: Reads bad records back.
         steps: Runs the slow work.
-        wake: Called after letters have been delivered.
+        wake: Called after some have been delivered.
         fail: Ends the job's part in this process with a fault.
     """
 
@@ -160,14 +160,14 @@ class DeadLetters:
         self._delivered = 0
         # Number of ordered commands that the log has named.
         self._logged = 0
-        # None until the first letter.
+        # None until the first dead letter.
         self._running: Supervised | None = None
         self._again_at = 0.0
         self._writer: Writer | None = None
 
     @property
     def all_delivered(self) -> bool:
-        """True if Kafka has every letter that was ordered."""
+        """True if Kafka has every dead letter that was ordered."""
         return self._delivered == self._ordered
 
     def add(self, dead_letters: DeadLetterCommand) -> None:
@@ -180,14 +180,14 @@ class DeadLetters:
         self._running.wake()
 
     def end(self) -> None:
-        """Stop writing. The next leader writes the letters that were not delivered."""
+        """Stop writing. The next leader writes the dead letters that were not delivered."""
         if self._running is not None:
             self._running.end()
 
     # --- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
-        """Write the ordered letters. A letter written twice is recognized by its offset."""
+        """Write the ordered dead letters. Duplicates are recognized by their offsets."""
         # New orders wake the actor before the pause is over, too.
         if monotonic() < self._again_at:
             return self._again_at
@@ -220,7 +220,7 @@ class DeadLetters:
             if not write(written(self._job, dead_letters, self._spans), self._writer, FLUSH_S):
                 self._outage.watch(self._writer)
                 return False
-        # Letters written twice are recognized by their offsets.
+        # Duplicates are recognized by their offsets.
         except BrokenWriterError as error:
             self._outage.met(error)
             self.close()
@@ -239,7 +239,7 @@ class DeadLetters:
         return True
 
     def _make_topics(self, dead_letters: DeadLetterCommand) -> bool:
-        """Create dead-letter topics that were deleted. Their old letters are lost.
+        """Create dead-letter topics that were deleted. Their old records are lost.
 
         Returns:
             True to try again: a topic was missing, or Kafka is unavailable.
@@ -275,7 +275,7 @@ class DeadLetters:
 def written(
     job: str, dead_letters: DeadLetterCommand, spans: SpanReader
 ) -> Iterator[EncodedDeadLetter]:
-    """Yield the encoded letters, with the bytes of the records that Kafka still has.
+    """Yield the encoded dead letters, with the bytes of the records that Kafka still has.
 
     Raises:
         UnavailableError: If the records cannot be read now.
@@ -293,7 +293,7 @@ def written(
             fetched = spans.read(span, READ_S)
             values = dict(zip(fetched.offsets, fetched.values, strict=True))
         except (ExpiredError, UnknownTopicError):
-            # The records have expired. The letters still name them.
+            # The records have expired. The dead letters still name them.
             values = {}
         for offset in range(span.start, span.end):
             record = named.get((*span.place, offset))
