@@ -83,7 +83,7 @@ class SharedProducer:
         self.settings = settings
         self._close_timeout_s = settings.close_timeout_s
         self.client = made(producer, writer_properties(settings))
-        # Writers with reports since the last look.
+        # Writers with reports since the last turn.
         self._moved = set[KafkaWriter]()
         # Weak, because a writer without owner writes nothing.
         self._writers = WeakSet[KafkaWriter]()

@@ -116,7 +116,7 @@ class RedisBoard:
         client = connect(url, access) if shared is None else shared
         self._server = RedisServer(client, self._keys, self._reject_key)
         self._attendances = dict[WorkerId, Attendance]()
-        # Workers at the last look.
+        # Workers at the last poll.
         self._workers: list[WorkerId] = []
         # The last value and its decoded form. The status is read and written ten times a second,
         # usually unchanged, and is long if there are many partitions.
@@ -235,7 +235,7 @@ class RedisBoard:
     def looking_for_workers(self) -> Steps[dict[WorkerId, Heartbeat]]:
         """Run `heartbeats` in steps."""
         index, known = self._keys + "workers", self._workers
-        # Reads the heartbeats of the workers at the last look, usually all workers, in the same
+        # Reads the heartbeats of the workers at the last poll, usually all workers, in the same
         # packet.
         names, *beats = yield (("SMEMBERS", index), *self._asking_beats(known))
         workers = yield from self._parsed_members(index, names, lambda it: WorkerId(it.decode()))

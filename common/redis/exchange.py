@@ -58,9 +58,9 @@ _NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the
 _SHORTEST_S = 0.002
 # Delay of calls that are not urgent, so that they share packets.
 LAZY_S = 0.05
-# Interval of looks at the subscriptions of lease holders; a look takes 0.1 ms.
+# Polling interval of the subscriptions of lease holders; a poll takes 0.1 ms.
 LOOK_S = 0.025
-# Consecutive looks without a subscriber after which a holder has ended. A holder that has only lost
+# Consecutive polls without a subscriber after which a holder has ended. A holder that has only lost
 # its connection subscribes again in between.
 LOOKS = 2
 # Interval if no other process holds a lease, or if this process's own subscription is missing.
@@ -201,9 +201,9 @@ class LeaseHolders:
         self._server = server
         self._channel = replica_channel(name.encode())
         self._own: Attendance = server.attendance(self._channel)
-        # Consecutive looks that did not find a holder found before.
+        # Consecutive polls that did not find a holder found before.
         self._missed = dict[bytes, int]()
-        # True if this process was subscribed at the last look.
+        # True if this process was subscribed at the last poll.
         self.is_subscribed = False
         self.ended: Collection[bytes] = ()
 
@@ -376,7 +376,7 @@ class RedisExchange:
             self._holders.end()
 
     def _gathered(self) -> list[Call] | None:
-        """Wait for calls, or until it is time to look for holders; return None at the end."""
+        """Wait for calls, or until the holders are due for a poll; return None at the end."""
         with self._changed:
             while not self._closed and (left_s := self._due() - monotonic()) > 0:
                 self._changed.wait(left_s if left_s < float("inf") else None)

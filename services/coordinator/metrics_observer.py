@@ -4,9 +4,9 @@ The loop passes each event before it is decided on, and each command after it is
 the times at which that began and ended. Times are seconds since 1970, as in Kafka and in workers.
 If the clock is set in between, a duration is wrong or 0; nothing else depends on it.
 
-        update           trigger        last gradient      model published
-     ─────┼─────────────────┼──────────────────┼─────┬───────────┼─────▶
-          │      wait       │    gradients     │     │   apply   │
+       update           trigger        last gradient      model published
+    ─────┼─────────────────┼──────────────────┼─────┬───────────┼─────▶
+         │      wait       │    gradients     │     │   apply   │
 
 If members hold the weights, a collective lies between `gradients` and `apply`. The model is then
 published by the first trigger after its audit record was read back.
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.telemetry.tracing import BatchTrace, Tracer
 
-# Batches whose arrival is remembered: a few times the number that 100 workers may have waiting at K
-# = 20, about 10 MB. Forgotten batches have no age and no trace.
+# Batches whose arrival is remembered: a few times the number that 100 workers may have waiting
+# at K = 20, about 10 MB. Forgotten batches have no age and no trace.
 MOST_CLAIMS = 65_536
 # Updates over which gradient times are averaged: enough for a mean, few enough to follow changes.
 RECENT_UPDATES = 32

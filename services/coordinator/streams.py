@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 
 # A fifth of the time after which an unpublished job is forgotten.
 PUBLISH_S = 1.0
-# Interval of looks at the ends of all jobs, idle ones included, and at their topics: two
-# requests of 60 ms for 200 partitions. The ends of busy jobs are read at each turn.
+# Polling interval of the ends of all jobs, idle ones included, and of their topics: two requests
+# of 60 ms for 200 partitions. The ends of busy jobs are polled at each turn.
 LOOK_S = 2.0
-# Interval at which waiting jobs learn where the workers are. Each notice may be two intervals late.
+# Interval of the notices that tell waiting jobs where the workers are. A notice lives for three
+# intervals, so that two may be missed.
 TURNS_S = 3.0
 TURNS_TTL_S = 3 * TURNS_S
-# Share of a core that looks may take. With a thousand partitions, looks become rare.
+# Share of a core that polling may take. With a thousand partitions, polls become rare.
 SHARE = 0.005
-# How long a log must look shorter than it was: after an election, brokers disagree briefly.
+# Time that a log must stay too short to count as cut: after an election, brokers disagree briefly.
 SURE_S = 3.0
 
 
@@ -88,8 +89,8 @@ class WatchedJob:
         epoch: Epoch of its leader.
         first: First position of each partition of the job.
         measuring: Has the job's status and metrics, and receives the figures.
-        lost: Called with the reason if a deleted stream stops the job.
-        seen: Called with what is seen of the job's streams.
+        lost: Called with the reason why the job cannot continue, such as a deleted stream.
+        seen: Called with the observed state of the job's streams.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class WatchedJob:
         self.first = dict(first)
         self.control = Partition(control_topic(job), 0)
         self.lost = lost
-        # True if a stream seemed to be missing at the last look.
+        # True if a stream seemed to be missing at the last poll.
         self.suspected = False
         # True if the job has neither work nor workers.
         self.idle = False
@@ -115,7 +116,7 @@ class WatchedJob:
         self._seen = seen
         self._arrivals = ArrivalMeter()
         self._meter = DemandMeter(self.first)
-        # Ends at the last look.
+        # Ends at the last poll.
         self._ends: Positions | None = None
         # True if it was reported that no log differs.
         self._reported_clean = False
@@ -279,7 +280,7 @@ def _loss(
 
 
 class StreamWatch:
-    """Looks at the logs of all jobs that are led, in shared requests; an actor of its own.
+    """Polls the logs of all jobs that are led, in shared requests; an actor of its own.
 
     Args:
         boards: Provides the roster, on which all demands are published in one packet.
@@ -307,7 +308,7 @@ class StreamWatch:
         self._used = used
         self._lock = threading.Lock()
         self._watched = dict[str, WatchedJob]()
-        # Next look at busy jobs.
+        # Next poll of busy jobs.
         self._look_at = -inf
         self._look_at_all = -inf
 
@@ -322,7 +323,7 @@ class StreamWatch:
             self._watched.pop(job, None)
 
     def turn(self) -> float:
-        """Look, update each job and publish; return the time of the next turn."""
+        """Poll, update each job and publish; return the time of the next turn."""
         with self._lock:
             watched = list(self._watched.values())
         now = self._clock()
@@ -360,7 +361,7 @@ class StreamWatch:
         """Do nothing: the watch owns no resources."""
 
     def _look(self, watched: list[WatchedJob], now: float) -> None:
-        """Look at all jobs, or at those that are not idle, and schedule the next look."""
+        """Poll all jobs, or those that are not idle, and schedule the next poll."""
         used = self._used()
         self._look_at = now
         if now >= self._look_at_all:
@@ -448,7 +449,7 @@ class StreamWatch:
                 self._look_at_all = -inf
 
     def _look_for_topics(self, watched: WatchedJob, ends: Positions) -> None:
-        """Report a deleted stream to a job after two looks have missed it."""
+        """Report a deleted stream to a job after two polls have missed it."""
         lacking = sorted({place.topic for place in watched.first.keys() - ends.keys()})
         suspected, watched.suspected = watched.suspected, False
         for topic in lacking:

@@ -167,7 +167,7 @@ class JobSelector:
         return pause_s
 
     def turn(self) -> None:
-        """Wait a moment for job records, and look at demands and placements when due.
+        """Wait a moment for job records, and read demands and placements when due.
 
         Raises:
             OutsideError: If Kafka or Redis has refused this worker from the start.
@@ -234,7 +234,7 @@ class JobSelector:
     # --- demands and placements -------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        # The placement is published first, so that workers that look now see it.
+        # The placement is published first, so that workers that read now see it.
         self._roster.put([self._placement(now)])
         seen = self._sightings.see(self._roster.read(), now)
         if self._follow(seen, now):

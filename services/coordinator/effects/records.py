@@ -30,7 +30,7 @@ class RecordWriter:
         self._writer = job.replica.log.writer(waits=False, on_ready=job.inbox.wake)
 
     def open_partition(self, command: do.OpenPartition) -> Iterator[events.CoordinatorEvent]:
-        """Write an `Opened`. If it is lost, the next look at the streams orders it again."""
+        """Write an `Opened`. If it is lost, the next poll of the streams orders it again."""
         record, topic = command.record, control_topic(self._job.id)
         try:
             self._writer.append(topic, wire.encode_claim(record))
