@@ -92,7 +92,7 @@ def epoch_ends(
         client.pause(targets)
         # Only a seek makes the client ask in all cases.
         for target in targets:
-            client.seek(target)  # only this surely asks
+            client.seek(target)
         while len(found) < len(epochs):
             if (left_s := deadline - time.monotonic()) <= 0:
                 complaints.raise_away(doing)

@@ -39,7 +39,7 @@ class SchemaRegistry(Protocol):
     """The registry where producers register the schemas of their records."""
 
     def schema(self, number: int) -> Schema | None:
-        """Return the schema of an id, which is final; None if the registry has no such schema.
+        """Return the schema of an id, which never changes; None if the registry has none.
 
         Raises:
             UnavailableError: If the registry gives no answer, or an unusable one.

@@ -213,7 +213,7 @@ def member_properties(
         "topic.metadata.refresh.interval.ms": 5_000,
     }
     if settings.group_protocol == "consumer" and not hold:
-        # A member that missed the answer to its revocation keeps its partitions from others this
+        # If a member's answer to a revocation is lost, it keeps its partitions from others this
         # long. This was seen once in hours of faults, with the default of 5 min. We poll all the
         # time.
         return {**properties, "group.protocol": "consumer", "max.poll.interval.ms": 30_000}

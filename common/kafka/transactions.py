@@ -123,9 +123,9 @@ class KafkaTransactions:
                 **writer_properties(self._settings),
                 "transactional.id": self._name,
                 "transaction.timeout.ms": _TIMEOUT_MS,
-                "message.timeout.ms": _TIMEOUT_MS,  # the client wants no more of it
+                # The client allows no more.
+                "message.timeout.ms": _TIMEOUT_MS,
             },
-            # The client's maximum.
         )
         try:
             client.init_transactions(_WAIT_S)

@@ -58,7 +58,7 @@ _BROKEN = frozenset(
         KafkaError.INVALID_PRODUCER_ID_MAPPING,
         KafkaError._INCONSISTENT,  # noqa: SLF001 -- the library's name for its own errors
         # The producer's thread reports the cause.
-        KafkaError._FATAL,  # noqa: SLF001 -- as above: what was wrong is told by the thread
+        KafkaError._FATAL,  # noqa: SLF001 -- as above
     }
 )
 

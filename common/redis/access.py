@@ -46,10 +46,10 @@ _LET_IN_BEFORE = (
     # AskError includes MOVED.
     redis.exceptions.AskError,
 )
-# An unreachable host sends no answer, and the kernel repeats the request after 1, 3 and 7 s. A new
-# attempt is faster, and a connection that takes longer would serve no round either.
 # A server that takes longer to answer counts as unavailable.
 TIMEOUT_S = 5.0
+# An unreachable host sends no answer, and the kernel repeats the request after 1, 3 and 7 s. A new
+# attempt is faster, and a connection that takes longer would serve no round either.
 _CONNECT_S = 1.0
 _MASK = "***"
 _RIGHTS = "the rights that its user needs are in docs/howto/security.md"

@@ -122,7 +122,7 @@ class SnapshotStore:
         self._next: _Made | None = None
         # True after a leader began, until storage was listed.
         self._look = False
-        # Guards `_next`, `_look`, `_begun` and `_newest_s`.
+        # Guards `_begun`, `_newest_s`, `_next`, `_look` and `_busy`.
         self._lock = threading.Lock()
         self._busy = False
         # None until the first snapshot.
@@ -421,8 +421,8 @@ class SnapshotPublisher:
         # A checkpoint that the updates topic may not name yet.
         self.unnamed: ModelId | None = None
         self._copy = b""
-        # In seconds since 1970: the time of the copied weights, and that of the newest snapshot's
-        # version. Later snapshots of a version keep its time.
+        # Times of the copied weights, and of the newest snapshot's version, in seconds since 1970.
+        # Later snapshots of a version keep its time.
         self._copied_at_s = 0.0
         self._version = GENESIS, 0.0
         self._unpublished: _Unpublished | None = None
