@@ -1,4 +1,4 @@
-"""A file with the records of `doll.jobs` and `doll.keys`, and the way back from it.
+"""Backup of the records of `doll.jobs` and `doll.keys` to a file, and the restore.
 
     {"format": 1, "saved_s": 1795812345.1, "topics": {
       "doll.jobs": {"settings": {"retention.ms": "-1", ...}, "records": {
@@ -57,7 +57,8 @@ def back_up(
     Args:
         log: Log that has the topics.
         clock: Returns seconds since 1970.
-        earlier: Optional. Content of the backup that this one replaces. If unset, there is none.
+        earlier: Optional. Content of the backup that this one replaces. If unset, there
+            is no comparison.
 
     Raises:
         ConflictError: If Kafka has fewer records of a topic than the earlier backup.
@@ -84,10 +85,10 @@ def back_up(
 
 
 def restore(log: Log, content: bytes, *, replace: bool) -> tuple[dict[str, int], list[str]]:
-    """Write the records of a backup file to their topics, and create the topics if need be.
+    """Write the records of a backup file to their topics, and create missing topics.
 
     Args:
-        log: Log to which the records are written.
+        log: Log that the records are written to.
         content: Content of the file.
         replace: True to write a record even if the topic has a different one with the same key.
 

@@ -1,4 +1,4 @@
-"""What all readers and writers share: waiting for messages, and what the client complains about."""
+"""Parts that all readers and writers share: waiting for messages, and the client's errors."""
 
 from __future__ import annotations
 
@@ -27,60 +27,64 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A rebalance that happens while the client waits for records ends no wait: so wait in slices.
+# A rebalance does not end a wait for records, so waits are divided into slices of this length.
 _SLICE_S = 0.02
-_SHORTEST_S = 0.001  # the client counts whole milliseconds: below one it does not wait but spins
+# The client counts whole milliseconds. Below one, it spins instead of waiting.
+_SHORTEST_S = 0.001
 
-# A fetch has come to the end of what there is to read; the message's offset says where that is.
+# A fetch has reached the end of the log. The message's offset is the end.
 AT_END = KafkaError._PARTITION_EOF  # noqa: SLF001 -- the library's name for its own errors
 OUT_OF_RANGE = frozenset(
     {
-        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 -- likewise
-        KafkaError._LOG_TRUNCATION,  # noqa: SLF001 -- likewise
+        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 -- as above
+        KafkaError._LOG_TRUNCATION,  # noqa: SLF001 -- as above
         KafkaError.OFFSET_OUT_OF_RANGE,
     }
 )
-UNKNOWN = frozenset(  # said of a partition by a broker, or by the client after it has asked one
+# A broker reports these errors for a partition, or the client after a request to a broker.
+UNKNOWN = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- likewise
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- likewise
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 -- as above
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 -- as above
     }
 )
-# What the client says instead where it finds no leader for any partition of a question: none of
-# them exists, or none has a leader now.
-NO_LEADERS = KafkaError._NOENT  # noqa: SLF001 -- likewise
-# What the client says, without asking, of one that is not among those that it knows of a topic.
-ADDED = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 -- likewise
-# A partition's leader was elected since the client asked. A client that asks about offsets only
-# goes on with what it knew, for minutes, until it asks about the topic.
+# The client's error if it finds no leader for any partition of a request: the partitions do not
+# exist, or have no leader now.
+NO_LEADERS = KafkaError._NOENT  # noqa: SLF001 -- as above
+# The client's error, without a request, for a partition that it does not know of a topic.
+ADDED = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 -- as above
+# A leader was elected since the client's last metadata request. A client that only requests offsets
+# keeps its outdated leader for minutes, until it requests the topic's metadata.
 STALE_LEADER = KafkaError.FENCED_LEADER_EPOCH
 # Kind of resource that a refused right is on, by the error's code.
 FORBIDDEN = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
-    # Of a producer that may write to no topic at all, and of topics that may not be created.
+    # Reported to a producer that may write to no topic, and for topics that we may not create.
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "topic",
 }
-# Said of the group that readers outside a job's group are in. They read without it.
+# Refused access to the group of readers outside a job's group. They read without it.
 GROUP_REFUSED = KafkaError.GROUP_AUTHORIZATION_FAILED
-_ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 -- likewise
-_SHUT_OUT = {  # and what to do about it
-    KafkaError._AUTHENTICATION: (  # noqa: SLF001 -- likewise
+_ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 -- as above
+# Errors of a refused connection, and what to do about each.
+_SHUT_OUT = {
+    KafkaError._AUTHENTICATION: (  # noqa: SLF001 -- as above
         "check DOLL_KAFKA_SASL_MECHANISM, DOLL_KAFKA_SASL_USERNAME and DOLL_KAFKA_SASL_PASSWORD,"
         " or with tokens DOLL_KAFKA_SASL_OAUTHBEARER_*"
     ),
-    KafkaError._SSL: (  # noqa: SLF001 -- likewise
+    KafkaError._SSL: (  # noqa: SLF001 -- as above
         "check DOLL_KAFKA_SECURITY_PROTOCOL and, with certificates, DOLL_KAFKA_SSL_CA_LOCATION"
     ),
 }
-_TIMES = re.compile(r" \(after \d+ms in state .*\)")  # never twice alike: each would be news
-# How the client quotes a setting that it refuses; somebody may have mixed up a password's.
+# The time differs in each message, so that repeated messages would look new.
+_TIMES = re.compile(r" \(after \d+ms in state .*\)")
+# The client quotes a setting that it refuses. The value may be a password in the wrong variable.
 _QUOTED_VALUE = re.compile(r'value ".*?"(?= for configuration property)', re.DOTALL)
 
 
-# A method as the class has it, to be mapped over records.
+# An unbound method, to be mapped over records.
 _Method: TypeAlias = "Callable[[ClientMessage], T]"
 _TOPIC = cast("_Method[str]", Message.topic)
 _PARTITION = cast("_Method[int]", Message.partition)
@@ -91,63 +95,63 @@ _ERROR = cast("_Method[KafkaError | None]", Message.error)
 
 
 class ClientMessage(Protocol):
-    """A message of the client; its own stubs say that every part of one may be missing."""
+    """A message of the client, whose own stubs say that every part of a message may be missing."""
 
     def topic(self) -> str:
-        """Topic it is in."""
+        """Topic of the message."""
 
     def partition(self) -> int:
         """Partition of the topic."""
 
     def offset(self) -> int:
-        """Offset in the partition; for an error, the position it is about."""
+        """Offset in the partition; for an error, the position that it concerns."""
 
     def key(self) -> bytes | None:
-        """Key, if it has one."""
+        """Key, if there is one."""
 
     def value(self) -> bytes | None:
         """Value; None is a tombstone."""
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """Its headers, if it has some."""
+        """Headers, if there are any."""
 
     def timestamp(self) -> tuple[int, int]:
         """Kind of timestamp, and milliseconds since 1970."""
 
     def leader_epoch(self) -> int | None:
-        """Kafka's leader epoch of the record; None where the broker has none."""
+        """Kafka's leader epoch of the record; None if the broker has no epochs."""
 
     def error(self) -> KafkaError | None:
-        """What this message says instead of being a record."""
+        """Error in place of a record; None for a record."""
 
     def __len__(self) -> int:
         """Bytes of the value."""
 
 
 def arrival_s(record: ClientMessage) -> float:
-    """The record's timestamp in Kafka."""
+    """Return the record's timestamp in Kafka."""
     return record.timestamp()[1] / 1e3
 
 
 def epoch_of(record: ClientMessage) -> int:
-    """The record's leader epoch; -1 where the broker has none."""
+    """Return the record's leader epoch; -1 if the broker has no epochs."""
     epoch = record.leader_epoch()
     return -1 if epoch is None else epoch
 
 
 def place_of(record: ClientMessage) -> tuple[str, int]:
-    """Topic and partition that a message is in, or about."""
+    """Return topic and partition of a record or an error."""
     return record.topic(), record.partition()
 
 
-# Of many records at once: mapped so, a method takes a third of the time of a call for each record,
-# and a small model's worker spends as much on those as on its gradients.
+# Functions for many records at once. Mapping a method takes a third of the time of a call per
+# record, and a small model's worker spends as much time on these calls as on its gradients.
 
 
 def runs_of(
     messages: Sequence[ClientMessage],
 ) -> Iterator[tuple[tuple[str, int], list[ClientMessage]]]:
-    """Neighbours that are in, or about, the same partition; with its topic and number."""
+    """Yield runs of messages of the same partition, each with its topic and number."""
     begin = 0
     for place, run in groupby(zip(map(_TOPIC, messages), map(_PARTITION, messages), strict=True)):
         end = begin + len(list(run))
@@ -156,17 +160,17 @@ def runs_of(
 
 
 def are_records(run: Sequence[ClientMessage]) -> bool:
-    """Whether no message of these says something else instead of being a record."""
+    """Return True if all messages are records."""
     return not any(map(_ERROR, run))
 
 
 def offsets_of(run: Sequence[ClientMessage]) -> list[int]:
-    """Offsets of records."""
+    """Return the offsets of records."""
     return list(map(_OFFSET, run))
 
 
 def epochs_of(run: Sequence[ClientMessage]) -> list[int]:
-    """Leader epochs of records; -1 where the broker has none."""
+    """Return the leader epochs of records; -1 if the broker has no epochs."""
     epochs = list(map(_EPOCH, run))
     if None in epochs:
         return [-1 if epoch is None else epoch for epoch in epochs]
@@ -174,38 +178,38 @@ def epochs_of(run: Sequence[ClientMessage]) -> list[int]:
 
 
 def fetched(partition: Partition, run: Sequence[ClientMessage]) -> Fetched:
-    """Records of one partition, or none."""
+    """Return the records of one partition as a `Fetched`."""
     first_s, last_s = (arrival_s(run[0]), arrival_s(run[-1])) if run else (0.0, 0.0)
     values = list(map(_VALUE, run))
     return Fetched(partition, offsets_of(run), values, first_s, last_s, epochs_of(run))
 
 
 def end_in(run: Sequence[ClientMessage]) -> int | None:
-    """The end that messages of one partition came to; None where records follow, or none did."""
+    """Return the log's end if one partition's messages reached it; None otherwise."""
     error = run[-1].error()
     return run[-1].offset() if error is not None and error.code() == AT_END else None
 
 
 def forbidden(error: KafkaError, *rights: str) -> str:
-    """Return the text that names the right that Kafka refuses: one of `rights`, by its resource."""
+    """Return a text that names the refused right: one of `rights`, by its resource."""
     kind = FORBIDDEN[error.code()]
     right = next((each for each in rights if f" on {kind} " in each), f"a right on a {kind}")
     return f"Kafka refuses {right}: add it as in docs/howto/security.md ({error.name()})"
 
 
 def as_ours(error: KafkaError, doing: str, *rights: str) -> OutsideError:
-    """Return the error of our tree that says what an error of the client means.
+    """Convert a client's error into one of our errors.
 
     Args:
-        error: The client's.
-        doing: What failed.
-        rights: Rights that this needs, from `KafkaSettings.right`.
+        error: The client's error.
+        doing: The action that failed.
+        rights: Rights that the action needs, from `KafkaSettings.right`.
     """
     if error.code() in FORBIDDEN:
         return ForbiddenError(forbidden(error, *rights), "kafka")
     text = f"{doing}: {error.str()} ({error.name()})"
-    # The client's own _UNKNOWN_TOPIC and _UNKNOWN_PARTITION are not proof: it says so too where it
-    # has lost sight of the brokers.
+    # The client's own _UNKNOWN_TOPIC and _UNKNOWN_PARTITION prove nothing: it also reports
+    # them after losing sight of the brokers.
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return UnknownTopicError(text)
     if _is_fatal(error) or error.code() == KafkaError.TOPIC_EXCEPTION:
@@ -214,14 +218,14 @@ def as_ours(error: KafkaError, doing: str, *rights: str) -> OutsideError:
 
 
 def _is_fatal(error: KafkaError) -> bool:
-    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 -- likewise
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 -- as above
 
 
 def made(make: Callable[[dict[str, Any]], T], properties: dict[str, Any]) -> T:
-    """A client with these properties.
+    """Make a client with these properties.
 
     Raises:
-        UserError: If the client refuses one of them; no value is shown.
+        UserError: If the client refuses a property. Its value is not shown.
     """
     try:
         return make(properties)
@@ -231,19 +235,21 @@ def made(make: Callable[[dict[str, Any]], T], properties: dict[str, Any]) -> T:
 
 
 def cause_of(raised: KafkaException) -> KafkaError:
-    """The error inside an exception of the client."""
+    """Return the error inside an exception of the client."""
     error = raised.args[0]
     assert isinstance(error, KafkaError)  # noqa: S101 -- the client documents it
     return error
 
 
 class Complaints:
-    """Called by the client with what its threads ran into; asked between two calls."""
+    """Collects errors of the client's threads, and raises them between two calls."""
 
     def __init__(self) -> None:
         self._fatal: KafkaError | None = None
-        self._refused: KafkaError | None = None  # by the first broker that did not let us in
-        self._shut_out: KafkaError | None = None  # likewise, if it is the last that we heard of
+        # Set by the first broker that refuses us.
+        self._refused: KafkaError | None = None
+        # Set while the last error was a refusal.
+        self._shut_out: KafkaError | None = None
         self._away: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
@@ -254,12 +260,13 @@ class Complaints:
             self._refused = self._refused or error
             self._shut_out = self._away = error
         elif error.code() == _ALL_DOWN:
-            self._away = self._shut_out or error  # the client calls those down that shut it out
+            # The client reports brokers that refuse it as down.
+            self._away = self._shut_out or error
         else:
             self._shut_out = None
 
     def raise_fatal(self, doing: str, *rights: str) -> None:
-        """Raise what this client cannot recover from, if there is such.
+        """Raise an error that this client cannot recover from, if there was such an error.
 
         Raises:
             OutsideError: Now and at every later call.
@@ -268,20 +275,20 @@ class Complaints:
             raise as_ours(self._fatal, doing, *rights)
 
     def raise_shut_out(self, doing: str) -> None:
-        """Raise if a broker was ever found that does not let us in.
+        """Raise if any broker has ever refused us.
 
         Raises:
-            OutsideError: With what to do. A broker that forgot us for a moment cannot be told from
-                one that never knew us, so who was let in before may wait instead.
+            OutsideError: Names the remedy. A broker that has forgotten us for a moment looks like a
+                broker that never knew us, so a caller that was accepted before may wait instead.
         """
         if self._refused is not None:
             raise OutsideError(_message(self._refused, doing), "kafka")
 
     def raise_away(self, doing: str) -> None:
-        """Raise once for each time that all brokers were found to be away.
+        """Raise once each time that all brokers have become unavailable.
 
         Raises:
-            UnavailableError: Call again, the client connects by itself.
+            UnavailableError: The client reconnects by itself, so call again.
         """
         error, self._away = self._away, None
         if error is not None and error.code() in _SHUT_OUT:
@@ -301,13 +308,15 @@ def consume(
     timeout_s: float,
     happened: Callable[[], bool] | None = None,
 ) -> list[ClientMessage]:
-    """Wait for the first message, then take what else is there; the library would wait for all.
+    """Wait for the first message, then take everything available.
+
+    The library's own call waits until `max_records` have arrived.
 
     Args:
         client: The consumer.
-        max_records: At most so many, at least 1.
-        timeout_s: How long to wait for the first.
-        happened: Says that a callback has something to tell, so that waiting ends.
+        max_records: Maximum number of messages, at least 1.
+        timeout_s: Longest wait for the first message.
+        happened: Returns True if a callback has an event, which ends the wait.
     """
     messages = client.consume(max_records, 0)
     deadline = time.monotonic() + timeout_s

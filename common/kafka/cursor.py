@@ -1,4 +1,4 @@
-"""Decides which fetched records continue a partition, so that no stale one is ever believed."""
+"""Decides which fetched records continue a partition, so that stale records are never used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RunContinuation(NamedTuple):
-    """The part of a run that continues the partition, and whether the rest must be fetched anew."""
+    """The part of a run that continues the partition. If `again`, the rest must be refetched."""
 
     first: int
     last: int  # exclusive
@@ -21,40 +21,42 @@ class RunContinuation(NamedTuple):
 
 
 class Cursor:
-    """The position of one partition since it was last placed, and what is known of the log below.
+    """The position of one partition since its last placement, and what is known of the log below.
 
     A record left over from an earlier placement looks like a hole in the log, and the records
-    before it would be lost. The client library throws such records out by itself; should it ever
-    fail to, this is the second lock: records below the position are left out, a run that goes
-    backwards ends there, and the first hole after a placement is believed only when a second fetch
-    shows it again. From then on the partition is known to have holes (compaction, transactions) and
-    they are believed at once, because every record since is from a fetch at a position reached in
-    order.
+    before it would be lost. The client library drops such records itself; this class is a second
+    safeguard. It leaves out records below the position, ends a run that goes backwards, and accepts
+    the first hole after a placement only if a second fetch shows the same hole. From then on the
+    partition is known to have holes (compaction, transactions), and they are accepted at once:
+    every later record comes from a fetch at a position that was reached in order.
     """
 
     def __init__(self, partition: Partition, position: int | LogPosition) -> None:
         known = LogPosition.of(position)
         self.partition = partition
         self.position = known.offset
-        self.topic_id = known.topic_id  # empty: not known
-        self.epoch = known.epoch  # of the last record below the position; -1: not known
-        self._hole_at: tuple[int, int] | None = None  # (position, offset found there instead)
+        # Empty if the id is unknown.
+        self.topic_id = known.topic_id
+        # Epoch of the last record below the position; -1 if unknown.
+        self.epoch = known.epoch
+        # The position, and the offset found there instead.
+        self._hole_at: tuple[int, int] | None = None
         self._has_holes = False
 
     @property
     def known(self) -> LogPosition:
-        """Where it stands, as whoever goes on from here needs it."""
+        """The position with its topic id and epoch, for a reader that continues from here."""
         return LogPosition(self.position, self.topic_id, self.epoch)
 
     def target(self) -> TopicPartition:
-        """Where the client has to go on, and what it has to see to before that."""
+        """Return where the client must continue, and the epoch that it must check before."""
         return TopicPartition(*self.partition, self.position, leader_epoch=self.epoch)
 
     def take(self, offsets: list[int]) -> RunContinuation:
-        """Move the position over what continues it.
+        """Advance the position over the records that continue it.
 
         Args:
-            offsets: What one fetch gave, in the order it gave them; not empty.
+            offsets: Offsets of one fetch, in order; not empty.
         """
         count = len(offsets)
         if offsets == list(range(self.position, self.position + count)):
@@ -63,10 +65,10 @@ class Cursor:
         return self._take_slowly(offsets)
 
     def reach(self, end: int) -> bool:
-        """Move over offsets that hold no record, up to the end that a fetch from here came to.
+        """Advance over offsets without records, up to the end that a fetch has reached.
 
         Returns:
-            Whether it must be fetched again first: likewise a hole, that of the log's end.
+            True if the records must be fetched again first: the end follows a hole, too.
         """
         if end > self.position:
             if not self._believes(end):

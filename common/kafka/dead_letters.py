@@ -1,26 +1,26 @@
 """Dead-letter topics: records and batches that could not be used, and notes of replays.
 
-A letter's key names the job, the topic's generation (Kafka's id of the topic) and the address:
-`digits/ID/clicks[0]@17` for a record, `digits/ID/clicks[0]@10:20` for a batch's part. A letter that
-is written twice has the same key, and a compacted topic keeps the letters of all jobs.
+A dead letter's key names the job, the topic's generation (Kafka's id of the topic) and the address:
+`digits/ID/clicks[0]@17` for a record, `digits/ID/clicks[0]@10:20` for a part of a batch. A dead
+letter that is written twice has the same key, and a compacted topic keeps those of all jobs.
 
-A note says that records were written anew to a topic. It names the records by topic id, partition
-and offsets, and the jobs that had letters about them by then. A record counts as replayed for a
-letter if a note names the record and the letter's job, or stands behind the letter. So a record
-that two jobs quarantined is written once, a letter that a new leader repeats stays replayed, and
-another job's letter that stands behind the note is a new one. A note has a key of its own: a
-compacted topic keeps both.
+A note says that records were written again to a topic. It names the records by topic id, partition
+and offsets, and the jobs that had dead letters about them by then. A record counts as replayed for
+a dead letter if a note names the record and the dead letter's job, or if the note comes after the
+dead letter. So a record that two jobs quarantined is written once, a dead letter that a new leader
+repeats stays replayed, and another job's dead letter after the note is a new one. A note has a key
+of its own, so that a compacted topic keeps both.
 
-| header                       | what                                                             |
-| ---------------------------- | ---------------------------------------------------------------- |
-| reason                       | why the record is here                                           |
-| job                          | job that could not use the record                                |
-| topic, partition, offset     | place of the record, or of the first record of the batch's part  |
-| topic_id                     | Kafka's id of that topic; absent if Kafka gives none             |
-| end                          | of a batch or note: the offset after the last record there       |
-| truncated                    | size of the value in bytes, if the letter lacks a part of it     |
-| replayed_to                  | of a note: the topic that the records were written to            |
-| jobs                         | of a note: jobs that had letters about these records             |
+| header                    | content                                                              |
+| ------------------------- | -------------------------------------------------------------------- |
+| reason                    | reason why the record is here                                        |
+| job                       | job that could not use the record                                    |
+| topic, partition, offset  | place of the record, or of the first record of the batch's part      |
+| topic_id                  | Kafka's id of that topic; absent if Kafka gives none                 |
+| end                       | batches and notes: offset after the last record there                |
+| truncated                 | size of the value in bytes, if the dead letter has only a part of it |
+| replayed_to               | notes: topic that the records were written to                        |
+| jobs                      | notes: jobs that had dead letters about these records                |
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from common.wire import messages as wire
 if TYPE_CHECKING:
     from common.core.messages import Skipped
 
-REASON_BYTES = 4_000  # an exception's text may be of any length, and the address must fit beside it
-# Of a value that was refused, so much is tried next: nobody says how much the topic would take, and
-# a question takes a millisecond. What is left after so many cuts tells nobody anything.
+# An exception's text may have any length, and the address must fit beside it.
+REASON_BYTES = 4_000
+# Share of a refused value that is tried next. The topic's limit is unknown, and an attempt takes a
+# millisecond. Below the minimum, a value is not worth keeping.
 _KEEP = 3 / 4
 _LEAST_BYTES = 64
-# Offsets that one note names at most: a reader keeps each of them, so a note that names more was
-# not written by this program and is ignored.
+# Maximum number of offsets in a note. A reader keeps every offset, so it ignores longer
+# notes, which this program does not write.
 NOTED = 1_000
 
 
 class EncodedDeadLetter(NamedTuple):
-    """One record of a dead-letter topic, to be written."""
+    """A record to be written to a dead-letter topic."""
 
     topic: str
     key: bytes
@@ -59,7 +60,7 @@ class EncodedDeadLetter(NamedTuple):
     headers: tuple[tuple[str, bytes], ...]
 
     def shortened(self) -> EncodedDeadLetter | None:
-        """The same with less of its value; None where it has none any more."""
+        """Return a copy with a shorter value; None if the value is empty already."""
         if not self.value:
             return None
         headers = self.headers
@@ -73,14 +74,14 @@ class EncodedDeadLetter(NamedTuple):
 def encode_dead_letter(
     job: str, record: Skipped, offset: int, value: bytes | None, topic_id: str = ""
 ) -> EncodedDeadLetter:
-    """Return the letter of one record that does not decode.
+    """Return the dead letter of one record that does not decode.
 
     Args:
         job: Job whose workers left the record out.
         record: Claim's entry that names the record.
         offset: Offset of the record.
         value: None if the record has no value, or if retention deleted it.
-        topic_id: Kafka's id of the record's topic. Empty if it is not known.
+        topic_id: Kafka's id of the record's topic. Empty if it is unknown.
     """
     span = Span(record.topic, record.partition, offset, offset + 1)
     headers = _headers(job, record.reason, span, topic_id)
@@ -95,12 +96,12 @@ def encode_dead_letter(
 def encode_dead_letters(
     job: str, record: Quarantined, topic_ids: Mapping[Partition, str] | None = None
 ) -> Iterator[EncodedDeadLetter]:
-    """Yield one letter for each span of a quarantined batch, each with the whole record.
+    """Yield one dead letter for each span of a quarantined batch, each with the whole record.
 
     Args:
         job: Job that quarantined the batch.
         record: The quarantine.
-        topic_ids: Kafka's ids of the topics of the spans, as far as they are known.
+        topic_ids: Kafka's ids of the spans' topics, as far as they are known.
     """
     value = wire.encode_audit(record)
     for span in record.batch.address:
@@ -114,23 +115,28 @@ def encode_dead_letters(
 class TopicIdPartition(NamedTuple):
     """Partition of one generation of a topic."""
 
-    topic_id: str  # Kafka's; empty: not known
+    # Kafka's id; empty if unknown.
+    topic_id: str
     partition: Partition
 
 
 class Note(NamedTuple):
-    """Says that records were written anew."""
+    """A note that records were written again."""
 
     place: TopicIdPartition
     start: int
-    end: int  # at most NOTED offsets after `start`
-    to: str  # topic
-    jobs: frozenset[str]  # that had letters about these records
-    at: int = sys.maxsize  # its offset in the dead-letter topic; not read back yet: behind all
+    # At most NOTED offsets after `start`.
+    end: int
+    # Topic that the records were written to.
+    to: str
+    # Jobs that had dead letters about these records.
+    jobs: frozenset[str]
+    # Offset in the dead-letter topic. Until the note is read back, it is behind all others.
+    at: int = sys.maxsize
 
     @property
     def record(self) -> NewRecord:
-        """The note as it is written."""
+        """The note as a record."""
         (topic_id, (topic, index)) = self.place
         span = Span(topic, index, self.start, self.end)
         key = f"{topic_id}/{_address_of(span, is_batch=True)}>{self.to}".encode()
@@ -144,13 +150,13 @@ class Note(NamedTuple):
 
 
 class Notes:
-    """Records that were written anew, as notes say."""
+    """Records that were written again, according to notes."""
 
     def __init__(self) -> None:
         self._of = dict[TopicIdPartition, dict[int, tuple[Note, ...]]]()
 
     def add(self, note: Note) -> None:
-        """Take in a note."""
+        """Add a note."""
         of = self._of.setdefault(note.place, {})
         for offset in range(note.start, note.end):
             of[offset] = (*of.get(offset, ()), note)
@@ -158,14 +164,14 @@ class Notes:
     def covers(
         self, place: TopicIdPartition, offset: int, job: str, at: int, to: str | None
     ) -> bool:
-        """True if a record counts as replayed.
+        """Return True if a record counts as replayed.
 
         Args:
             place: Partition of the record.
-            offset: Its offset.
-            job: Job whose letter is asked about.
-            at: Offset of that letter in the dead-letter topic; -1: there is none.
-            to: Topic that the record is to be written to; None: whichever.
+            offset: Offset of the record.
+            job: Job of the dead letter.
+            at: Offset of the dead letter in its topic; -1 if there is no dead letter.
+            to: Topic that the record is to be written to. If None, any topic counts.
         """
         return any(
             to in {None, note.to} and (job in note.jobs or note.at > at)
@@ -174,25 +180,28 @@ class Notes:
 
 
 class DeadLetter(NamedTuple):
-    """One letter as it is read."""
+    """A dead letter that was read."""
 
-    job: str  # empty: of a program that did not say it
-    topic_id: str  # empty: not known
+    # Empty if the writing program did not name it.
+    job: str
+    # Empty if unknown.
+    topic_id: str
     span: Span
     reason: str
     value: bytes | None
     is_batch: bool
     is_whole: bool
-    at: int = 0  # offset in the dead-letter topic, where it was written first
+    # Offset in the dead-letter topic at which it was first written.
+    at: int = 0
 
     @property
     def place(self) -> TopicIdPartition:
-        """Partition of what the letter is about."""
+        """Partition that the dead letter is about."""
         return TopicIdPartition(self.topic_id, self.span.place)
 
     @property
     def batch(self) -> Batch | None:
-        """The quarantined batch; None if the letter is about a record, or was shortened."""
+        """The quarantined batch; None if the dead letter is about a record, or was shortened."""
         if not (self.is_batch and self.value):
             return None
         try:
@@ -202,7 +211,7 @@ class DeadLetter(NamedTuple):
         return record.batch if isinstance(record, Quarantined) else None
 
     def is_of(self, record: LogRecord | None) -> bool:
-        """True if this is the record that could not be used; its log may have lost records."""
+        """Return True if this is the unusable record; its log may have lost records since."""
         if record is None or None in {record.value, self.value}:
             return record is not None and record.value is self.value
         kept = self.value or b""
@@ -210,9 +219,9 @@ class DeadLetter(NamedTuple):
 
 
 def offsets_of(span: Span, batch: Batch | None) -> Iterator[int]:
-    """Yield the offsets of a span, without the records of a batch that did not decode.
+    """Yield the offsets of a span, without the batch's records that did not decode.
 
-    Those have letters of their own.
+    Those records have dead letters of their own.
     """
     bad = {
         offset
@@ -224,17 +233,18 @@ def offsets_of(span: Span, batch: Batch | None) -> Iterator[int]:
 
 
 class DeadLettersRead(NamedTuple):
-    """What a dead-letter topic holds."""
+    """The content of a dead-letter topic."""
 
-    dead_letters: list[DeadLetter]  # in order; of each job one for each address
+    # One for each job and address, in order of the topic.
+    dead_letters: list[DeadLetter]
     notes: Notes
 
     def replayed(self, dead_letter: DeadLetter, to: str | None = None) -> bool:
-        """True if all records of a letter were written anew.
+        """Return True if all records of a dead letter were written again.
 
         Args:
-            dead_letter: One of these.
-            to: Topic that they were to be written to; None: whichever.
+            dead_letter: One of `dead_letters`.
+            to: Topic that they were written to. If None, any topic counts.
         """
         return all(
             self.notes.covers(dead_letter.place, offset, dead_letter.job, dead_letter.at, to)
@@ -242,7 +252,7 @@ class DeadLettersRead(NamedTuple):
         )
 
     def jobs(self, place: TopicIdPartition) -> Callable[[int], frozenset[str]]:
-        """Return a function from the offset of a record to the jobs that have letters about it."""
+        """Return a function from a record's offset to the jobs that have dead letters about it."""
         dead_letters = [each for each in self.dead_letters if each.place == place]
         records = dict[int, set[str]]()
         for each in dead_letters:
@@ -259,7 +269,7 @@ class DeadLettersRead(NamedTuple):
 
 
 def read_dead_letters(log: Log, stream: str) -> DeadLettersRead:
-    """Read the dead letters of a datastream; what is no letter is left out.
+    """Read the dead letters of a datastream, and leave out all other records.
 
     Raises:
         UnavailableError: If Kafka is unavailable.
@@ -276,7 +286,8 @@ def read_dead_letters(log: Log, stream: str) -> DeadLettersRead:
                 key = _key(dead_letter.job, dead_letter.topic_id, address)
                 first = found.get(key, dead_letter)
                 found[key] = dead_letter._replace(at=first.at)
-    except UnknownTopicError:  # nothing ever failed there
+    # No record of this stream has failed yet.
+    except UnknownTopicError:
         pass
     return DeadLettersRead(list(found.values()), notes)
 
@@ -286,13 +297,15 @@ class DeadLettersOfReason(NamedTuple):
 
     job: str
     reason: str
-    dead_letters: list[DeadLetter]  # in order
-    batches: int  # of them; the others are records
+    # Sorted as in the topic.
+    dead_letters: list[DeadLetter]
+    # Number of batches; the other dead letters are records.
+    batches: int
     replayed: int
 
 
 def by_reason(read: DeadLettersRead) -> list[DeadLettersOfReason]:
-    """Dead letters by job and reason, the commonest first."""
+    """Group dead letters by job and reason, the most frequent first."""
     found = dict[tuple[str, str], list[DeadLetter]]()
     for dead_letter in read.dead_letters:
         found.setdefault((dead_letter.job, dead_letter.reason), []).append(dead_letter)

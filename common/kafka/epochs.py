@@ -1,4 +1,4 @@
-"""Whether a log is still the one that a reader knew: ids of topics, and ends of leader epochs."""
+"""Checks if a log is still the one that a reader knew, by topic ids and ends of leader epochs."""
 
 from __future__ import annotations
 
@@ -41,20 +41,24 @@ if TYPE_CHECKING:
     from common.kafka.settings import KafkaSettings
 
 _BROKER_END = re.compile(r"broker end offset is (-?\d+)")
-_BEYOND = 1 << 62  # no log reaches so far
-_NO_ID = "A" * 22  # of a broker that gives topics none
-# How often a reader looks whether its topics are still the same: it is what a topic that is created
-# anew may take to be noticed, and a request for all that a process reads.
+# Higher than any log's end.
+_BEYOND = 1 << 62
+# The id of a topic if the broker has no ids.
+_NO_ID = "A" * 22
+# Interval of a reader's checks of its topics. A recreated topic is noticed this late. One request
+# covers all topics of a process.
 _LOOK_S = 2.0
-_LOOK_AGAIN_S = 0.5  # after no answer
-_LOOK_SOON_S = 0.02  # after an answer, at the earliest: records that trickle make each look urgent
+# Pause after a failed request.
+_LOOK_AGAIN_S = 0.5
+# Minimum pause after an answer: if records trickle in, every check looks urgent.
+_LOOK_SOON_S = 0.02
 
 
 def divergent_offset(error: KafkaError) -> int | None:
-    """From where on a log is another one than was read; None if that is not what an error says.
+    """Return the first offset of another log that an error names; None if it names none.
 
-    The client finds it out and tells it in words only. Where all epochs of a log are later than the
-    one asked for, nothing is left of what was read.
+    The client finds this out and reports it only in its message. If all epochs of a log are later
+    than the requested one, nothing is left of what was read.
     """
     said = _BROKER_END.search(error.str())
     return None if said is None else max(int(said[1]), 0)
@@ -63,15 +67,15 @@ def divergent_offset(error: KafkaError) -> int | None:
 def epoch_ends(
     settings: KafkaSettings, epochs: Mapping[Partition, int], timeout_s: float
 ) -> dict[Partition, int]:
-    """Where records of leader epochs up to one end in each partition's log.
+    """Return where records of leader epochs up to the given ones end in each partition's log.
 
-    The client asks the brokers for it where it is told to go on reading after a record of such an
-    epoch, and says what they answered if the position is above it; so a position above all is
-    given. For each question a new client: one that has known a topic of this name under higher
-    epochs, of before it was created anew, gets no answer any more.
+    The client asks the brokers when it is told to continue after a record of that epoch, and
+    reports their answer if its position is above the epoch's end. So this uses a position above
+    every log's end. Each call makes a new client: a client that has seen higher epochs under this
+    topic's name, before the topic was recreated, gets no answer.
 
     Raises:
-        UnavailableError: If some did not come in time.
+        UnavailableError: If some answers did not arrive in time.
     """
     doing = f"leader epochs of {len(epochs)} partitions"
     topics = " or ".join(sorted({place.topic for place in epochs}))
@@ -84,9 +88,11 @@ def epoch_ends(
             TopicPartition(*place, _BEYOND, leader_epoch=epoch) for place, epoch in epochs.items()
         ]
         client.assign(targets)
-        client.pause(targets)  # no records are wanted
+        # Records are not needed.
+        client.pause(targets)
+        # Only a seek makes the client ask in all cases.
         for target in targets:
-            client.seek(target)  # only this surely asks
+            client.seek(target)
         while len(found) < len(epochs):
             if (left_s := deadline - time.monotonic()) <= 0:
                 complaints.raise_away(doing)
@@ -112,19 +118,21 @@ def _take_end(message: ClientMessage, found: dict[Partition, int], doing: str, r
 
 @dataclass(slots=True)
 class PastEpochs:
-    """Where leader epochs of a partition's log ended, as long as a later one is in force."""
+    """The ends of leader epochs in a partition's log, valid while a later epoch is in force."""
 
-    lasting: tuple[str, int]  # id of the topic, leader epoch in force
-    ends: dict[int, int] = field(default_factory=dict)  # by epoch
+    # Id of the topic, and the leader epoch in force.
+    lasting: tuple[str, int]
+    # Ends by epoch.
+    ends: dict[int, int] = field(default_factory=dict)
 
 
 class TopicsQuestion:
-    """One request for what some topics are.
+    """One request for the ids and sizes of topics.
 
     Args:
-        admin: The client to ask.
-        topics: At least one.
-        timeout_s: After which every answer is that none came.
+        admin: The client to use.
+        topics: At least one topic.
+        timeout_s: Time after which the request counts as unanswered.
     """
 
     def __init__(self, admin: AdminClient, topics: Collection[str], timeout_s: float) -> None:
@@ -133,11 +141,11 @@ class TopicsQuestion:
         )
 
     def is_answered(self) -> bool:
-        """Whether `answers` need not wait."""
+        """Return True if `answers` does not have to wait."""
         return all(answer.done() for answer in self._answers.values())
 
     def answers(self) -> dict[str, FoundTopic | KafkaError]:
-        """By topic, what it is, or why nobody knows."""
+        """Return each topic's description, or the error in its place."""
         return {topic: _found(answer) for topic, answer in self._answers.items()}
 
 
@@ -151,30 +159,31 @@ def _found(answer: Future[TopicDescription]) -> FoundTopic | KafkaError:
 
 
 class TopicWatch:
-    """Looks now and then, without waiting for it, whether topics still have the same ids.
+    """Checks at intervals, without waiting, if topics still have the same ids.
 
     Args:
-        admin: Gives the client to ask.
-        settings: How long an answer may take, and whether there are ids at all.
+        admin: Returns the client to use.
+        settings: Has the timeout, and says if the broker has topic ids.
     """
 
     def __init__(self, admin: Callable[[], AdminClient], settings: KafkaSettings) -> None:
         self._admin = admin
         self._timeout_s = settings.request_timeout_s
         self.is_able = settings.topic_maker is None
-        self.asked = 0  # questions
+        # Number of requests so far.
+        self.asked = 0
         self._question: TopicsQuestion | None = None
         self._due_s = self._again_s = 0.0
 
     def look(
         self, topics: Callable[[], Collection[str]], *, urgent: Collection[str]
     ) -> dict[str, str | KafkaError]:
-        """Ids that the last question found, by topic, once; asks anew when it is time to.
+        """Return the ids that the last request found, once; send a new request when it is due.
 
         Args:
-            topics: Which to ask about now and then.
-            urgent: Which of them to ask about as soon as there is no other question: somebody
-                waits for the answer. The others are not asked about then: there may be hundreds.
+            topics: Returns the topics to check at intervals.
+            urgent: Topics to check as soon as no other request is under way, because a reader waits
+                for the answer. Other topics are left out then, since there may be hundreds.
         """
         now_s = time.monotonic()
         if self._question is None:
@@ -182,7 +191,8 @@ class TopicWatch:
             asked = topics() if is_due else urgent if now_s >= self._again_s else ()
             if asked:
                 if is_due:
-                    self._due_s = math.inf  # until there is an answer
+                    # Reset by the answer.
+                    self._due_s = math.inf
                 self._question = TopicsQuestion(self._admin(), asked, self._timeout_s)
                 self.asked += 1
             return {}

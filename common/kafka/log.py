@@ -1,8 +1,7 @@
 """Kafka as the `Log` port: topics and their bounds, and the makers of readers and writers.
 
-However many tails and writers a process has, it has one consumer for all tails, one more for those
-that must begin promptly, one producer for all writers, one client that asks about topics, and one
-that makes them and asks about many at once.
+A process has one consumer for all tails, one more for prompt tails, one producer for all writers,
+one client for metadata, and one that creates topics and requests metadata of many at once.
 """
 
 from __future__ import annotations
@@ -59,52 +58,60 @@ if TYPE_CHECKING:
     from common.kafka.tail import KafkaTail
 
 _METADATA_RETRY_S = 0.02
-# Somebody may have made a topic in this moment: it is there, and nobody leads it yet. Or another
-# leads a partition than the client knows.
+# Time for a leader's election: a topic may have been created just now, or a partition may have a
+# new leader that the client does not know yet.
 _ELECTION_S = 2.0
-# What the client says without asking a broker: whether there is such a partition must be looked at.
+# The client's errors without a request to a broker. The partition's existence must be checked.
 _NOT_ASKED = frozenset({NO_LEADERS, ADDED})
 _ELECTING = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_LEADER_EPOCH,  # of a broker that lost records, and epochs with them
+        # Reported by a broker that lost records, and epochs with them.
+        KafkaError.UNKNOWN_LEADER_EPOCH,
         STALE_LEADER,
         ADDED,
     }
 )
 _GONE = UNKNOWN | {KafkaError.GROUP_ID_NOT_FOUND}
-_BY_HAND = frozenset(  # why a cluster does not make a topic for us
+# Reasons why a cluster refuses to create a topic for us.
+_BY_HAND = frozenset(
     {
         KafkaError.POLICY_VIOLATION,
         KafkaError.INVALID_CONFIG,
     }
 )
-# Waits of the first questions: brokers that do not let us in say so within half a second or, where
-# all are busy, two. Who has not answered by the end of the last one is not there: a command says so
-# within 10 s, its own start included.
+# Waits for the first requests. Brokers that refuse us say so within half a second, or within two if
+# all are busy. A broker that has not answered by the end of the last wait counts as missing. So a
+# command reports that within 10 s, its own start included.
 _FIRST_WAITS_S = (1.0, 2.0, 3.0)
-_CONTROLLER_MS = 2_000  # so long may questions wait for a broker that has died
-_OFFSETS_S = 0.5  # for a leader to be elected; who asks for many waits no longer for one of them
+# Longest time that requests wait for a dead broker.
+_CONTROLLER_MS = 2_000
+# Longest wait for an election, even if only one of many partitions is still missing.
+_OFFSETS_S = 0.5
 
 
 class KafkaLog:
-    """The `Log` port; connects at the first question."""
+    """The `Log` port. Connects at the first request."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()  # two threads must not both make the client
+        # Keeps two threads from both making a client.
+        self._lock = threading.Lock()
         self._complaints = Complaints()
-        self._let_in = False  # a broker has answered
-        self._admin_met = False  # likewise, of the other client
+        # True once a broker has answered.
+        self._let_in = False
+        # True once a broker has answered the admin client.
+        self._admin_met = False
         self._past_epochs = dict[Partition, PastEpochs]()
         self._tails = Tails(settings, lambda: self._admin)
         self._producer: SharedProducer | None = None
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port."""
-        admin = self._admin  # finds its brokers meanwhile
-        # Kafka refuses to create a topic that exists where the right to create it is missing.
+        # The client finds its brokers meanwhile.
+        admin = self._admin
+        # Kafka refuses to create an existing topic if we lack the right to create it.
         made = [topic for topic in wanted if not self._exists(topic.name)]
         if not made:
             return
@@ -130,7 +137,8 @@ class KafkaLog:
 
     def delete_groups(self, groups: Collection[str]) -> None:
         """See the port."""
-        if not groups or self._settings.topic_maker is not None:  # that one's go with it
+        # The built-in Kafka's groups end with it.
+        if not groups or self._settings.topic_maker is not None:
             return
         timeout_s = self._settings.request_timeout_s
         _all_deleted(
@@ -181,7 +189,7 @@ class KafkaLog:
         """See the port."""
         until = time.monotonic() + _ELECTION_S
         while True:
-            # The client only knows partitions of topics that it has asked about lately.
+            # The client only knows partitions of topics that it has requested lately.
             if partition not in self.partitions(partition.topic):
                 raise UnknownTopicError(f"there is no {partition}")
             try:
@@ -227,7 +235,7 @@ class KafkaLog:
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
     ) -> dict[Partition, LogPosition]:
         """See the port."""
-        # Ids first: of a topic that is created anew meanwhile, ends do not agree with its old id.
+        # Ids come first: if a topic is recreated meanwhile, its ends do not match its old id.
         asked = self.describe({each.topic for each in partitions}) if topics is None else topics
         positions: dict[Partition, LogPosition] = {}
         for place, end in self._offsets("end", partitions).items():
@@ -318,15 +326,17 @@ class KafkaLog:
                 )
                 if self._producer.add(writer):
                     return writer
-                self._producer = None  # it is over
+                # The producer has ended.
+                self._producer = None
 
     def close(self) -> None:
         """See the port."""
         self._tails.close()
         with self._lock:
             producer, self._producer = self._producer, None
-            # Its client takes answers on a thread of its own: one that comes once the interpreter
-            # has ended kills the process. Threads hold a log longer than that; not this client.
+            # The admin client's thread receives answers. An answer that arrives after the
+            # interpreter has ended kills the process. Threads may hold the log until then, so the
+            # client goes now.
             admin = self.__dict__.pop("_made_admin", None)
         del admin
         if producer is not None:
@@ -339,7 +349,7 @@ class KafkaLog:
 
     @cached_property
     def _made_client(self) -> Consumer:
-        # A consumer, because a producer's questions may create topics.
+        # A consumer is used because a producer's requests may create topics.
         properties = reader_properties(self._settings) | {"error_cb": self._complaints}
         return made(Consumer, properties)
 
@@ -350,8 +360,9 @@ class KafkaLog:
 
     @cached_property
     def _made_admin(self) -> AdminClient:
-        # Its questions go to the broker that is said to be the controller, any that lives, and wait
-        # for that one, dead or not, until it hears of another: by default for up to 5 min.
+        # Its requests go to the broker that any live broker names as the controller, and
+        # wait for that one, dead or not, until the client learns of another: by default
+        # up to 5 min.
         properties = {"topic.metadata.refresh.interval.ms": _CONTROLLER_MS}
         return made(AdminClient, client_properties(self._settings) | properties)
 
@@ -365,11 +376,12 @@ class KafkaLog:
             return False
 
     def _meet_admin(self, topics: Collection[str]) -> None:
-        """Let the admin client find the brokers: by itself, its first question takes 3 s."""
+        """Let the admin client find the brokers; otherwise its first request takes 3 s."""
         if self._admin_met:
             return
         for topic in topics:
-            if self._exists(topic):  # or asking for it would create it
+            # A request for a missing topic would create it.
+            if self._exists(topic):
                 with suppress(KafkaException):
                     self._admin.list_topics(topic, timeout=self._settings.request_timeout_s)
                     self._admin_met = True
@@ -380,11 +392,11 @@ class KafkaLog:
         positions: Mapping[Partition, LogPosition],
         ends: Mapping[Partition, LogPosition],
     ) -> dict[Partition, int]:
-        """Up to where each log has records of leader epochs no later than its position's.
+        """Return up to where each log has records of epochs no later than its position's.
 
-        While a leader epoch is in force, those before it end where they did, so each is asked once.
-        Several threads may ask: an answer is kept in the table that this one looked into, also
-        where another one has put a later epoch's in its place meanwhile.
+        While a leader epoch is in force, the ends of earlier epochs are final, so each is requested
+        once. If several threads request ends, each keeps its answer in the table that it looked
+        into, even if another thread has replaced the table for a later epoch.
         """
         reached, unknown = dict[Partition, int](), dict[Partition, PastEpochs]()
         for place, known in positions.items():
@@ -426,10 +438,10 @@ class KafkaLog:
     def _ask_offsets(
         self, which: Which, left: set[Partition], found: dict[Partition, Offset]
     ) -> KafkaError | None:
-        """Move those that are known from `left` to `found`; leave those out that do not exist.
+        """Move known offsets from `left` to `found`, and drop partitions that do not exist.
 
         Returns:
-            Why one is still left, if one is.
+            An error of a partition that is still left, if any.
         """
         why: KafkaError | None = None
         question = OffsetsQuestion(self._admin, left, which, self._settings.request_timeout_s)
@@ -437,7 +449,8 @@ class KafkaLog:
             if isinstance(answer, Offset):
                 found[partition] = answer
             elif not self._is_missing(partition, answer):
-                why = answer  # such as a leader that was elected this moment
+                # A leader may have been elected just now.
+                why = answer
                 continue
             left.discard(partition)
         if why is not None and why.code() == STALE_LEADER:
@@ -452,13 +465,14 @@ class KafkaLog:
             missing = partition not in self.partitions(partition.topic)
         except UnknownTopicError:
             return True
-        if not missing:  # added since the client asked about the topic: it must ask again
+        # The partition was added after the client's last request, so the client must request again.
+        if not missing:
             with suppress(KafkaException):
                 self._admin.list_topics(partition.topic, timeout=self._settings.request_timeout_s)
         return missing
 
     def _listed(self, topic: str | None, doing: str) -> dict[str, TopicMetadata]:
-        """Ask about a topic or all; at first not for long, to hear early who does not let us in."""
+        """Request metadata of one topic or all; the first waits are short, to notice refusals."""
         timeout_s = self._settings.request_timeout_s
         if self._let_in:
             return self._asked(topic, doing, timeout_s)
@@ -468,7 +482,7 @@ class KafkaLog:
         raise UnavailableError(self._nobody(), "kafka")
 
     def _nobody(self) -> str:
-        """Say that no broker was ever found, and where."""
+        """Return the message for a Kafka that was never found."""
         address = f"no Kafka at {self._settings.bootstrap}"
         if self._settings.named:
             return f"{address} (DOLL_KAFKA): start it, or name another"
@@ -478,18 +492,20 @@ class KafkaLog:
         try:
             metadata = self._client.list_topics(topic, timeout=timeout_s)
         except KafkaException as raised:
-            self._client.poll(0)  # for its complaints, which say more than that nobody answered
+            # Collects the client's errors, which say more than that nobody answered.
+            self._client.poll(0)
             if not self._let_in:
                 self._complaints.raise_shut_out(doing)
             self._complaints.raise_away(doing)
             raise as_ours(cause_of(raised), doing) from raised
-        self._client.poll(0)  # what it complained of meanwhile is over
+        # Errors that were reported meanwhile are over.
+        self._client.poll(0)
         self._let_in = True
         found: dict[str, TopicMetadata] = metadata.topics
         return found
 
     def _create(self, admin: AdminClient, wanted: Sequence[NewTopic]) -> list[NewTopic]:
-        """Create those that are not there; returns them."""
+        """Create missing topics, and return those that were created."""
         made = {topic.name: topic for topic in wanted}
         answers = admin.create_topics(
             [
@@ -521,7 +537,7 @@ class KafkaLog:
         return list(made.values())
 
     def _await_topics(self, topics: Collection[str]) -> None:
-        """Wait until all partitions of new topics can be asked for their ends."""
+        """Wait until the ends of all partitions of new topics are available."""
         deadline = time.monotonic() + self._settings.request_timeout_s
         while True:
             try:
@@ -537,7 +553,7 @@ class KafkaLog:
             time.sleep(_METADATA_RETRY_S)
 
     def _search_time(self, partition: Partition, bounds: Bounds, timestamp_s: float) -> int:
-        """Find a position by reading single records; their timestamps must not go back."""
+        """Find a position by reading single records. Their timestamps must not decrease."""
         with closing(self.spans()) as spans:
 
             def arrival_s(offset: int) -> float:
@@ -555,10 +571,10 @@ class KafkaLog:
 def _all_deleted(
     what: Literal["topic", "group"], answers: Mapping[str, Future[None]], settings: KafkaSettings
 ) -> None:
-    """See that all are gone.
+    """Check that all were deleted.
 
     Raises:
-        OutsideError: Why one of them is not.
+        OutsideError: The reason why one was not deleted.
     """
     refused: DollError | None = None
     for name, answer in answers.items():

@@ -1,8 +1,8 @@
-"""The `Log` port in memory: what tests and the counting model run on instead of Kafka.
+"""The `Log` port in memory, for tests and the counting model.
 
-It fakes the happy path; what a broker loses, compacts or elects is tested on brokers. Besides the
-port it has what a test does to a log from outside: `expire` (retention), `punch` (offsets without
-a record), `add_partitions`, `recreate` and `configure` (an operator), `go_away` and `come_back`.
+It fakes the happy path. A broker's losses, compaction and elections are tested on brokers. Besides
+the port, it has methods for tests: `expire` (retention), `punch` (offsets without a record),
+`add_partitions`, `recreate` and `configure` (an operator), `go_away` and `come_back`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class MemoryConsumerGroup:
-    """Members of a consumer group; the log's lock guards it."""
+    """Members of a consumer group. The log's lock guards it."""
 
     def __init__(self) -> None:
         self.members: list[MemoryStreamReader] = []
@@ -59,13 +59,13 @@ class MemoryConsumerGroup:
     def share(
         self, reader: MemoryStreamReader, partitions: Sequence[Partition]
     ) -> Sequence[Partition]:
-        """Return the partitions that a member shall own."""
+        """Return the partitions that a member should own."""
         if reader not in self.members:
             return ()
         return partitions[self.members.index(reader) :: len(self.members)]
 
     def leave(self, reader: MemoryStreamReader) -> None:
-        """Take a member out."""
+        """Remove a member."""
         if reader in self.members:
             self.members.remove(reader)
         self.owner = {each: owner for each, owner in self.owner.items() if owner is not reader}
@@ -79,7 +79,8 @@ class MemoryStreamReader:
         self._group = group
         self._topics = topics
         self._owned: set[Partition] = set()
-        self._positions: dict[Partition, LogPosition] = {}  # of those that have been placed
+        # Positions of placed partitions.
+        self._positions: dict[Partition, LogPosition] = {}
         self._in_turn = RunsInTurn()
         self._paused = False
         group.members.append(self)
@@ -93,7 +94,7 @@ class MemoryStreamReader:
             return (*self._rebalanced(), *self._read(wanted, run or max(wanted, 1)))
 
     def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
-        """See the port; partitions that are not this member's (any more) are left out."""
+        """See the port. Partitions that this member does not own are left out."""
         for partition in self._owned & positions.keys():
             self._positions[partition] = LogPosition.of(positions[partition])
 
@@ -104,7 +105,7 @@ class MemoryStreamReader:
         self._paused = False
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        """See the port; nobody reads them here."""
+        """See the port. Nobody reads them here."""
 
     def lag(self) -> dict[Partition, int]:
         with self._log.here():
@@ -126,7 +127,8 @@ class MemoryStreamReader:
             try:
                 found += self._log.partitions_of(topic)
             except UnknownTopicError:
-                continue  # it may come
+                # The topic may be created later.
+                continue
         return tuple(found)
 
     def _losing(self) -> list[Partition]:
@@ -138,7 +140,7 @@ class MemoryStreamReader:
         return [each for each in share if each not in self._group.owner]
 
     def _readable(self) -> list[Partition]:
-        """Placed partitions that do not stand at their end: there is something to tell."""
+        """Return placed partitions that are not at their end, which have an event."""
         return [
             partition
             for partition, position in self._positions.items()
@@ -193,9 +195,12 @@ class MemoryStreamReader:
         return events
 
 
-MAX_RECORD_BYTES = 1_000_000  # Kafka's default
-EPOCH = 0  # of the leader that a log in memory has for ever
-_DEFAULTS = {  # Kafka's, of a topic of which nobody said anything
+# Kafka's default.
+MAX_RECORD_BYTES = 1_000_000
+# Epoch of the only leader of a log in memory.
+EPOCH = 0
+# Kafka's defaults for a topic without settings.
+_DEFAULTS = {
     "cleanup.policy": "delete",
     "retention.ms": "604800000",
     "retention.bytes": "-1",
@@ -206,43 +211,48 @@ _DEFAULTS = {  # Kafka's, of a topic of which nobody said anything
 
 @dataclass(slots=True)
 class PartitionLog:
-    """Records of one partition in offset order, with holes where some were punched out."""
+    """Records of one partition in offset order, with holes where records were punched out."""
 
     records: list[LogRecord] = field(default_factory=list)
     start: int = 0
     end: int = 0
 
     def read(self, position: int, max_records: int) -> list[LogRecord]:
-        """Up to so many records from the first one at or after a position on."""
+        """Return at most `max_records` records from the first one at or after a position."""
         first = bisect_left(self.records, position, key=lambda record: record.offset)
         return self.records[first : first + max_records]
 
 
 class MemoryLog:
-    """The `Log` port; all its objects share one lock, so they may live in different threads.
+    """The `Log` port. All its objects share one lock, so they may be used in different threads.
 
     Args:
-        clock: The time that becomes each record's timestamp, in seconds.
+        clock: Time of each record's timestamp, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._changed = threading.Condition()  # its lock guards everything here
+        # Its lock guards all fields.
+        self._changed = threading.Condition()
         self._topics: dict[str, list[PartitionLog]] = {}
-        self._ids = dict[str, str]()  # of topics
+        # Ids of topics.
+        self._ids = dict[str, str]()
         self._numbers = count()
         self._groups: dict[str, MemoryConsumerGroup] = {}
-        self._keyless = 0  # records appended without key and partition
+        # Number of records appended without key and partition.
+        self._keyless = 0
         self._tails = set[MemoryTail]()
         self._names = dict[str, MemoryTransactions]()
-        self._settings = dict[str, dict[str, str]]()  # by topic
+        # Settings by topic.
+        self._settings = dict[str, dict[str, str]]()
         self._away = False
-        self.reports_no_offsets = False  # in delivery reports, as of records that were sent twice
+        # True to leave offsets out of delivery reports, as for records that were sent twice.
+        self.reports_no_offsets = False
 
-    # --- the port --------------------------------------------------------------------------------
+    # --- the port ---------------------------------------------------------------------------------
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
-        """See the port; all is kept, until a test expires it or punches it out."""
+        """See the port. All records are kept until a test expires or punches them."""
         with self.here():
             for topic in wanted:
                 if topic.name not in self._topics:
@@ -342,7 +352,8 @@ class MemoryLog:
         *,
         hold: bool = False,
     ) -> MemoryStreamReader:
-        del member, hold  # nobody waits for a member to return
+        # Partitions do not wait for a static member to return.
+        del member, hold
         with self._changed:
             joined = self._groups.setdefault(group, MemoryConsumerGroup())
             self.changed()
@@ -381,12 +392,12 @@ class MemoryLog:
             return self._names[name]
 
     def close(self) -> None:
-        """See the port; other parts of a test go on with it, as other processes do with Kafka."""
+        """See the port. Other parts of a test still use it, as other processes use Kafka."""
 
-    # --- what a test does to it ------------------------------------------------------------------
+    # --- for tests --------------------------------------------------------------------------------
 
     def expire(self, partition: Partition, below: int) -> None:
-        """Do what retention does: the log starts at `below` from now on."""
+        """Expire records as retention does: the log starts at `below` from now on."""
         with self._changed:
             stored = self.stored(partition)
             stored.start = max(stored.start, min(below, stored.end))
@@ -394,42 +405,42 @@ class MemoryLog:
             self.changed()
 
     def punch(self, partition: Partition, offset: int) -> None:
-        """Leave this offset without a record, like the marker of a transaction."""
+        """Remove the record at this offset, like a transaction's marker."""
         with self._changed:
             stored = self.stored(partition)
             stored.records = [each for each in stored.records if each.offset != offset]
 
     def add_partitions(self, topic: str, total: int) -> None:
-        """Give a topic as many partitions as `total`; members of groups get their share."""
+        """Increase a topic's partitions to `total`. Group members get their share."""
         with self._changed:
             have = self._topics[topic]
             have += [PartitionLog() for _ in range(total - len(have))]
             self.changed()
 
     def recreate(self, topic: str) -> None:
-        """Delete a topic with all that it holds, and create it anew with as many partitions."""
+        """Delete a topic and its records, and create it again with as many partitions."""
         with self._changed:
             self._make(topic, len(self._topics[topic]))
             self.changed()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a topic; of them, `max.message.bytes` alone refuses records."""
+        """Change a topic's settings. Only `max.message.bytes` has an effect: it refuses records."""
         with self._changed:
             self._settings[topic] |= settings
 
     def go_away(self) -> None:
-        """Be a broker that does not answer, until `come_back`."""
+        """Stop answering, like an unavailable broker, until `come_back`."""
         with self._changed:
             self._away = True
             self.changed()
 
     def come_back(self) -> None:
-        """Answer again; nothing was lost."""
+        """Answer again. Nothing was lost."""
         with self._changed:
             self._away = False
             self.changed()
 
-    # --- for its own readers and writers ---------------------------------------------------------
+    # --- for its own readers and writers ----------------------------------------------------------
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -445,36 +456,36 @@ class MemoryLog:
 
     @contextmanager
     def anyway(self) -> Iterator[None]:
-        """Hold the lock, whether the broker is unavailable or not; wakes everybody who waits."""
+        """Hold the lock even if the broker is unavailable, then wake all waiting threads."""
         with self._changed:
             yield
             self.changed()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for something to be so, or for the broker to go away; the lock must be held."""
+        """Wait until `ready` or until the broker is unavailable. The lock must be held."""
         self._changed.wait_for(lambda: self._away or ready(), timeout_s)
 
     def await_here(self, timeout_s: float) -> None:
-        """Wait until the broker is not away."""
+        """Wait until the broker is available."""
         with self._changed:
             self._changed.wait_for(lambda: not self._away, timeout_s)
 
     def changed(self) -> None:
-        """Wake everybody who waits, and tell tails that are ready; the lock must be held."""
+        """Wake waiting threads, and notify tails that are ready. The lock must be held."""
         self._changed.notify_all()
         for tail in tuple(self._tails):
             tail.notify_if_ready(away=self._away)
 
     def forget(self, tail: MemoryTail) -> None:
-        """Tell this tail nothing any more."""
+        """Stop notifying this tail."""
         with self._changed:
             self._tails.discard(tail)
 
     def stored(self, partition: Partition) -> PartitionLog:
-        """The records of a partition; the lock must be held.
+        """Return the records of a partition. The lock must be held.
 
         Raises:
-            UnknownTopicError: If there is no such partition.
+            UnknownTopicError: If the partition does not exist.
         """
         stored = self._topics.get(partition.topic, [])
         if not 0 <= partition.index < len(stored):
@@ -482,10 +493,10 @@ class MemoryLog:
         return stored[partition.index]
 
     def loss(self, partition: Partition, known: LogPosition) -> LogTruncated | None:
-        """What a partition's log lost of what a position knows; the lock must be held.
+        """Return a loss of records that a position knows. The lock must be held.
 
         Raises:
-            UnknownTopicError: If there is no such partition.
+            UnknownTopicError: If the partition does not exist.
         """
         stored = self.stored(partition)
         if known.topic_id and known.topic_id != self._ids[partition.topic]:
@@ -495,25 +506,25 @@ class MemoryLog:
         return None
 
     def partitions_of(self, topic: str) -> tuple[Partition, ...]:
-        """All partitions of a topic; the lock must be held.
+        """Return all partitions of a topic. The lock must be held.
 
         Raises:
-            UnknownTopicError: If there is no such topic.
+            UnknownTopicError: If the topic does not exist.
         """
         if topic not in self._topics:
             raise UnknownTopicError(f"there is no topic {topic}")
         return tuple(Partition(topic, index) for index in range(len(self._topics[topic])))
 
     def has_name(self, name: str, transactions: MemoryTransactions) -> bool:
-        """Whether nobody has taken a name since these transactions did."""
+        """Return True if these transactions still own a name."""
         return self._names[name] is transactions
 
     def append(self, record: NewRecord) -> int:
-        """Append a record and give its offset; the lock must be held.
+        """Append a record and return its offset. The lock must be held.
 
         Raises:
-            UnknownTopicError: If there is no such partition.
-            RecordTooLargeError: If its topic does not take it.
+            UnknownTopicError: If the partition does not exist.
+            RecordTooLargeError: If its topic refuses the record's size.
         """
         topic, value, key, headers, partition = record
         if partition is None:
@@ -528,10 +539,10 @@ class MemoryLog:
         return offset
 
     def check_size(self, record: NewRecord) -> None:
-        """See that a topic takes a record; the lock must be held.
+        """Check that a topic accepts a record. The lock must be held.
 
         Raises:
-            RecordTooLargeError: If it does not.
+            RecordTooLargeError: If the topic refuses the record's size.
         """
         limit = int(self._settings[record.topic]["max.message.bytes"])
         limit, size = min(limit, MAX_RECORD_BYTES), len(record.value or b"")
@@ -565,7 +576,7 @@ class MemoryTransactions:
 
 
 def fetched(partition: Partition, run: Sequence[LogRecord]) -> Fetched:
-    """A run of stored records as readers hand it out."""
+    """Return a run of stored records as a `Fetched`."""
     return Fetched(
         partition,
         [each.offset for each in run],
@@ -623,7 +634,8 @@ class MemoryTail:
             if at.offset < stored.start:
                 raise ExpiredError(f"{self._partition} starts at {stored.start}")
             run = stored.read(at.offset, max_records)
-            whole = len(run) < max_records  # then nothing but holes is left
+            # Only holes are left.
+            whole = len(run) < max_records
             self._position = at._replace(offset=stored.end if whole else run[-1].offset + 1)
             return run
 
@@ -634,7 +646,7 @@ class MemoryTail:
         self._log.forget(self)
 
     def notify_if_ready(self, *, away: bool) -> None:
-        """Call whoever wants to know, if there is something; the log's lock must be held."""
+        """Call `on_ready` if there is an event. The log's lock must be held."""
         if self._on_ready is not None and (away or self._is_ready()):
             self._on_ready()
 
@@ -660,9 +672,11 @@ class MemoryWriter:
         self._log = log
         self._on_ready = on_ready
         self._queue: deque[_Queued] = deque()
-        self._due: deque[Callable[[], None]] = deque()  # delivery callbacks
+        # Delivery callbacks.
+        self._due: deque[Callable[[], None]] = deque()
         self._failure: DeliveryError | None = None
-        self._checked = set[str]()  # topics
+        # Topics that were checked.
+        self._checked = set[str]()
 
     def append(
         self,
@@ -679,7 +693,8 @@ class MemoryWriter:
         if value is not None and len(value) > MAX_RECORD_BYTES:
             raise RecordTooLargeError(f"{topic} refuses a record of {len(value)} bytes")
         if topic not in self._checked:
-            with suppress(UnavailableError):  # then it waits in the queue, known or not
+            # Without a broker, the record waits in the queue.
+            with suppress(UnavailableError):
                 self._log.partitions(topic)
                 self._checked.add(topic)
         record = NewRecord(topic, value, key, tuple(headers), partition)

@@ -1,8 +1,8 @@
-"""Names of everything a job has in Kafka, and what is wrong with the settings of its topics.
+"""Names of all resources of a job in Kafka, and checks of its topics' settings.
 
-All that a job owns, in Kafka, Redis, object storage and at a provider, is named by its id. The
-first job of a name has the name as its id; one that is submitted after a purge has another, so that
-whatever is left of the first, processes included, finds nothing of the second.
+All resources of a job, in Kafka, Redis, object storage and at a provider, are named by its id. The
+first job of a name has the name as its id. A job that is submitted after a purge has another id, so
+that leftovers of the first job, processes included, find nothing of the second.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from common.kafka.port import NewTopic
 
-# Tables, see `common.kafka.table`: key is a name, value its entry.
+# Tables (see `common.kafka.table`): the key is a name, the value its entry.
 JOBS = "doll.jobs"
 KEYS = "doll.keys"
-PRODUCED = "doll.produced"  # compacted: key is topic and source, value how much of it was sent
-RESERVED_PREFIX = "doll."  # no datastream may be called so
-# Topics take letters, digits, dots, underscores and hyphens, names of jobs no capital letter: so no
-# name is another one's id.
+# Compacted. The key is topic and source, the value the part of the source that was sent.
+PRODUCED = "doll.produced"
+# Prefix that no datastream may have.
+RESERVED_PREFIX = "doll."
+# Topics may have letters, digits, dots, underscores and hyphens; names of jobs have no capital
+# letter. So no name equals another job's id.
 _ID = re.compile(r"(?P<name>.+)\.I[0-9]+")
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")  # of a job, or an API key
-STREAM = re.compile(r"[A-Za-z0-9._-]{1,245}")  # Kafka's 249, less ".dlq"
+# Name of a job or an API key.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+# Kafka's limit of 249, less ".dlq".
+STREAM = re.compile(r"[A-Za-z0-9._-]{1,245}")
 
 
 def check_name(value: str) -> str:
-    """Return a name that a person may give to a job or an API key as it is.
+    """Return a valid name of a job or an API key unchanged.
 
-    It becomes part of topics and addresses.
+    The name becomes part of topics and addresses.
 
     Raises:
-        ValueError: If it is none; says what one is made of.
+        ValueError: If the name is invalid; the message has the rules.
     """
     if not _NAME.fullmatch(value):
         raise ValueError(
@@ -43,10 +47,10 @@ def check_name(value: str) -> str:
 
 
 def check_stream(name: str) -> None:
-    """Refuse what no datastream can be called.
+    """Reject names that a datastream cannot have.
 
     Raises:
-        ValueError: If no datastream can be called so.
+        ValueError: If a datastream cannot have the name.
     """
     if not STREAM.fullmatch(name) or name in {".", ".."}:
         raise ValueError(
@@ -58,58 +62,58 @@ def check_stream(name: str) -> None:
 
 
 def job_id(name: str, incarnation: int) -> str:
-    """By what everything that a job owns is named.
+    """Return the identifier that names all of a job's resources.
 
     Args:
-        name: The job's.
-        incarnation: From 1; it counts up when a job of this name is purged.
+        name: Name of the job.
+        incarnation: Counts from 1; it increases when a job of this name is purged.
     """
     return name if incarnation == 1 else f"{name}.I{incarnation}"
 
 
 def job_name(job: str) -> str:
-    """What people call the job of an id."""
+    """Return the name of the job with this id."""
     found = _ID.fullmatch(job)
     return job if found is None else found["name"]
 
 
-# Below, `job` is a job's id.
+# `job` is a job's id in the functions below.
 
 
 def control_topic(job: str) -> str:
-    """Where workers claim batches; one partition, kept for ever."""
+    """Return the topic for workers' claims; one partition, kept forever."""
     return f"doll.{job}.control"
 
 
 def updates_topic(job: str) -> str:
-    """Where leaders decide, the audit trail; one partition, kept for ever."""
+    """Return the topic for leaders' decisions, the audit trail; one partition, kept forever."""
     return f"doll.{job}.updates"
 
 
 def schemas_topic(job: str) -> str:
-    """What its records' schemas are, as workers first met them; one partition, kept for ever."""
+    """Return the topic for the schemas of the job's records; one partition, kept forever."""
     return f"doll.{job}.schemas"
 
 
 def plans_topic(job: str) -> str:
-    """Where provisioners decide: plans, machines, prices; one partition, kept for ever."""
+    """Return the topic for provisioners' plans, machines, prices; one partition, kept forever."""
     return f"doll.{job}.plans"
 
 
 def dead_letter_topic(stream: str) -> str:
-    """Where records of a datastream go that nobody can use."""
+    """Return the topic for a datastream's records that could not be used."""
     return f"{stream}.dlq"
 
 
 def positions_topic(job: str, source: str, to: str) -> str:
-    """Where a model server keeps how far it has answered a topic to another one; its group, too."""
+    """Return the topic (and group) that has a model server's position between two topics."""
     return f"{_positions(job)}{source}.{to}"
 
 
 def own_topics(job: str, topics: Iterable[str]) -> list[str]:
-    """Those of some topics that a job owns.
+    """Return the topics that a job owns.
 
-    A topic of a model server that reads like one of a job "JOB.served.SOURCE" is left alone.
+    A model server's topic that looks like a topic of a job "JOB.served.SOURCE" is left out.
     """
     own = (control_topic(job), updates_topic(job), schemas_topic(job), plans_topic(job))
     kinds = tuple(topic.removeprefix(group_name(job)) for topic in own)
@@ -126,29 +130,30 @@ def _positions(job: str) -> str:
 
 
 def group_name(job: str) -> str:
-    """The consumer group of a job's workers."""
+    """Return the consumer group of a job's workers."""
     return f"doll.{job}"
 
 
 def provisioning_board(job: str) -> str:
-    """The board of a job's provisioners: no job's id has a ~, so it is nobody else's."""
+    """Return the board of a job's provisioners. It is unique, because no job's id has a ~."""
     return f"{job}~provisioning"
 
 
-# --- settings that somebody else chose ------------------------------------------------------------
+# --- settings of existing topics ------------------------------------------------------------------
 
-# A record of ours, with what Kafka adds: what clients write is a megabyte at most.
+# Size of our largest record with Kafka's overhead. Clients write at most a megabyte.
 LEAST_MESSAGE_BYTES = 1_000_012
 
 
 class Difference(NamedTuple):
-    """A setting of a topic that is not as whoever uses it needs it."""
+    """A setting of a topic that differs from what its users need."""
 
     topic: str
     setting: str
     found: str
     wanted: str
-    loses: bool  # records are deleted, or refused, with it
+    # True if the setting makes Kafka delete or refuse records.
+    loses: bool
 
     def __str__(self) -> str:
         return f"{self.topic} has {self.setting}={self.found}, not {self.wanted}"
@@ -157,11 +162,11 @@ class Difference(NamedTuple):
 def differences(
     wanted: Iterable[NewTopic], found: Mapping[str, Mapping[str, str]]
 ) -> tuple[Difference, ...]:
-    """What differs from how we would have made topics, as far as it matters.
+    """Return the relevant differences between topics and the settings that we would have chosen.
 
     Args:
-        wanted: Topics that nobody but us writes to.
-        found: Their settings; of one that is missing, nothing is known to differ.
+        wanted: Topics that only this project writes to.
+        found: The topics' settings. A missing topic counts as equal.
     """
     return tuple(
         Difference(topic.name, name, found[topic.name][name], topic.settings[name], loses)
@@ -172,14 +177,14 @@ def differences(
 
 
 def _differing(topic: NewTopic, found: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Names of settings that differ, and whether records are lost with each."""
+    """Yield names of differing settings, each with True if records are lost because of it."""
     policies = {policy.strip() for policy in found.get("cleanup.policy", "").split(",")} - {""}
     for name, wanted in topic.settings.items():
         if name not in found or found[name] == wanted:
             continue
         if name == "cleanup.policy":
-            # Records without a key are refused where it compacts, and of each key all but one go.
-            # A topic that only the newest of each key is read of merely grows where it does not.
+            # A topic that compacts refuses records without a key, and keeps only one record of each
+            # key. A compacted topic that does not compact merely grows.
             loses = "compact" in policies and not topic.compacted
             if loses or "compact" not in policies:
                 yield name, loses
@@ -187,7 +192,7 @@ def _differing(topic: NewTopic, found: Mapping[str, str]) -> Iterator[tuple[str,
             if int(found[name]) < LEAST_MESSAGE_BYTES:
                 yield name, True
         elif name == "min.compaction.lag.ms":
-            # Compaction that comes within seconds of a lost race could undo a change.
+            # Compaction within seconds of a lost race could undo a change.
             if int(found[name]) < int(wanted):
                 yield name, False
         elif "delete" in policies:
@@ -195,7 +200,7 @@ def _differing(topic: NewTopic, found: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def remedy(differing: Iterable[Difference]) -> str:
-    """The commands that set right what differs."""
+    """Return the commands that correct the differences."""
     by_topic = dict[str, list[str]]()
     for each in differing:
         by_topic.setdefault(each.topic, []).append(f"{each.setting}={each.wanted}")

@@ -1,4 +1,4 @@
-"""What partitions hold, asked of all at once, and without waiting where one must not."""
+"""Starts and ends of partitions, requested for all at once, and without waiting if needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo
 
 
-# The end is the last stable offset. Records of open transactions lie above it, up to the high
+# The end is the last stable offset. Records of open transactions are above it, up to the high
 # watermark.
 Which: TypeAlias = Literal["start", "end", "high watermark"]
 
@@ -28,18 +28,19 @@ class Offset(NamedTuple):
     """An end of a log."""
 
     offset: int
-    epoch: int  # of its record; of the log's end, the leader epoch now; -1: the broker has none
+    # Epoch of the record; for an end, the current leader epoch. -1 if the broker has no epochs.
+    epoch: int
 
 
 class OffsetsQuestion:
-    """One request about where some partitions start or end.
+    """One request for the starts or ends of partitions.
 
     Args:
-        admin: The client to ask.
-        partitions: At least one.
-        which: The first retained offset, the one after the last that a reader may see, or the one
-            after the last.
-        timeout_s: After which every answer is that none came.
+        admin: The client to use.
+        partitions: At least one partition.
+        which: The first retained offset, the offset after the last visible record, or the offset
+            after the last record.
+        timeout_s: Time after which the request counts as unanswered.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class OffsetsQuestion:
         )
 
     def is_answered(self) -> bool:
-        """Whether `answers` need not wait."""
+        """Return True if `answers` does not have to wait."""
         return all(answer.done() for answer in self._answers.values())
 
     def answers(self) -> dict[Partition, Offset | KafkaError]:
-        """Offsets, or why there is none, by partition."""
+        """Return offsets, or the errors in their place, by partition."""
         return {
             Partition(place.topic, place.partition): _offset_of(answer)
             for place, answer in self._answers.items()
@@ -71,7 +72,7 @@ class OffsetsQuestion:
 
 
 class BoundsQuestion:
-    """Two such requests, about both ends."""
+    """Two requests, for the starts and the ends of partitions."""
 
     def __init__(
         self, admin: AdminClient, partitions: Iterable[Partition], timeout_s: float
@@ -81,11 +82,11 @@ class BoundsQuestion:
         self._ends = OffsetsQuestion(admin, wanted, "end", timeout_s)
 
     def is_answered(self) -> bool:
-        """Whether `answers` need not wait."""
+        """Return True if `answers` does not have to wait."""
         return self._starts.is_answered() and self._ends.is_answered()
 
     def answers(self) -> dict[Partition, Bounds | KafkaError]:
-        """Bounds, or why there are none, by partition."""
+        """Return bounds, or the errors in their place, by partition."""
         ends = self._ends.answers()
         return {
             partition: _both(start, ends[partition])
@@ -102,7 +103,8 @@ def _both(start: Offset | KafkaError, end: Offset | KafkaError) -> Bounds | Kafk
 def _offset_of(answer: Future[ListOffsetsResultInfo]) -> Offset | KafkaError:
     try:
         found = answer.result()
-        if found.offset < 0:  # the client's number for none: this partition's leader did not answer
+        # The client's number for a missing offset: the partition's leader did not answer.
+        if found.offset < 0:
             return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 -- the library's own name
         return Offset(found.offset, -1 if found.leader_epoch is None else found.leader_epoch)
     except KafkaException as raised:

@@ -1,4 +1,4 @@
-"""Opens the Kafka that the settings name: where it is, and who we are to it."""
+"""Opens the Kafka that the settings name, with our identity."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com")
 
 
 def open_log(settings: Settings, client_id: str = "doll") -> Log:
-    """Open Kafka; a real broker is not asked before the first call.
+    """Open Kafka without connecting to a real broker.
 
     Raises:
-        UnavailableError: If the settings name an embedded broker that is gone.
-        UserError: If they name Amazon MSK and what signs for it is not installed.
+        UnavailableError: If the settings name an embedded broker that has ended.
+        UserError: If the settings name Amazon MSK, and its signing package is not installed.
     """
     from common.kafka.log import KafkaLog  # noqa: PLC0415 -- a wrong command needs no client
 
@@ -33,11 +33,11 @@ def open_log(settings: Settings, client_id: str = "doll") -> Log:
 
 
 def kafka_settings(settings: Settings, client_id: str) -> KafkaSettings:
-    """What the clients of Kafka are told; where `auto` is our rack, its zone is looked up.
+    """Return the clients' settings. If the rack is `auto`, look up our zone.
 
     Raises:
-        UnavailableError: If the settings name an embedded broker that is gone.
-        UserError: If they name Amazon MSK and what signs for it is not installed.
+        UnavailableError: If the settings name an embedded broker that has ended.
+        UserError: If the settings name Amazon MSK, and its signing package is not installed.
     """
     if settings.embedded_kafka:
         return replace(embedded_settings(settings.embedded_kafka), client_id=client_id)
@@ -62,7 +62,8 @@ def _rack(settings: Settings) -> str:
     logger = event_logger("kafka")
     try:
         rack = InstanceMetadata(settings.metadata_endpoint).zone_id()
-    except OutsideError as error:  # reading from another zone costs money, and nothing else
+    # Reading from another zone costs money, but has no other effect.
+    except OutsideError as error:
         logger.warning("client_rack_unknown", reason=str(error))
         return ""
     logger.info("client_rack", zone_id=rack)
@@ -70,7 +71,7 @@ def _rack(settings: Settings) -> str:
 
 
 def _identity(settings: Settings) -> tuple[Mapping[str, str], MakeToken | None]:
-    """Who we are to Kafka: what the client is told of it, and who makes its tokens."""
+    """Return the client's properties that identify us, and the maker of our tokens."""
     properties = settings.kafka_properties
     if properties.get("sasl.mechanism") != "AWS_MSK_IAM":
         return properties, None
@@ -78,16 +79,16 @@ def _identity(settings: Settings) -> tuple[Mapping[str, str], MakeToken | None]:
 
 
 class MskToken:
-    """Who we are to Amazon MSK where IAM says who gets in: a signed request, as a bearer's token.
+    """Our identity for Amazon MSK with IAM: a signed request, used as a bearer token.
 
-    It signs with the credentials of the process, by AWS's own order of where they are looked for.
+    It signs with the credentials of the process, which AWS's library looks up in its usual order.
 
     Args:
-        bootstrap: The brokers, whose names say in which region they are.
+        bootstrap: The brokers, whose names contain the region.
 
     Raises:
-        UserError: If what signs is not installed, or neither they nor AWS's own settings name a
-            region.
+        UserError: If the signing package is not installed, or if neither the brokers nor AWS's own
+            settings name a region.
     """
 
     def __init__(self, bootstrap: str) -> None:
@@ -108,6 +109,6 @@ class MskToken:
         self._signed = MSKAuthTokenProvider.generate_auth_token
 
     def __call__(self, _config: str) -> tuple[str, float]:
-        """A new token, and until when it is valid; an error says that there are no credentials."""
+        """Return a new token and its expiry; an error says that there are no credentials."""
         token, until_ms = self._signed(self._region)
         return token, until_ms / 1e3

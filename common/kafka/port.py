@@ -1,7 +1,7 @@
-"""What the product asks of Kafka, as protocols: a log, its readers and its writers.
+"""The product's use of Kafka, as protocols: a log, its readers and its writers.
 
-One contract suite (tests/contract) holds the client and the log in memory to the same behaviour.
-Nothing here is thread-safe unless it says so: each object belongs to the thread that made it.
+One contract suite (tests/contract) holds the client and the in-memory log to the same behaviour. An
+object belongs to the thread that made it, unless its docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from common.core.spans import LogPosition, Partition, Span
     from common.errors import DeliveryError
 
-WRITER_BYTES = 16 << 20  # a topic that takes nothing holds no more memory; a job needs far less
+# Limits the memory for a topic that accepts nothing; a job needs far less.
+WRITER_BYTES = 16 << 20
 
 
 class Bounds(NamedTuple):
@@ -30,32 +31,36 @@ class Bounds(NamedTuple):
     end: int
 
 
-MESSAGE_BYTES = 1_048_588  # that a topic takes by Kafka's default: our largest record and more
+# Kafka's default limit of a topic, which is above our largest record.
+MESSAGE_BYTES = 1_048_588
 
 
 class SchemaRegistry(Protocol):
-    """Where producers register what their records' bytes mean."""
+    """The registry where producers register the schemas of their records."""
 
     def schema(self, number: int) -> Schema | None:
-        """The schema of an id, which never names another one; None: it says that there is none.
+        """Return the schema of an id, which never changes; None if the registry has none.
 
         Raises:
-            UnavailableError: If it does not answer, or gives no answer that can be used.
+            UnavailableError: If the registry gives no answer, or an unusable one.
         """
 
 
 class NewTopic(NamedTuple):
-    """A topic that shall be there."""
+    """A topic to create."""
 
     name: str
     partitions: int = 1
-    kept_forever: bool = False  # no record expires
-    compacted: bool = False  # of each key, the newest record stays
-    compaction_lag_s: float = 0.0  # age up to which compaction leaves a record alone
+    # True if no record expires.
+    kept_forever: bool = False
+    # True if only the newest record of each key is kept.
+    compacted: bool = False
+    # Age up to which compaction leaves a record alone.
+    compaction_lag_s: float = 0.0
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that the topic's users rely on, by Kafka's names; the cluster has the others."""
+        """Settings that the topic's users rely on, by Kafka's names. The cluster has the others."""
         if not (self.kept_forever or self.compacted):
             return {}
         lag = {"min.compaction.lag.ms": f"{self.compaction_lag_s * 1000:.0f}"}
@@ -69,33 +74,38 @@ class NewTopic(NamedTuple):
 
 
 class FoundTopic(NamedTuple):
-    """A topic that is there."""
+    """A topic that exists."""
 
-    # In its text form; of one created anew it is another. Empty where the broker gives none (before
-    # Kafka 2.8, and the built-in one).
+    # The id as text. A recreated topic has another id. Empty if the broker has no ids (before Kafka
+    # 2.8, and the built-in broker).
     topic_id: str
-    partitions: int  # numbered from 0
+    # Number of partitions, counted from 0.
+    partitions: int
 
 
 class LogRecord(NamedTuple):
-    """One record of a topic that is read from a position."""
+    """A record of a topic that is read from a position."""
 
     offset: int
     key: bytes | None
-    value: bytes | None  # None is a tombstone
-    timestamp_s: float = 0.0  # Kafka's, since 1970; 0: nobody knows
-    epoch: int = -1  # Kafka's leader epoch of the record; -1: not known
+    # None is a tombstone.
+    value: bytes | None
+    # Kafka's timestamp in seconds since 1970; 0 if unknown.
+    timestamp_s: float = 0.0
+    # Kafka's leader epoch of the record; -1 if unknown.
+    epoch: int = -1
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
 class NewRecord(NamedTuple):
-    """One record that shall be written."""
+    """A record to be written."""
 
     topic: str
     value: bytes | None
     key: bytes | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
-    partition: int | None = None  # None: by the key, or spread evenly without one
+    # If None, the key decides, or records are spread evenly without a key.
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +115,16 @@ class Fetched:
     partition: Partition
     offsets: list[int]
     values: list[bytes | None]
-    first_arrival_s: float  # Kafka timestamp of the first record
+    # Kafka's timestamp of the first record.
+    first_arrival_s: float
     last_arrival_s: float
-    epochs: list[int]  # of each record, Kafka's leader epoch; -1: not known
+    # Kafka's leader epoch of each record; -1 if unknown.
+    epochs: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfRange:
-    """The position lies below the partition's log; nothing is read until placed again."""
+    """The position is below the log's start. Nothing is read until it is placed again."""
 
     partition: Partition
     bounds: Bounds
@@ -120,26 +132,29 @@ class OutOfRange:
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """The log is not any more the one known below the position; nothing is read until placed again.
+    """The log below the position has changed. Nothing is read until it is placed again.
 
-    Either it lost its last records, or its topic was deleted and created anew. What was read and
-    not returned yet is dropped.
+    Either the log lost its last records, or its topic was deleted and recreated. Records that were
+    fetched but not returned yet are dropped.
     """
 
     partition: Partition
-    divergent_offset: int  # from here on the log is another one; 0 for a topic created anew
+    # First offset of the other log; 0 for a recreated topic.
+    divergent_offset: int
     recreated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LogEndReached:
-    """All records were returned, and the log ends above the last one: its last offsets hold none.
+    """All records were returned, and the log ends above the last one.
 
-    Such are the markers of transactions, and the records of those that were aborted.
+    Its last offsets hold no record: they are transaction markers, or records of aborted
+    transactions.
     """
 
     partition: Partition
-    position: int  # the log's end: of records that come later, none lies below it
+    # The log's end. All later records are at or above it.
+    position: int
 
 
 StreamEvent: TypeAlias = Assigned | Revoked | Fetched | OutOfRange | LogTruncated | LogEndReached
@@ -151,99 +166,99 @@ class StreamReader(Protocol):
     def poll(
         self, max_records: int, timeout_s: float, run: int | None = None
     ) -> tuple[StreamEvent, ...]:
-        """Wait for something to happen; order of events, and within a partition, is the broker's.
+        """Wait for events. Their order, and that within a partition, is the broker's.
 
-        Rebalances happen inside this call alone. Records of a partition that is revoked, or not yet
-        placed, are never returned after the event that says so. Partitions that wait with records
-        are returned in turn, by what each lags: see `common.core.weighted_turns`.
+        Rebalances happen only inside this call. Once an event says that a partition is revoked or
+        not yet placed, its records are never returned. Partitions with waiting records take turns,
+        weighted by their lag: see `common.core.weighted_turns`.
 
         Args:
-            max_records: Return no more than these, over all partitions.
-            timeout_s: Wait no longer.
-            run: Records of one partition in a row, at most, while others wait with some; where it
-                is not said, as many as fit.
+            max_records: Maximum number of records over all partitions.
+            timeout_s: Longest wait.
+            run: Maximum number of consecutive records of one partition while others have some, too.
+                If None, there is no limit.
 
         Raises:
-            UnavailableError: If the broker is unavailable; call again.
+            UnavailableError: If the broker is unavailable. Call again.
         """
 
     def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
-        """Read these partitions from these positions on, whatever was read or fetched before.
+        """Read these partitions from these positions, and drop records that were fetched before.
 
-        The first record returned of each is the first one that exists at or after its position.
-        What a `LogPosition` knows of the log below is checked before that. Later on, a log that
-        loses records is noticed before one of those is returned that took their place; a topic
-        that is created anew, where the position names its id, within some seconds.
+        The first returned record of a partition is the first existing one at or after its position.
+        Before that, the log is compared with the `LogPosition`. If a log loses records later, this
+        is noticed before any record in their place is returned. If a topic is recreated, and the
+        position has its id, this is noticed within seconds.
         """
 
     def pause(self) -> None:
-        """Return no records of any partition until `resume`; `poll` keeps the membership."""
+        """Return no records until `resume`. `poll` keeps the membership."""
 
     def resume(self) -> None:
-        """Undo `pause`; nothing that was fetched is lost."""
+        """Undo `pause`. No fetched records are lost."""
 
     def commit(self, positions: Mapping[Partition, int]) -> None:
-        """Commit offsets of partitions that this member owns: lag tools alone read them.
+        """Commit offsets of this member's partitions. Only lag tools read them.
 
-        Returns at once and never raises. The next commit repeats what the broker refused.
+        Returns at once and never raises. The next commit repeats refused offsets.
         """
 
     def lag(self) -> dict[Partition, int]:
-        """Records between this member's position and the end, by the client's latest statistics."""
+        """Return the records between position and end, by the client's latest statistics."""
 
     def close(self) -> None:
         """Leave the group at once."""
 
 
 class SpanReader(Protocol):
-    """Reads addresses back, apart from the group; for gradients that another worker announced."""
+    """Reads spans back without a group, for batches that another worker announced."""
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
-        """All records of a span that exist, in order.
+        """Return all existing records of a span, in order.
 
         Raises:
             ExpiredError: If the log starts above `span.start`.
-            UnavailableError: If they did not come within `timeout_s`.
+            UnavailableError: If they did not arrive within `timeout_s`.
         """
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class Tail(Protocol):
-    """Reads one partition from a position on: the control, updates and jobs topics."""
+    """Reads one partition from a position on, such as the control, updates and jobs topics."""
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
-        """Wait up to `timeout_s` for at least one record; empty when none came.
+        """Wait up to `timeout_s` for records; return an empty list if none arrived.
 
-        Also empty, and at once, where the position moved over offsets that hold no record.
+        The list is empty at once if the position moved over offsets without records.
 
         Raises:
             ExpiredError: If the position is below the log's start.
-            TruncatedError: If the log ends below the position, or has lost records below it; if it
-                lost them after they were read, before one is returned that took their place.
-            RecreatedError: If the position names the id of another topic than has the name now;
-                if it was created anew after reading began, within some seconds.
-            UnknownTopicError: If there is no such partition, or it was deleted; so it stays.
-            UnavailableError: If the broker is unavailable; call again.
+            TruncatedError: If the log ends below the position, or has lost records below it. If it
+                loses them after they were read, the error comes before any record in their place.
+            RecreatedError: If the position has the id of another topic than the name has now. If
+                the topic is recreated after reading began, the error comes within seconds.
+            UnknownTopicError: If the partition does not exist or was deleted. This is final.
+            UnavailableError: If the broker is unavailable. Call again.
         """
 
     def position(self) -> int:
-        """Where it stands: no record lies between the last one returned and this offset.
+        """Return the position: no record lies between the last returned one and this offset.
 
-        A log may end with offsets that hold none, such as the marker of a transaction, so the end
-        of a log is reached where this is it; the last record may lie far below.
+        A log may end with offsets that hold no record, such as a transaction's marker. So its end
+        is reached when the position is the end; the last record may be far below.
         """
 
     def close(self) -> None:
-        """Read no more; other tails of the log go on."""
+        """Stop reading. Other tails of the log continue."""
 
 
 class Writer(Protocol):
-    """An idempotent producer, acks from all in-sync replicas; order per partition is kept.
+    """An idempotent producer with acks from all in-sync replicas. Keeps order per partition.
 
-    All writers of a log share one connection, yet each waits for its own records only, fails by
-    its own only, and runs its own callbacks, in its own thread.
+    All writers of a log share one connection. Each writer waits only for its own records, fails
+    only by them, and runs its own callbacks in its own thread.
     """
 
     def append(
@@ -251,103 +266,104 @@ class Writer(Protocol):
         topic: str,
         value: bytes | None,
         *,
-        partition: int | None = 0,  # None: by the key, or spread evenly without one
+        partition: int | None = 0,
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         on_delivered: Callable[[int | None], None] | None = None,
         on_failed: Callable[[DeliveryError], None] | None = None,
     ) -> None:
-        """Queue one record; asks about a topic at its first use.
+        """Queue one record. The topic is checked at its first use.
 
         Args:
-            topic: Where to.
+            topic: Topic to write to.
             value: None is a tombstone.
-            partition: None: by the key, or spread evenly without one.
-            key: Its key.
-            headers: Its headers.
-            on_delivered: Gets the record's offset; None: it is there, and nobody has said where. So
-                a broker answers what it is sent again and has taken already.
-            on_failed: Gets to know why this record's delivery failed for good, and the writer goes
-                on; without it the writer fails.
+            partition: If None, the key decides, or records are spread evenly without a key.
+            key: Key of the record.
+            headers: Headers of the record.
+            on_delivered: Called with the record's offset. None means that the record arrived at an
+                unknown offset, which is a broker's answer to a repeated record.
+            on_failed: Called with the error if this record's delivery failed for good; the writer
+                continues. Without it, the writer fails.
 
         Raises:
-            RecordTooLargeError: If no topic takes so large a record; nothing was queued, and the
-                writer may go on. What only this topic does not take is told to `on_failed` later.
-            DeliveryError: If an earlier record's delivery failed for good; a `BrokenWriterError`
-                where another writer of the log can go on.
-            UnknownTopicError: If there is no such topic.
+            RecordTooLargeError: If no topic accepts a record of this size. Nothing was queued, and
+                the writer may continue. If only this topic refuses it, `on_failed` is called later.
+            DeliveryError: If an earlier record's delivery failed for good. It is a
+                `BrokenWriterError` if another writer of the log can continue.
+            UnknownTopicError: If the topic does not exist.
             UnavailableError: If the broker is unavailable and the topic has never been seen, or if
                 the writer does not wait and its queue is full. Nothing was queued.
         """
 
     @property
     def waiting_s(self) -> float:
-        """Time for which records have waited, and the broker has taken none; 0 if none waits."""
+        """Time that records have waited while the broker accepted none; 0 if no record waits."""
 
     def poll(self) -> None:
-        """Run the delivery callbacks that are due, in this thread, without waiting.
+        """Run due delivery callbacks in this thread, without waiting.
 
         Raises:
             DeliveryError: If a record's delivery failed for good.
         """
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all of its own is delivered and its callbacks ran; False if it took too long.
+        """Wait until all records are delivered and callbacks have run; False on timeout.
 
         Raises:
             DeliveryError: If a record's delivery failed for good.
         """
 
     def close(self) -> None:
-        """Flush, and forget what does not arrive soon: it may arrive later, or never."""
+        """Flush, and abandon records that do not arrive soon: they may arrive later, or never."""
 
 
 class Transactions(Protocol):
-    """Writes records by transactions, under a name that one process has at a time."""
+    """Writes records in transactions, under a name that one process has at a time."""
 
     def write(self, records: Sequence[NewRecord]) -> None:
-        """Write all of these or, if this process dies or fails, none; readers see them soon.
+        """Write all of these records or, if this process dies or fails, none.
 
         Raises:
-            UnknownTopicError: If there is no such topic; none was written.
-            RecordTooLargeError: If no topic takes so large a record; none was written.
-            DeliveryError: If they cannot be written, or somebody else has the name now.
-            UnavailableError: If the broker is unavailable; all may have been written, or none.
+            UnknownTopicError: If a topic does not exist. Nothing was written.
+            RecordTooLargeError: If no topic accepts a record of this size. Nothing was written.
+            DeliveryError: If the records cannot be written, or another process has the name now.
+            UnavailableError: If the broker is unavailable. All records may have been written, or
+                none.
         """
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class Log(Protocol):
-    """Kafka. May be shared between threads; what it makes belongs to one thread each."""
+    """Kafka. Safe to use from several threads, but each object it makes belongs to one thread."""
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
-        """Create those that are not there, and wait until all can be used.
+        """Create missing topics, and wait until all are usable.
 
         Raises:
             UnavailableError: If the broker is unavailable.
-            OutsideError: If it refuses; the message says how to make them by hand.
+            OutsideError: If it refuses. The message says how to create them by hand.
         """
 
     def delete_topics(self, topics: Collection[str]) -> None:
-        """Delete topics with all that they hold; those that are not there are no matter.
+        """Delete topics and their records. Missing topics are no error.
 
         Raises:
             UnavailableError: If the broker is unavailable.
-            OutsideError: If it refuses one; the others are deleted.
+            OutsideError: If it refuses to delete one. The others are deleted.
         """
 
     def delete_groups(self, groups: Collection[str]) -> None:
-        """Delete consumer groups, likewise.
+        """Delete consumer groups. Missing groups are no error.
 
         Raises:
             UnavailableError: If the broker is unavailable.
-            OutsideError: If it refuses one, which has members.
+            OutsideError: If it refuses to delete one, because it has members.
         """
 
     def topics(self) -> list[str]:
-        """The names of all topics that the broker tells us of.
+        """Return the names of all topics that we may see.
 
         Raises:
             UnavailableError: If the broker is unavailable.
@@ -356,63 +372,64 @@ class Log(Protocol):
     def settings(
         self, topics: Collection[str], refused: list[str] | None = None
     ) -> dict[str, dict[str, str]]:
-        """All settings of topics, by Kafka's names, in one request.
+        """Return all settings of topics, by Kafka's names, in one request.
 
-        Topics that do not exist, or of which the broker tells nobody or not us, are missing.
+        Topics are left out if they do not exist, or if the broker does not return their settings,
+        to us or at all.
 
         Args:
             topics: Names of the topics.
-            refused: Optional. Gets a sentence for each topic whose settings we may not read.
+            refused: Optional. Receives a sentence for each topic whose settings we may not read.
 
         Raises:
             UnavailableError: If the broker is unavailable.
         """
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
-        """All partitions of a topic.
+        """Return all partitions of a topic.
 
         Raises:
-            UnknownTopicError: If there is no such topic. It is never created by asking.
+            UnknownTopicError: If the topic does not exist. The request never creates it.
             UnavailableError: If the broker is unavailable.
         """
 
     def bounds(self, partition: Partition) -> Bounds:
-        """What the log of a partition holds now.
+        """Return the current bounds of a partition's log.
 
         Raises:
-            UnknownTopicError: If there is no such partition.
+            UnknownTopicError: If the partition does not exist.
             UnavailableError: If the broker is unavailable.
         """
 
     def ends(self, partitions: Collection[Partition]) -> Positions:
-        """The offset after the last record that a reader may see, of all partitions at once.
+        """Return the offset after the last visible record, for all partitions at once.
 
-        Those of which nobody can tell it now, or that do not exist, are missing: `partitions` of
-        their topic says which. So none of them keeps the others from being known.
+        Partitions without a known end, or that do not exist, are left out, so that they do not hide
+        the others' ends. `partitions` of their topic says which of the two is true.
 
         Raises:
             UnavailableError: If the broker is unavailable.
         """
 
     def high_watermarks(self, partitions: Collection[Partition]) -> Positions:
-        """The offset after the last record, of open transactions as well; otherwise as `ends`."""
+        """Return the offset after the last record, with open transactions; otherwise as `ends`."""
 
     def end_positions(
         self, partitions: Collection[Partition], topics: Mapping[str, FoundTopic] | None = None
     ) -> dict[Partition, LogPosition]:
-        """The same, and what is known of the logs below: such positions agree now.
+        """Return the ends with topic ids and epochs, as positions that agree with the logs now.
 
         Args:
-            partitions: Whose ends.
-            topics: What `describe` just found; asked for by default. Positions in others have no
-                id.
+            partitions: The partitions.
+            topics: Optional. Result of `describe`. If unset, it is requested. Positions in other
+                topics have no id.
         """
 
     def starts(self, partitions: Collection[Partition]) -> Positions:
-        """The first retained offset of all partitions at once; otherwise as `ends`."""
+        """Return the first retained offset of all partitions at once; otherwise as `ends`."""
 
     def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
-        """What topics are, in one request; those that do not exist are missing.
+        """Return ids and sizes of topics, in one request; missing topics are left out.
 
         Raises:
             UnavailableError: If the broker is unavailable.
@@ -423,35 +440,35 @@ class Log(Protocol):
         positions: Mapping[Partition, LogPosition],
         ends: Mapping[Partition, LogPosition] | None = None,
     ) -> dict[Partition, int]:
-        """Where logs are not any more what these positions know of them.
+        """Compare logs with positions, and return where they diverge.
 
-        A position agrees if the topic has its id, and if records of leader epochs no later than
-        its own reach up to its offset, at least. What it does not know is not checked. A log that
-        has expired above a position agrees.
+        A position agrees if the topic has its id, and if records of leader epochs no later than its
+        own reach at least up to its offset. Unknown parts are not checked. A log that has expired
+        above a position agrees.
 
         Args:
-            positions: To compare.
-            ends: What `end_positions` just found; asked for by default.
+            positions: The positions to compare.
+            ends: Optional. Result of `end_positions`. If unset, it is requested.
 
         Returns:
-            For each that does not agree the offset where both part: 0 if it is another topic;
-            where later leader epochs begin; the log's end. Missing are those that agree.
+            The offset at which both part, for each position that does not agree: 0 for another
+            topic, the beginning of later leader epochs, or the log's end.
 
         Raises:
-            UnknownTopicError: If there is no such partition.
-            UnavailableError: If it cannot be told now of all of them.
+            UnknownTopicError: If a partition does not exist.
+            UnavailableError: If one of the answers is not available now.
         """
 
     def position_at(self, partition: Partition, timestamp_s: float) -> int:
-        """The first offset whose record is not older than `timestamp_s`; the end if none is.
+        """Return the first offset whose record is not older than `timestamp_s`; else the end.
 
         Raises:
-            UnknownTopicError: If there is no such partition.
+            UnknownTopicError: If the partition does not exist.
             UnavailableError: If the broker is unavailable.
         """
 
     def spans(self) -> SpanReader:
-        """Make a reader of addresses."""
+        """Make a reader of spans."""
 
     def tail(
         self,
@@ -461,17 +478,16 @@ class Log(Protocol):
         *,
         prompt: bool = False,
     ) -> Tail:
-        """Make a reader of one partition from a position on; all of them share a connection.
+        """Make a reader of one partition from a position on. All tails share a connection.
 
         Args:
-            partition: Which.
+            partition: The partition.
             position: The first offset to read, and what is known of the log below.
-            on_ready: Called by a thread of the log's, perhaps before this returns, each time that
-                `read(n, 0.0)` comes to have something to return or to raise after it had nothing;
-                perhaps more often. So whoever is called reads until nothing comes. It must be
-                quick, and must not raise.
-            prompt: Somebody waits for the first records: share a connection with such tails alone,
-                on which fewer requests wait for news of others.
+            on_ready: Called by a thread of the log, perhaps before this returns, whenever `read(n,
+                0.0)` has something to return or raise after it had nothing, and perhaps more often.
+                So read until nothing comes. The callback must be quick, and must not raise.
+            prompt: True if a caller waits for the first records. The tail then shares a connection
+                with such tails only, which has fewer requests that wait for other tails' records.
         """
 
     def writer(
@@ -481,17 +497,16 @@ class Log(Protocol):
         max_bytes: int = WRITER_BYTES,
         on_ready: Callable[[], None] | None = None,
     ) -> Writer:
-        """Make a writer; all of them share a connection.
+        """Make a writer. All writers share a connection.
 
         Args:
-            waits: Whether `append` waits while the writer's queue is full; else it raises.
-            max_bytes: Records that are not delivered yet, however many, take no more; a single
-                record may always be queued.
-            on_ready: As of `tail`: each time that `poll` comes to have something to do.
+            waits: True if `append` waits while the writer's queue is full. Otherwise it raises.
+            max_bytes: Limit of undelivered records. A single record may always be queued.
+            on_ready: As for `tail`: called whenever `poll` has something to do.
         """
 
     def close(self) -> None:
-        """Let go of all connections that its tails and writers share, and of what is not sent."""
+        """Close all connections of its tails and writers, and drop unsent records."""
 
 
 class StreamLog(Log, Protocol):
@@ -503,21 +518,22 @@ class StreamLog(Log, Protocol):
         """Join a consumer group.
 
         Args:
-            group: The consumer group's name.
+            group: Name of the group.
             topics: The datastreams.
-            member: This member's stable name.
-            hold: A static member: its partitions wait for its return (`on_preemption: hold`).
+            member: Stable name of this member.
+            hold: True for a static member: its partitions wait for its return (`on_preemption:
+                hold`).
         """
 
 
 class TransactionalLog(Log, Protocol):
-    """A `Log` whose user writes by transactions."""
+    """A `Log` whose user writes in transactions."""
 
     def transactions(self, name: str) -> Transactions:
-        """Write by transactions under a name.
+        """Write in transactions under a name.
 
-        Whoever had the name before writes no more, and what it had begun is gone: once this
-        returns, a reader sees all that was ever written under the name.
+        The name's previous owner can write no more, and its open transaction is aborted: once this
+        returns, readers see everything that was ever written under the name.
 
         Raises:
             UnavailableError: If the broker is unavailable.

@@ -1,4 +1,4 @@
-"""Reads topics whole, or their newest records, as they stand now."""
+"""Reads complete topics, or their newest records, as of now."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ T = TypeVar("T")
 
 _READ_RECORDS = 5000
 _READ_S = 0.5
-_PATIENCE_S = 30.0  # without a single record
+# Longest time without a record.
+_PATIENCE_S = 30.0
 
 
 def read_decoded(
     log: Log, topic: str, decode: Callable[[bytes], T], last: int | None = None, start: int = 0
 ) -> list[tuple[int, T | None]]:
-    """All messages of a topic by offset, or the newest; None stands for what does not parse.
+    """Return a topic's messages with their offsets; None stands for a message that does not parse.
 
     Args:
-        log: Where the topic is.
-        topic: Its first partition is read.
-        decode: Raises WireError on what does not parse.
-        last: Offsets to go back from the end; None: to the beginning.
-        start: Leave out what is below this offset.
+        log: The log that has the topic.
+        topic: Name of the topic. Its first partition is read.
+        decode: Raises WireError if a message does not parse.
+        last: Number of offsets to go back from the end. If None, the topic is read from its start.
+        start: Lowest offset to read.
 
     Raises:
-        FutureFormatError: If a newer program wrote one of them.
+        FutureFormatError: If a newer program wrote one of the messages.
         UnavailableError: If Kafka stops answering.
-        ExpiredError: If retention deletes what is being read.
+        ExpiredError: If retention deletes records while they are read.
     """
     found = list[tuple[int, T | None]]()
     for record in records_of(log, Partition(topic, 0), last, start):
@@ -47,14 +48,14 @@ def read_decoded(
 
 
 def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
-    """What a record says; None: it does not parse, or is a tombstone.
+    """Return a decoded record; None if it does not parse or is a tombstone.
 
     Args:
-        decode: Raises WireError on what does not parse.
-        record: Which.
+        decode: Raises WireError if a message does not parse.
+        record: The record.
 
     Raises:
-        FutureFormatError: If a newer program wrote it.
+        FutureFormatError: If a newer program wrote the record.
     """
     try:
         return None if record.value is None else decode(record.value)
@@ -65,7 +66,7 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
 
 
 def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
-    """A position that names its topic: whoever reads on from it notices a topic created anew.
+    """Return a position with its topic's id, so that its reader notices a recreated topic.
 
     Raises:
         UnavailableError: If Kafka is unavailable.
@@ -77,17 +78,17 @@ def identified(log: Log, partition: Partition, offset: int) -> LogPosition:
 def records_of(
     log: Log, partition: Partition, last: int | None = None, start: int = 0
 ) -> Iterator[LogRecord]:
-    """The records that a partition holds now.
+    """Yield the records that a partition holds now.
 
     Args:
-        log: Where it is.
-        partition: Which.
-        last: Offsets to go back from the end; None: to the beginning.
-        start: Leave out what is below this offset.
+        log: The log that has the partition.
+        partition: The partition.
+        last: Number of offsets to go back from the end. If None, it is read from its start.
+        start: Lowest offset to read.
 
     Raises:
         UnavailableError: If Kafka stops answering.
-        ExpiredError: If retention deletes what is being read.
+        ExpiredError: If retention deletes records while they are read.
     """
     bounds = log.bounds(partition)
     start = max(bounds.start, start, 0 if last is None else bounds.end - last)

@@ -1,4 +1,4 @@
-"""Records that were fetched and are not given out yet."""
+"""Records that were fetched and not returned yet."""
 
 from __future__ import annotations
 
@@ -17,42 +17,43 @@ if TYPE_CHECKING:
     from common.kafka.client import ClientMessage
     from common.kafka.cursor import Cursor
 
-# How long records wait for those of a partition that has some, but none here, to take their turn.
+# Longest time that records wait for a lacking partition, so that it can take its turn.
 _PATIENCE_S = 0.25
 
-# What a record takes besides its value: the client's message, its offset, a place in the queue.
-# Without it a queue of 8-byte records would hold thirty times the memory that it is allowed.
+# Memory of a record besides its value: the client's message, its offset, and a place in the queue.
+# Without this, a queue of 8-byte records would take thirty times its limit.
 _OVERHEAD_BYTES = 250
 
 
 class RecordQueue:
-    """Keeps records of one partition as they were fetched, in chunks.
+    """Records of one partition, in chunks as they were fetched.
 
-    To cut a chunk is cheaper than to queue each record.
+    Cutting a chunk is cheaper than queueing each record.
     """
 
     def __init__(self) -> None:
         self._chunks: deque[list[ClientMessage]] = deque()
-        self._taken = 0  # of the first chunk
+        # Records taken from the first chunk.
+        self._taken = 0
         self._count = 0
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        """How many records it holds."""
+        """Number of records."""
         return self._count
 
     def put(self, records: list[ClientMessage]) -> None:
-        """Add records, which continue those that are there; at least one."""
+        """Add at least one record; the records continue the queue."""
         self._chunks.append(records)
         self._count += len(records)
         self.size_bytes += _size_of(records)
 
     def first_offset(self) -> int | None:
-        """Offset of the oldest record; None where there is none."""
+        """Return the offset of the oldest record; None if the queue is empty."""
         return self._chunks[0][self._taken].offset() if self._chunks else None
 
     def take(self, count: int) -> list[ClientMessage]:
-        """Take the oldest records out; no more than there are."""
+        """Remove and return the oldest records, at most `count`."""
         taken: list[ClientMessage] = []
         while count > len(taken) and self._chunks:
             chunk = self._chunks[0]
@@ -73,41 +74,47 @@ def _size_of(records: list[ClientMessage]) -> int:
 
 
 class WaitingRecords:
-    """Records of all partitions that are read: a queue each, given out in turn.
+    """Waiting records of all partitions, in a queue for each, returned in turn.
 
-    What it keeps beside the queues is there so that a poll costs what came, however many partitions
-    there are.
+    The other fields make the cost of a poll depend on arrived records, not on the number of
+    partitions.
     """
 
     def __init__(self) -> None:
         self._queues = dict[Partition, RecordQueue]()
-        self._reported = dict[Partition, int]()  # up to where each was given out
-        self.filled = set[Partition]()  # those that hold records
-        self._full = set[Partition]()  # paused at the client
-        self._at_end = set[Partition]()  # all there is to read was fetched
-        self._ended = set[Partition]()  # of those, whose end may lie above the last record
-        self._lacking_since = dict[Partition, float]()  # not at its end, and nothing is here
+        # Next offset to return for each partition.
+        self._reported = dict[Partition, int]()
+        # Partitions with records.
+        self.filled = set[Partition]()
+        # Partitions that are paused at the client.
+        self._full = set[Partition]()
+        # Partitions that were fetched to their end.
+        self._at_end = set[Partition]()
+        # Partitions whose end may be above the last record.
+        self._ended = set[Partition]()
+        # Partitions that are not at their end and have no record here.
+        self._lacking_since = dict[Partition, float]()
         self._in_turn = RunsInTurn()
 
     def place(self, partition: Partition, position: int) -> None:
-        """Begin a partition at a position."""
+        """Start a partition at a position."""
         self._queues[partition] = RecordQueue()
         self._reported[partition] = position
 
     def drop(self, partition: Partition) -> None:
-        """Forget a partition."""
+        """Drop a partition."""
         for table in (self._queues, self._reported, self._lacking_since):
             table.pop(partition, None)
         for group in (self.filled, self._full, self._at_end, self._ended):
             group.discard(partition)
 
     def put(self, partition: Partition, records: list[ClientMessage]) -> None:
-        """Add records, at least one, which continue those that are there."""
+        """Add at least one record; the records continue the partition."""
         self._queues[partition].put(records)
         self.filled.add(partition)
 
     def end(self, partition: Partition, *, reached: bool) -> None:
-        """Note whether what came last reached the end of a partition."""
+        """Note if the last fetch has reached a partition's end."""
         if reached:
             self._at_end.add(partition)
             self._ended.add(partition)
@@ -115,21 +122,21 @@ class WaitingRecords:
             self._at_end.discard(partition)
 
     def is_at_end(self, partition: Partition) -> bool:
-        """Return True if all there is to read of a partition was fetched."""
+        """Return True if a partition was fetched to its end."""
         return partition in self._at_end
 
     def first_offset(self, partition: Partition) -> int | None:
-        """Offset of a partition's oldest record; None where there is none."""
+        """Return the offset of a partition's oldest record; None if it has no record."""
         return self._queues[partition].first_offset()
 
     def emptied(self, full_bytes: int) -> set[Partition]:
-        """Partitions that were overfull and are half empty now."""
+        """Return the partitions that were overfull and are half empty now."""
         emptied = {p for p in self._full if self._queues[p].size_bytes <= full_bytes // 2}
         self._full -= emptied
         return emptied
 
     def overfull(self, full_bytes: int, besides: Collection[Partition]) -> set[Partition]:
-        """Partitions that have come to hold so many bytes, but for some."""
+        """Return partitions that have become full, except those in `besides`."""
         overfull = {
             each
             for each in self.filled - self._full
@@ -139,9 +146,10 @@ class WaitingRecords:
         return overfull
 
     def lacks(self, halted: set[Partition]) -> bool:
-        """Whether to wait for a partition that has more to read, and of which nothing is here."""
+        """Return True to wait for a partition that has more to read and no record here."""
         now, since = time.monotonic(), self._lacking_since
-        # What waits for a look at its topic is here: of a thousand that trickle some always do.
+        # Partitions that wait for a check of their topic have records here. Of a thousand
+        # partitions with few records, some always wait.
         lacking = self._queues.keys() - self.filled - self._at_end - halted
         self._lacking_since = {partition: since.get(partition, now) for partition in lacking}
         return any(now < since_s + _PATIENCE_S for since_s in self._lacking_since.values())
@@ -149,7 +157,7 @@ class WaitingRecords:
     def give_out(
         self, here: Collection[Partition], lags: Mapping[Partition, int], wanted: int, run: int
     ) -> list[Fetched]:
-        """Take records of these partitions out, in turn."""
+        """Take records out of these partitions, in turn."""
         counts = {partition: len(self._queues[partition]) for partition in here}
         given = [
             fetched(partition, self._queues[partition].take(count))
@@ -160,7 +168,7 @@ class WaitingRecords:
         return given
 
     def reached(self, cursors: Mapping[Partition, Cursor]) -> list[LogEndReached]:
-        """Ends that lie above the last record, of partitions all of which was given out."""
+        """Return ends above the last record, of partitions whose records were all returned."""
         ends, self._ended = self._ended - self.filled, self._ended & self.filled
         reached = list[LogEndReached]()
         for partition in ends & self._at_end:

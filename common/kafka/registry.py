@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 _Place: TypeAlias = tuple[str, int]  # a subject and a version
 
-# A caller repeats its question after this time, because a registry that was restarted never answers
-# an old one. An answer to an old question counts nevertheless until `ANSWER_S`.
+# A caller repeats its request after this time, because a restarted registry never answers an old
+# one. An answer to an old request still counts until `ANSWER_S`.
 REPEAT_S = 2.5
 ANSWER_S = 30.0
 MOST_REFERENCES = 100
 DEEPEST_REFERENCE = 20
-SCHEMA_CHARACTERS = 500_000  # with its references: a record of the schemas topic holds them all
-_NO_SCHEMA = 40403  # the registry's own code; any other 404 means a wrong address
+# Limit with all references, because one record of the schemas topic holds them all.
+SCHEMA_CHARACTERS = 500_000
+# The registry's own code. Any other 404 means a wrong address.
+_NO_SCHEMA = 40403
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
-# Registries that can, return a Protobuf schema as a descriptor; others return it as it is.
+# Some registries return a Protobuf schema as a descriptor; others return it unchanged.
 _FORMAT = {"format": "serialized"}
 
 
@@ -61,19 +63,20 @@ _TOKEN = msgspec.json.Decoder(_Token)
 
 
 class ConfluentRegistry:
-    """Client of a registry; may be shared between threads.
+    """Client of a registry. Safe to use from several threads.
 
     Args:
-        properties: By the names that Confluent's clients have for them.
+        properties: Properties by the names in Confluent's clients.
 
     Raises:
-        UserError: If they make no sense.
+        UserError: If the properties make no sense.
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._properties = properties
         self._name = f"the schema registry at {properties['url']}"
-        try:  # Confluent's client checks the properties, and loads the certificates.
+        # Confluent's client checks the properties and loads the certificates.
+        try:
             client = SchemaRegistryClient(dict(properties))._rest_client  # noqa: SLF001 -- sends no request
         except (OSError, TypeError, ValueError) as error:
             raise UserError(f"DOLL_SCHEMA_REGISTRY_*: {error}") from error
@@ -81,11 +84,12 @@ class ConfluentRegistry:
             self._name, ANSWER_S, verify=client.verify, auth=client.auth, proxy=client.proxy
         )
         self._urls = client.base_urls
-        self._first = 0  # index of the URL to try first
+        # Index of the URL to try first.
+        self._first = 0
         fetches = properties.get("bearer.auth.credentials.source") == "OAUTHBEARER"
         self._token = properties.get("bearer.auth.token", "")
         self._token_until = float("-inf" if fetches else "inf")
-        # Questions that were not answered within `REPEAT_S`, by the schema's id.
+        # Requests that were not answered within `REPEAT_S`, by the schema's id.
         self._late = dict[int, Future[Schema | None]]()
 
     def schema(self, number: int) -> Schema | None:
@@ -122,13 +126,13 @@ class ConfluentRegistry:
         known: dict[_Place, _Registered],
         references: dict[Reference, None],
     ) -> None:
-        """Add what a schema uses, each behind what that uses, once.
+        """Add a schema's references, each once and after its own references.
 
         Args:
             schema: The schema.
             above: The references that lead to it.
             known: All references that were read, by subject and version.
-            references: What is added to.
+            references: The collected references.
         """
         for each in schema.references or ():
             place = each.subject, each.version
@@ -144,10 +148,10 @@ class ConfluentRegistry:
             references[Reference(each.name, known[place].schema)] = None
 
     async def _get(self, path: str) -> _Registered | None:
-        """Ask each URL until one answers; None: the registry says that there is no such schema.
+        """Try each URL until one answers; None if the registry has no such schema.
 
         Raises:
-            UnavailableError: If none answers, or the answer makes no sense.
+            UnavailableError: If no URL answers, or the answer makes no sense.
         """
         headers = {"Accept": _ACCEPT, **await self._credentials()}
         for left in reversed(range(len(self._urls))):

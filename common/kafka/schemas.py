@@ -1,15 +1,15 @@
-"""The schemas of a job's records, in a topic of the job: who reads its records needs no registry.
+"""The schemas of a job's records, in a topic of the job, so that its readers need no registry.
 
-Who meets an id first asks the registry, writes what it has into the topic and reads that back: of
-two records of an id the first counts, whoever wrote it and whenever, so all read records alike. A
-claim follows the schemas of its records, which are acknowledged before it is made.
+The first process that finds an unknown id requests the schema from the registry, writes it to the
+topic and reads it back. Of two records of an id the first counts, so all processes read records
+alike. A claim follows the schemas of its records, which are acknowledged before the claim is made.
 
-    worker 1   asks for 7, is frozen                       writes 7 -> A'    reads 7 -> A, uses it
-    worker 2                    asks for 7   writes 7 -> A   claims records of 7
-    topic                                    0: 7 -> A       1: 7 -> A', without effect
+    worker 1   requests 7, freezes                        writes 7 -> A'    reads 7 -> A, uses it
+    worker 2                  requests 7  writes 7 -> A   claims records of 7
+    topic                                 0: 7 -> A       1: 7 -> A', without effect
 
-That the registry has no schema of an id is not written down: it may come to have it, for records
-that come later. Which of those that came before were skipped their claims say.
+A schema that the registry lacks is not recorded: it may be added later, for later records. Claims
+say which earlier records were skipped.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
     from common.data.registered import RegisteredCodec
 
 _log = event_logger(__name__)
-_PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+# A broker's election of a leader takes some seconds.
+_PATIENCE_S = 15.0
 
 
 def open_registry(settings: Settings) -> SchemaRegistry | None:
-    """The schema registry, None where the settings name none; it is not asked before it is needed.
+    """Open the schema registry without connecting; None if the settings name no registry.
 
     Raises:
-        UserError: If the settings make no sense, or what asks it is not installed.
+        UserError: If the settings make no sense, or the registry's client is not installed.
     """
     if not settings.schema_registry:
         return None
@@ -61,26 +62,28 @@ def open_registry(settings: Settings) -> SchemaRegistry | None:
 
 
 class JobSchemas:
-    """Finds them; for any thread.
+    """Finds a job's schemas. Safe to use from several threads.
 
     Args:
-        job: Its id.
-        registry: Asked for what the topic has not; None: there is none to ask.
+        job: Identifier of the job.
+        registry: Has the schemas that the topic lacks. None if there is no registry.
     """
 
     def __init__(self, log: Log, job: str, registry: SchemaRegistry | None) -> None:
         self._log = log
         self._place = Partition(schemas_topic(job), 0)
         self._registry = registry
-        self._lock = threading.Lock()  # guards what follows
+        # Guards the fields below.
+        self._lock = threading.Lock()
         self._found = dict[int, Schema]()
-        self._next = 0  # offset
+        # Offset of the next record to read.
+        self._next = 0
 
     def get(self, number: int) -> Schema | None:
-        """The schema of an id, once it is in the topic; None: the registry says there is none.
+        """Return an id's schema once it is in the topic; None if the registry lacks it.
 
         Raises:
-            UnavailableError: If the topic has it not, and Kafka or the registry is unavailable.
+            UnavailableError: If the topic lacks it, and Kafka or the registry is unavailable.
         """
         with self._lock:
             if number not in self._found:
@@ -97,12 +100,13 @@ class JobSchemas:
                 self._write(SchemaFound(number, schema))
                 self._read()
             if number not in self._found:
-                self._next = 0  # the topic may be another one by now
+                # The topic may be another one by now.
+                self._next = 0
                 raise UnavailableError(f"{self._place.topic} does not give back schema {number}")
             return self._found[number]
 
     def teach(self, codec: RegisteredCodec, values: Sequence[bytes | None]) -> None:
-        """Give a codec the schemas that these records need, as far as there are any.
+        """Give a codec the existing schemas that these records need.
 
         Raises:
             UnavailableError: As `get`.
@@ -122,7 +126,8 @@ class JobSchemas:
                 else:
                     self._found.setdefault(found.id, found.schema)
         except UnknownTopicError:
-            return  # nobody has met one yet
+            # No process has written a schema yet.
+            return
 
     def _write(self, found: SchemaFound) -> None:
         topic = NewTopic(self._place.topic, kept_forever=True)

@@ -1,4 +1,4 @@
-"""What a Kafka client has to be told, and how it becomes the client library's properties."""
+"""Settings of our Kafka clients, and their translation to the client library's properties."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ from common.errors import OutsideError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_EMBEDDED_WAIT_MS = 10  # the broker does not wake a waiting fetch: this is the latency of a record
+# The broker does not wake a waiting fetch, so this is the latency of a record.
+_EMBEDDED_WAIT_MS = 10
 _CONTROL_TIMEOUT_S = 5.0
-# Gets `sasl.oauthbearer.config`; returns a token and until when it is valid, in s since 1970.
+# Receives `sasl.oauthbearer.config`, and returns a token and its expiry in seconds since 1970.
 MakeToken: TypeAlias = "Callable[[str], tuple[str, float]]"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedControl:
-    """The embedded broker's control socket, for any process of this machine that knows its path.
+    """The embedded broker's control socket, for processes of this machine that know its path.
 
-    It also creates topics, which the admin API of that broker cannot.
+    It also creates topics, which that broker's admin API cannot do.
     """
 
     path: str
 
     def __call__(self, topic: str, partitions: int) -> None:
-        """Create a topic; do nothing if it is there.
+        """Create a topic unless it exists.
 
         Raises:
-            UnavailableError: If the broker is gone.
+            UnavailableError: If the broker has ended.
         """
         self._ask(f"create {topic} {partitions}")
 
     def address(self) -> str:
-        """The bootstrap address.
+        """Return the bootstrap address.
 
         Raises:
-            UnavailableError: If the broker is gone.
+            UnavailableError: If the broker has ended.
         """
         return self._ask("address")
 
     def expire(self, topic: str, partition: int, below: int) -> None:
-        """Do what retention does: the log of a partition starts at `below` from now on."""
+        """Expire records as retention does: from now on, a partition's log starts at `below`."""
         self._ask(f"expire {topic} {partition} {below}")
 
     def refuse(self, request: int, code: int) -> None:
-        """Let the broker answer the next request of a kind, by its number, with an error."""
+        """Make the broker answer the next request of this number with an error."""
         self._ask(f"refuse {request} {code}")
 
     def set_up(self, *, up: bool) -> None:
-        """Let the broker be away (`up=False`) or be back; it keeps its logs."""
+        """Make the broker unavailable (`up=False`) or available again. It keeps its logs."""
         self._ask("up" if up else "down")
 
     def _ask(self, command: str) -> str:
@@ -70,40 +71,50 @@ class EmbeddedControl:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """Where Kafka is and how patient to be with it."""
+    """The address of Kafka, and our clients' timeouts and limits."""
 
     bootstrap: str
-    named: bool = True  # False: nobody named an address, so it is the default one
+    # False if the address is the default, because the settings name none.
+    named: bool = True
     client_id: str = "doll"
     group_protocol: Literal["classic", "consumer"] = "classic"
-    session_timeout_ms: int = 10_000  # classic groups; under "consumer" the broker decides
-    hold_timeout_ms: int = 1_800_000  # that partitions wait for a static member; broker's maximum
-    # A fetch waits so long for new records, and what is placed or resumed meanwhile waits for it;
-    # Kafka's default is 500. The embedded broker needs 10: it does not wake a waiting fetch.
+    # Used in classic groups. With "consumer", the broker decides.
+    session_timeout_ms: int = 10_000
+    # How long partitions wait for a static member; the broker's maximum.
+    hold_timeout_ms: int = 1_800_000
+    # How long a fetch waits for new records. A placed or resumed partition waits for it. Kafka's
+    # default is 500. The embedded broker needs 10, because it does not wake a waiting fetch.
     fetch_wait_ms: int = 100
-    prefetch_kb: int = 16_384  # bounds the memory of each consumer
+    # Limits the memory of each consumer.
+    prefetch_kb: int = 16_384
     linger_ms: float = 1.0
-    close_timeout_s: float = 5.0  # a writer that closes waits so long for the broker
-    request_timeout_s: float = 10.0  # metadata, bounds, creation of topics
-    replication_factor: int = -1  # the broker's default
-    # Of the embedded broker, which cannot look up offsets by time (we search), tells no ids of
-    # topics and cannot describe them. None: the admin API.
+    # How long a closing writer waits for the broker.
+    close_timeout_s: float = 5.0
+    # Limit of requests for metadata and bounds, and of topic creation.
+    request_timeout_s: float = 10.0
+    # -1 means the broker's default.
+    replication_factor: int = -1
+    # Set for the embedded broker, which cannot look up offsets by time (we search instead) and has
+    # no topic ids or descriptions. None: the admin API is used.
     topic_maker: EmbeddedControl | None = None
-    rack: str = ""  # where we are, as the brokers' `broker.rack` says it; empty: not known
-    properties: Mapping[str, str] = field(default_factory=dict)  # passed on by the client's names
-    token: MakeToken | None = None  # for SASL/OAUTHBEARER, where `properties` cannot tell
+    # Our location, as in the brokers' `broker.rack`. Empty if unknown.
+    rack: str = ""
+    # Passed on under the client's names.
+    properties: Mapping[str, str] = field(default_factory=dict)
+    # Used for SASL/OAUTHBEARER if `properties` cannot express it.
+    token: MakeToken | None = None
 
     def right(self, operation: str, resource: str) -> str:
-        """Return a right in words, and whose it is where the settings name a user."""
+        """Return a right in words, with its owner if the settings name a user."""
         user = self.properties.get("sasl.username")
         return f"{operation} on {resource}" + (f" (principal User:{user})" if user else "")
 
 
 def embedded_settings(control: str) -> KafkaSettings:
-    """Settings for the embedded broker whose control socket is at this path.
+    """Return settings for the embedded broker with this control socket.
 
     Raises:
-        UnavailableError: If there is none.
+        UnavailableError: If there is no such broker.
     """
     maker = EmbeddedControl(control)
     return KafkaSettings(
@@ -114,37 +125,37 @@ def embedded_settings(control: str) -> KafkaSettings:
     )
 
 
-# Group of every reader that is no member of a job's group. It commits nothing: Kafka demands a
-# group of every consumer, and the right to read as that group.
+# Group of every reader outside a job's group. It commits nothing, but Kafka requires a group of
+# every consumer, and the right to read as that group.
 ALONE = "doll.alone"
 _TAIL_FETCH_WAIT_MS = 100
-FETCH_BACKOFF_MS = 50  # between a fetch that failed and the next one
-# A topic that is gone is taken for one that is about to appear for so long; the default is 30 s.
+# Pause between a failed fetch and the next one.
+FETCH_BACKOFF_MS = 50
+# How long a missing topic counts as about to appear. The default is 30 s.
 _PROPAGATION = {"topic.metadata.propagation.max.ms": 10_000}
 
 
 def client_properties(settings: KafkaSettings) -> dict[str, Any]:
-    """Properties of every client."""
+    """Return properties of every client."""
     return {
         "bootstrap.servers": settings.bootstrap,
         "client.id": settings.client_id,
         "socket.nagle.disable": True,
-        # What matters of its log comes as an exception or to the error callback too; a broker that
-        # is away would be logged ten times a second.
+        # Important log messages also arrive as exceptions or at the error callback. An unavailable
+        # broker would be logged ten times a second.
         "log_level": 2,
-        # How late a broker that is back is found, by each of a process's half dozen clients; the
-        # default grows to 10 s. An attempt at a port where nobody listens costs both sides less
-        # than a heartbeat does.
+        # Longest delay before a process's half dozen clients find a broker again; the default
+        # grows to 10 s. An attempt at a closed port costs both sides less than a heartbeat.
         "reconnect.backoff.max.ms": 250,
-        # Likewise what a broker refuses for now, as long as it loads a group or elects a leader.
+        # The same for requests that a broker refuses while it loads a group or elects a leader.
         "retry.backoff.max.ms": 250,
-        # A host that is away answers nothing at all, and the kernel asks again after 1, 3, 7 and
-        # 15 s: a new attempt is sooner than the last two. The default is 30 s, of which TLS and
-        # SASL take less than one.
+        # An unreachable host sends no answer, and the kernel repeats the request after 1, 3, 7 and
+        # 15 s. A new attempt is faster than the last two. The default is 30 s; TLS and SASL take
+        # less than one.
         "socket.connection.setup.timeout.ms": 5_000,
-        # A host that loses power says nothing on connections that there are either: what is on its
-        # way is asked of the partition's new leader after this. The default is 60 s; who is alive
-        # answers within milliseconds, or, to a fetch, `fetch.wait.max.ms` later.
+        # A host that loses power does not close its connections. Pending requests go to the
+        # partition's new leader after this time. The default is 60 s. A live broker answers within
+        # milliseconds, or `fetch.wait.max.ms` later for a fetch.
         "socket.timeout.ms": 10_000,
         **settings.properties,
         **({"oauth_cb": settings.token} if settings.token else {}),
@@ -152,36 +163,38 @@ def client_properties(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def reader_properties(settings: KafkaSettings) -> dict[str, Any]:
-    """Properties of every consumer, in a group or not."""
+    """Return properties of every consumer, in a group or not."""
     return {
         **client_properties(settings),
         "client.rack": settings.rack,
         "group.id": ALONE,
         "allow.auto.create.topics": False,
-        "auto.offset.reset": "error",  # a position comes from the ledger or from nowhere
+        # Positions come from the ledger only.
+        "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "fetch.wait.max.ms": settings.fetch_wait_ms,
         "fetch.error.backoff.ms": FETCH_BACKOFF_MS,
-        # A full queue is asked again after 10 ms, not after the default second: it drains in less.
+        # Retry of a full queue after 10 ms instead of a second, because it drains in less.
         "fetch.queue.backoff.ms": 10,
         "queued.max.messages.kbytes": settings.prefetch_kb,
     }
 
 
 def tail_properties(settings: KafkaSettings) -> dict[str, Any]:
-    """Properties of the consumer that all tails share."""
+    """Return properties of the consumer that all tails share."""
     return {
         **reader_properties(settings),
-        # A tail that is opened beside others waits for the fetch that waits for them.
+        # A new tail waits for the current fetch, which waits for other tails' records.
         "fetch.wait.max.ms": min(settings.fetch_wait_ms, _TAIL_FETCH_WAIT_MS),
-        **_PROPAGATION,  # what is said of a topic then is looked into
-        # A replica nearby has a record some milliseconds later than the leader, an update waits for
-        # what tails read, and that is little: nothing that a bill between zones would show.
+        # Reports of missing topics are checked.
+        **_PROPAGATION,
+        # A nearby replica has a record some milliseconds after the leader, and updates wait for
+        # tails. Tails read so little that the traffic between zones costs nearly nothing.
         "client.rack": "",
-        # Offsets at the end of a log may hold no record: of a transaction that was aborted, and the
-        # marker of each.
+        # The last offsets of a log may hold no record: aborted transactions, and transaction
+        # markers.
         "enable.partition.eof": True,
     }
 
@@ -189,9 +202,9 @@ def tail_properties(settings: KafkaSettings) -> dict[str, Any]:
 def member_properties(
     settings: KafkaSettings, group: str, member: str, *, hold: bool
 ) -> dict[str, Any]:
-    """Properties of a member of a consumer group.
+    """Return properties of a member of a consumer group.
 
-    A static member is always classic: only there may a client say how long it may be away.
+    A static member is always classic: only there may a client set its own session timeout.
     """
     properties = {
         **reader_properties(settings),
@@ -200,33 +213,38 @@ def member_properties(
         "topic.metadata.refresh.interval.ms": 5_000,
     }
     if settings.group_protocol == "consumer" and not hold:
-        # Whose answer to the order to give partitions up was lost keeps them from the others so
-        # long: seen once in hours of faults, when it was the default of 5 min. We poll always.
+        # If a member's answer to a revocation is lost, it keeps its partitions from others this
+        # long. This was seen once in hours of faults, with the default of 5 min. We poll all the
+        # time.
         return {**properties, "group.protocol": "consumer", "max.poll.interval.ms": 30_000}
     session_timeout_ms = settings.hold_timeout_ms if hold else settings.session_timeout_ms
     properties |= {
         "group.protocol": "classic",
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": session_timeout_ms,
-        "max.poll.interval.ms": max(session_timeout_ms, 300_000),  # the default; never the shorter
+        # 5 min is the default, and the session timeout must not be longer.
+        "max.poll.interval.ms": max(session_timeout_ms, 300_000),
         "heartbeat.interval.ms": min(session_timeout_ms // 3, 3_000),
     }
     return {**properties, "group.instance.id": member} if hold else properties
 
 
 def writer_properties(settings: KafkaSettings) -> dict[str, Any]:
-    """Properties of a producer that loses nothing and repeats nothing."""
+    """Return properties of a producer that loses nothing and repeats nothing."""
     return {
         **client_properties(settings),
         "enable.idempotence": True,
         "acks": "all",
         **_PROPAGATION,
-        "message.timeout.ms": 0,  # for ever: an indicator of unknown fate is never given up
+        # 0 means no timeout: a claim of unknown outcome is never abandoned.
+        "message.timeout.ms": 0,
         "linger.ms": settings.linger_ms,
-        # Each writer has a bound of its own: one that is full must not stop the others.
+        # Each writer has its own limit. A full writer must not stop the others.
         "queue.buffering.max.kbytes": 2_147_483_647,
         "queue.buffering.max.messages": 0,
-        "partitioner": "murmur2_random",  # what Java clients do with a key
-        "sticky.partitioning.linger.ms": 0,  # without a key: spread record by record
+        # Java clients treat a key in the same way.
+        "partitioner": "murmur2_random",
+        # Without a key, records are spread one by one.
+        "sticky.partitioning.linger.ms": 0,
         **settings.properties,
     }

@@ -1,4 +1,4 @@
-"""Reads addresses back: exactly one span, then nothing until the next is asked for."""
+"""Reads spans back: exactly one span, then nothing until the next is requested."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ if TYPE_CHECKING:
     from common.kafka.port import Fetched
     from common.kafka.settings import KafkaSettings
 
-# A fetch that waits for new data delays the seek to the next span, so it must not wait long; the
-# records of a span are there already.
+# A waiting fetch delays the seek to the next span, so it must be short. The records of a span exist
+# already.
 _FETCH_WAIT_MS = 1
-# A fetch gives all that follows, far beyond the span, and the client takes it apart before anything
-# is seen of it: at its default of 1 MB, 8 small records came after 13 ms, so after 3. Longer spans
-# take several fetches, which cost nothing; a record that is larger comes nevertheless.
+# A fetch returns everything that follows, far beyond the span, and the client parses it before
+# returning anything: at its default of 1 MB, 8 small records took 13 ms, with this limit 3 ms.
+# Longer spans take several fetches, which cost nothing. A larger record arrives nevertheless.
 _FETCH_BYTES = 256 << 10
-_LOOK_S = 1.0  # whether a topic is there whose records do not come
-_MAX_RECORDS = 100_000  # of one call to the client
+# Longest check of a topic whose records do not arrive.
+_LOOK_S = 1.0
+# Limit of one call to the client.
+_MAX_RECORDS = 100_000
 
 
 class KafkaSpanReader:
-    """The `SpanReader` port on a consumer that is assigned one span's partition at a time."""
+    """The `SpanReader` port, on a consumer that has one span's partition at a time."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -49,11 +51,12 @@ class KafkaSpanReader:
             "error_cb": self._complaints,
             "fetch.wait.max.ms": _FETCH_WAIT_MS,
             "fetch.message.max.bytes": _FETCH_BYTES,
-            # Offsets at the end of a span may hold nothing: only the end of the log shows it then.
+            # The last offsets of a span may hold no record. Only the end of the log shows that.
             "enable.partition.eof": True,
         }
         self._client = made(Consumer, self._properties)
-        self._met = set[str]()  # topics that the client knows
+        # Topics that the client knows.
+        self._met = set[str]()
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
         """See the port."""
@@ -61,14 +64,16 @@ class KafkaSpanReader:
         deadline = time.monotonic() + timeout_s
         cursor = Cursor(span.place, span.start)
         records: list[ClientMessage] = []
-        if span.topic not in self._met:  # the client by itself waits a second
+        # The client by itself waits a second.
+        if span.topic not in self._met:
             self._meet(span, timeout_s)
         self._assign(cursor)
         try:
             while cursor.position < span.end:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    self._meet(span, _LOOK_S)  # it may have been deleted
+                    # The topic may have been deleted.
+                    self._meet(span, _LOOK_S)
                     self._renew()
                     raise UnavailableError(
                         f"{span} did not come within {timeout_s} s; got up to {cursor.position}"
@@ -85,16 +90,16 @@ class KafkaSpanReader:
         self._client.close()
 
     def _renew(self) -> None:
-        """Begin with a new client: the old one never reads a topic that was created anew.
+        """Replace the client: the old one never reads a recreated topic.
 
-        So it is where the leader epochs of the new one are lower than those that it has seen.
+        That is so if the new topic's leader epochs are lower than those that the client has seen.
         """
         self._client.close()
         self._client = made(Consumer, self._properties)
         self._met.clear()
 
     def _meet(self, span: Span, timeout_s: float) -> None:
-        """Ask about a topic."""
+        """Request a topic's metadata."""
         doing = f"reading {span}"
         try:
             topic = self._client.list_topics(span.topic, timeout=timeout_s).topics[span.topic]
@@ -107,7 +112,7 @@ class KafkaSpanReader:
     def _continue(
         self, cursor: Cursor, messages: list[ClientMessage], span: Span
     ) -> list[ClientMessage]:
-        """The messages that continue the span; moves the cursor over them and a last hole."""
+        """Return the messages that continue the span; move the cursor over them and a last hole."""
         run = [message for message in messages if message.error() is None]
         if run:
             first, last, again = cursor.take([message.offset() for message in run])
@@ -123,9 +128,11 @@ class KafkaSpanReader:
                 cursor.position = max(cursor.position, message.offset())
             elif error.code() in OUT_OF_RANGE:
                 self._explain(span)
-                self._assign(cursor)  # the client does not seek in what it has stopped
+                # The client does not seek in a partition that it has stopped.
+                self._assign(cursor)
             else:
-                self._renew()  # the client says once that a right is missing
+                # The client reports a missing right only once.
+                self._renew()
                 raise self._as_ours(error, span)
         return run
 
@@ -138,7 +145,7 @@ class KafkaSpanReader:
         self._client.assign([TopicPartition(*cursor.partition, cursor.position)])
 
     def _explain(self, span: Span) -> None:
-        """Raise why a position of the span is out of range, unless it is not any more."""
+        """Raise the reason why the span is out of range, unless it is in range now."""
         try:
             start, end = self._client.get_watermark_offsets(
                 TopicPartition(span.topic, span.partition),

@@ -45,24 +45,28 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-# The client starts an assigned partition in its own time and refuses to seek before that.
+# The client starts an assigned partition asynchronously, and refuses to seek before that.
 _SEEK_RETRY_S = 0.005
-_MEASURE_TIMEOUT_S = 1.0  # inside `poll`, so not for long
+# Short, because it waits inside `poll`.
+_MEASURE_TIMEOUT_S = 1.0
 
-_FETCH_RECORDS = 2_000  # taken over from the client at once: some milliseconds
-# One fetch of one partition; smaller ones cost throughput (64 KB a fifth of it, 16 KB half).
+# Records taken from the client at once; takes some milliseconds.
+_FETCH_RECORDS = 2_000
+# Size of one fetch of one partition. Smaller fetches cost throughput (64 KB a fifth of it, 16 KB
+# half).
 _FETCH_BYTES = 256 << 10
-# What the client fetches ahead of us: for the few milliseconds between two polls. A pause throws
-# it away, so it is small.
+# Amount that the client fetches ahead, for the few milliseconds between two polls. It is small
+# because a pause drops it.
 _AHEAD_KB = 2_048
-_FETCHES_HELD = 2  # of each partition at least, so that one is here while the next is on its way
-# The client fetches from a topic created anew, which is longer, without a word. It needs longer for
-# that than to ask again after an error: records after such a silence wait for a look at the topic.
+# Minimum number of fetches held per partition: one is here while the next is under way.
+_FETCHES_HELD = 2
+# If a topic is recreated and longer than before, the client reads it without notice. That takes
+# longer than a retry after an error, so records after such a silence wait for a check of the topic.
 _SILENCE_S = FETCH_BACKOFF_MS / 1000
 
 
 def open_stream_log(settings: Settings, client_id: str = "doll") -> StreamLog:
-    """Open Kafka, to join consumer groups, too: see `open_log`."""
+    """Open Kafka for a user that also joins consumer groups; see `open_log`."""
     return KafkaStreamLog(kafka_settings(settings, client_id))
 
 
@@ -79,15 +83,15 @@ class KafkaStreamLog(KafkaLog):
 
 
 class KafkaStreamReader:
-    """The `StreamReader` port on a consumer that is paused except where it has been placed.
+    """The `StreamReader` port, on a consumer that is paused except for placed partitions.
 
-    A partition of this member is in one of three states: silent (no cursor), placed but not yet
-    sought at the client (`_unsought`), or flowing. Messages count only of partitions that flow.
+    An owned partition is in one of three states: silent (no cursor), placed but not sought at the
+    client yet (`_unsought`), or flowing. Only messages of flowing partitions count.
 
-    The client gives whole fetches in the order in which they came: thousands of records of one
-    partition, then of the next. So they wait here, in a queue for each, and are given out in turn.
-    A partition whose queue is full is paused at the client; that throws away what was fetched, so
-    it is sought anew when its queue is half empty.
+    The client returns complete fetches in order of arrival: thousands of records of one partition,
+    then of the next. So records wait here, in a queue for each partition, and are returned in turn.
+    If a queue is full, its partition is paused at the client. The pause drops fetched records, so
+    the partition is sought again when its queue is half empty.
     """
 
     def __init__(
@@ -101,30 +105,41 @@ class KafkaStreamReader:
         hold: bool,
     ) -> None:
         self._name = f"member {member} of group {group}"
-        self._events: list[StreamEvent] = []  # what callbacks told during the current poll
+        # Events of callbacks during the current poll.
+        self._events: list[StreamEvent] = []
         self._owned: set[Partition] = set()
-        self._committed: dict[Partition, int] = {}  # of those, as the broker answered
+        # Offsets of owned partitions that the broker has accepted.
+        self._committed: dict[Partition, int] = {}
         self._cursors: dict[Partition, Cursor] = {}
         self._unsought: set[Partition] = set()
-        self._unmeasured: set[Partition] = set()  # out of range, bounds not yet known
-        self._halted: set[Partition] = set()  # out of range: the client will not seek there again
-        self._unidentified: set[Partition] = set()  # perhaps of another topic than their position
-        # Likewise, where records came after a silence: questions that were asked before that.
+        # Partitions that are out of range and whose bounds are unknown.
+        self._unmeasured: set[Partition] = set()
+        # Out-of-range partitions: the client does not seek in them any more.
+        self._halted: set[Partition] = set()
+        # Partitions whose topic may not be that of their position.
+        self._unidentified: set[Partition] = set()
+        # The same for records after a silence, with the number of requests sent before.
         self._unproved: dict[Partition, int] = {}
-        self._flowed_s: dict[Partition, float] = {}  # when records came, or could begin to
-        self._diverged: dict[Partition, int | None] = {}  # unmeasured ones: where it is another log
+        # When records last arrived, or could start to.
+        self._flowed_s: dict[Partition, float] = {}
+        # Offset of another log, if any, for unmeasured partitions.
+        self._diverged: dict[Partition, int | None] = {}
         self._watch = TopicWatch(admin, settings)
-        self._met: dict[str, str] = {}  # ids of topics as this client has known them
-        self._paused = False  # asked for by the caller
+        # Topic ids as this client first saw them.
+        self._met: dict[str, str] = {}
+        # True if the caller has paused all partitions.
+        self._paused = False
         self._waiting = WaitingRecords()
-        self._held_bytes = settings.prefetch_kb << 10  # over all partitions
+        # Limit over all partitions.
+        self._held_bytes = settings.prefetch_kb << 10
         self._complaints = Complaints()
-        # A missing right, until a record or a partition comes: the client says it once.
+        # A missing right, until a record or a partition arrives: the client reports it once.
         self._forbidden: OutsideError | None = None
         self._right, self._group = settings.right, group
         self._topics = list(topics)
         self._properties = member_properties(settings, group, member, hold=hold) | {
-            "enable.partition.eof": True,  # how else to know that there is nothing to wait for?
+            # Without this, it is unknown if there is anything to wait for.
+            "enable.partition.eof": True,
             "fetch.message.max.bytes": _FETCH_BYTES,
             "queued.max.messages.kbytes": min(_AHEAD_KB, settings.prefetch_kb),
             "error_cb": self._complaints,
@@ -139,7 +154,8 @@ class KafkaStreamReader:
         self._complaints.raise_fatal(self._name, self._right("read", f"group {self._group}"))
         wanted = 0 if self._paused else max_records
         deadline = time.monotonic() + timeout_s
-        wait_s = 0.0  # first of all see what is there
+        # The first fetch takes what is available.
+        wait_s = 0.0
         while True:
             came = self._fetch(wait_s)
             if self._events:
@@ -154,7 +170,7 @@ class KafkaStreamReader:
             left_s = deadline - time.monotonic()
             if left_s <= 0 and not (came and lacking):
                 break
-            # As long as the client has more at hand, what is lacking may be among it.
+            # The client may have the lacking records as long as it returns some.
             wait_s = 0.0 if came else max(left_s, 0.0)
         events, self._events = tuple(self._events), []
         if not events:
@@ -164,7 +180,7 @@ class KafkaStreamReader:
         return events
 
     def place(self, positions: Mapping[Partition, int | LogPosition]) -> None:
-        """See the port; partitions that are not this member's (any more) are left out."""
+        """See the port. Partitions that this member does not own are left out."""
         if any(self._is_anew(partition, positions[partition]) for partition in positions):
             self._rejoin()
         for partition in self._owned & positions.keys():
@@ -178,7 +194,7 @@ class KafkaStreamReader:
         self._seek_unsought()
 
     def _is_anew(self, partition: Partition, position: int | LogPosition) -> bool:
-        """Whether a position is of another topic than the client has known by this name."""
+        """Return True if the position's topic is another one than the client has seen."""
         topic_id = LogPosition.of(position).topic_id
         return bool(topic_id) and self._met.get(partition.topic, topic_id) != topic_id
 
@@ -205,7 +221,7 @@ class KafkaStreamReader:
             self._on_commit(cause_of(raised), offsets)
 
     def lag(self) -> dict[Partition, int]:
-        """See the port; a partition appears with its first fetch, and stands still while paused."""
+        """See the port. A partition appears with its first fetch; pauses freeze its lag."""
         return self._lags(self._cursors)
 
     def _lags(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -216,7 +232,8 @@ class KafkaStreamReader:
             if self._waiting.is_at_end(partition):
                 end = cursor.position
             else:
-                with suppress(KafkaException):  # not known any more
+                # The client may have forgotten the partition.
+                with suppress(KafkaException):
                     place = TopicPartition(*partition)
                     _, end = self._client.get_watermark_offsets(place, cached=True)
             first = self._waiting.first_offset(partition)
@@ -228,10 +245,10 @@ class KafkaStreamReader:
         """See the port."""
         self._client.close()
 
-    # --- rebalances: called by the client inside `consume` ---------------------------------------
+    # --- rebalances: called by the client inside `consume` ----------------------------------------
 
     def _joined(self) -> Consumer:
-        """A client that joins the group."""
+        """Return a client that joins the group."""
         client = made(Consumer, self._properties)
         client.subscribe(
             self._topics,
@@ -242,19 +259,20 @@ class KafkaStreamReader:
         return client
 
     def _rejoin(self) -> None:
-        """Join anew with a new client: the old one never reads a topic that was created anew.
+        """Rejoin with a new client: the old one never reads a recreated topic.
 
-        So it is where the leader epochs of the new one are lower than those that it has seen.
+        That is so if the new topic's leader epochs are lower than those that the client has seen.
         """
-        self._client.close()  # which revokes
+        # This revokes the partitions.
+        self._client.close()
         self._on_revoke(self._client, [TopicPartition(*each) for each in self._owned])
         self._met.clear()
         self._client = self._joined()
 
     def _on_assign(self, client: Consumer, assigned: list[TopicPartition]) -> None:
         partitions = tuple(Partition(each.topic, each.partition) for each in assigned)
-        # Any number will do, none is read before `place` says which; a number spares the client the
-        # look-up of committed offsets.
+        # The number is arbitrary, because nothing is read before `place`. It spares the client a
+        # request for committed offsets.
         silent = [TopicPartition(*partition, 0) for partition in partitions]
         client.incremental_assign(silent)
         client.pause(silent)
@@ -264,7 +282,7 @@ class KafkaStreamReader:
             self._events.append(Assigned(partitions))
 
     def _on_commit(self, refused: KafkaError | None, answers: list[TopicPartition]) -> None:
-        """Remember what the broker took; the next commit repeats what it did not take."""
+        """Remember accepted offsets. The next commit repeats refused ones."""
         for answer in answers:
             partition, error = Partition(answer.topic, answer.partition), refused or answer.error
             if error is None and partition in self._owned:
@@ -283,7 +301,7 @@ class KafkaStreamReader:
         if partitions:
             self._events.append(Revoked(partitions))
 
-    # --- positions -------------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------------
 
     def _silence(self, partition: Partition) -> None:
         self._cursors.pop(partition, None)
@@ -300,15 +318,16 @@ class KafkaStreamReader:
             try:
                 self._client.seek(target)
             except KafkaException:
-                continue  # not started yet: tried again by the next poll
-            # After the seek, or the client would fetch from where it stood.
+                # The partition has not started yet: retried by the next poll.
+                continue
+            # This follows the seek, or the client would fetch from the old position.
             self._client.resume([target])
             self._wake(target)
             self._unsought.discard(partition)
             self._flowed_s[partition] = time.monotonic()
 
     def _regulate(self) -> None:
-        """Pause partitions at the client whose queues are full; begin again with half of one."""
+        """Pause partitions with full queues at the client; resume those with half-empty ones."""
         if not self._cursors:
             return
         full = max(self._held_bytes // len(self._cursors), _FETCHES_HELD * _FETCH_BYTES)
@@ -317,22 +336,23 @@ class KafkaStreamReader:
             self._client.pause([TopicPartition(*partition)])
 
     def _wake(self, target: TopicPartition) -> None:
-        """Make the client fetch at once what was resumed; by itself it may sleep for a second.
+        """Make the client fetch a resumed partition at once; by itself it may sleep for a second.
 
-        Its thread wakes where a seek changes the partition's state, which one to 0 does not, and
-        for every request.
+        The client's thread wakes for every request, and for a seek that changes the partition's
+        state (a seek to 0 does not).
         """
-        with suppress(KafkaException):  # then it wakes later
+        # The thread then wakes later.
+        with suppress(KafkaException):
             if target.offset > 0:
                 self._client.seek(target)
             else:
                 self._client.get_watermark_offsets(target, timeout=_MEASURE_TIMEOUT_S)
 
     def _revive_halted(self) -> None:
-        """Start again at their new positions those that the client has stopped for good.
+        """Restart, at their new positions, partitions that the client has stopped.
 
-        Only right after `consume`, when no rebalance waits for its callback: the client would take
-        these calls for the answer to it.
+        Only safe right after `consume`, when no rebalance waits for its callback: otherwise the
+        client would take these calls for the callback's answer.
         """
         for partition in (self._unsought & self._halted) - self._unidentified:
             target = self._cursors[partition].target()
@@ -342,17 +362,19 @@ class KafkaStreamReader:
                 self._client.pause([target])
             except KafkaException as raised:
                 raise as_ours(cause_of(raised), f"{self._name}, {partition}") from raised
-            self._halted.discard(partition)  # from now on it is sought as others are
+            # The partition is sought like others from now on.
+            self._halted.discard(partition)
 
     def _measure_unmeasured(self) -> None:
-        """Tell the bounds of partitions that are out of range, or seek again where they are not."""
+        """Report bounds of out-of-range partitions; seek again if a position is in range."""
         for partition in self._unmeasured - self._unidentified:
             try:
                 low, high = self._client.get_watermark_offsets(
                     TopicPartition(*partition), timeout=_MEASURE_TIMEOUT_S
                 )
             except KafkaException:
-                continue  # the broker is unavailable: tried again by the next poll
+                # The broker is unavailable: retried by the next poll.
+                continue
             self._unmeasured.discard(partition)
             cursor = self._cursors.get(partition)
             if cursor is None:
@@ -366,10 +388,11 @@ class KafkaStreamReader:
                 at = high if diverged is None else diverged
                 self._events.append(LogTruncated(partition, at, recreated=False))
             else:
-                self._unsought.add(partition)  # the verdict on an earlier position came late
+                # The error was about an earlier position.
+                self._unsought.add(partition)
 
     def _look_at_topics(self) -> None:
-        """See whether topics are still those that positions name; read those that wait for it."""
+        """Compare topics with their positions' ids, and read the partitions that wait for it."""
         urgent = {each.topic for each in (*self._unidentified, *self._unproved)}
         found = self._watch.look(self._named, urgent=urgent)
         if not found:
@@ -387,13 +410,13 @@ class KafkaStreamReader:
                 self._events.append(LogTruncated(partition, 0, recreated=True))
 
     def _named(self) -> set[str]:
-        """Topics that positions name by their ids."""
+        """Return the topics whose positions have topic ids."""
         return {place.topic for place, cursor in self._cursors.items() if cursor.topic_id}
 
-    # --- records ---------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------
 
     def _fetch(self, wait_s: float) -> bool:
-        """Run callbacks and take over what the client has; whether there was anything."""
+        """Run callbacks and take the client's messages; return True if there were any."""
         self._look_at_topics()
         self._regulate()
         self._seek_unsought()
@@ -406,7 +429,7 @@ class KafkaStreamReader:
         return bool(messages)
 
     def _put(self, messages: list[ClientMessage]) -> None:
-        """Queue the records; after callbacks, so that only what flows now counts."""
+        """Queue records. Callbacks have run before, so only flowing partitions count."""
         for place, came in runs_of(messages):
             run, end = came, None
             if not are_records(came):
@@ -432,7 +455,7 @@ class KafkaStreamReader:
             self._waiting.end(partition, reached=end is not None and not again)
 
     def _prove(self, cursor: Cursor) -> None:
-        """Records came: keep them until the topic has been seen, where it may be another now."""
+        """Hold records that arrive after a silence until their topic is checked."""
         now, partition = time.monotonic(), cursor.partition
         silent_s = now - self._flowed_s.get(partition, now)
         if cursor.topic_id and self._watch.is_able and silent_s > _SILENCE_S:
@@ -460,7 +483,7 @@ class KafkaStreamReader:
         return good
 
     def _forbid(self, error: KafkaError, message: ClientMessage) -> None:
-        """Note a missing right; seek, so that the end is told again once the right is there."""
+        """Note a missing right, and seek, so that the end is reported once the right is granted."""
         topics = message.topic() or " or ".join(self._topics)
         group = self._right("read", f"group {self._group}")
         self._forbidden = as_ours(error, self._name, self._right("read", f"topic {topics}"), group)
@@ -469,11 +492,12 @@ class KafkaStreamReader:
             self._unsought.add(partition)
 
     def _doubt(self, partition: Partition, diverged: int | None) -> None:
-        """Find out about a position that the client found no log for."""
+        """Check a position that the client could not find."""
         self._unmeasured.add(partition)
         cursor = self._cursors.get(partition)
         if cursor is None or partition in self._unsought:
-            return  # it is about an earlier position
+            # The error is about an earlier position.
+            return
         self._diverged[partition] = diverged
         if cursor.topic_id and self._watch.is_able:
             self._unidentified.add(partition)

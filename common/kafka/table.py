@@ -1,9 +1,9 @@
 """A compacted topic as a dictionary that several processes change by compare-and-set.
 
-Each record carries a *number*: one more than the number of the record in force from which its
-writer made it. A reader takes the first record of a name, then each record with a higher number
-than the one in force. It ignores all others: they are *lost*. So of two records that were made from
-the same one, the first counts.
+Each record carries a *number*: one more than the number of the record in force that its
+writer started from. A reader takes the first record of a name, then each record with a higher
+number than the one in force. It ignores all others: they are *lost*. So of two records that were
+made from the same one, the first counts.
 
     offset   7         8          9          10
     number   4         5          5          6
@@ -23,7 +23,7 @@ value comes from another program and counts for nothing. A record that does not 
 number and is logged: a later version may have written it, and it must not stop other names.
 
 If somebody deletes the topic, a table keeps the entries that it has read, so that jobs continue. It
-reads the new topic from its first record. The entries of which the new topic has no record are
+reads the new topic from its first record. Entries without a record in the new topic are
 *missing* until a restore (`common.kafka.backup`) or `update` writes them.
 """
 
@@ -55,10 +55,10 @@ from common.telemetry.logging import event_logger
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Names of headers: a decimal number, and a random id by which a writer finds its own record.
+# Names of headers: a decimal number, and a random id, so that a writer finds its own record.
 NUMBER = "number"
 WRITE = "write"
-# Time for which a lost record may be the last one. Its writer needs milliseconds to write again.
+# Time that a lost record may stay the last one. Its writer needs milliseconds to write again.
 REPAIR_S = 5.0
 # Age up to which compaction leaves a record alone: many times the time of a repair.
 COMPACTION_LAG_S = 3600.0
@@ -66,7 +66,8 @@ COMPACTION_LAG_S = 3600.0
 _log = event_logger(__name__)
 _READ_RECORDS = 1000
 _READ_S = 0.2
-PATIENCE_S = 15.0  # a broker's election of a leader takes some seconds
+# A broker's election of a leader takes some seconds.
+PATIENCE_S = 15.0
 # Digits of a number: more than writers can ever reach one by one.
 _MOST_DIGITS = 15
 # Remedy if the topic has lost records.
@@ -76,7 +77,7 @@ _ATTEMPTS = 20
 
 
 def table_topic(name: str) -> NewTopic:
-    """Return how the topic of a table is created."""
+    """Return the topic of a table, to be created."""
     return NewTopic(name, compacted=True, compaction_lag_s=COMPACTION_LAG_S)
 
 
@@ -153,7 +154,7 @@ class CompactedTable(Generic[T]):
         self._arrivals = 0
 
     def read(self) -> dict[str, T]:
-        """All entries as of now, by name.
+        """Return all entries as of now, by name.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
@@ -170,17 +171,15 @@ class CompactedTable(Generic[T]):
 
     @property
     def missing(self) -> frozenset[str]:
-        """Names of entries of which the topic, as last read, has no record any more."""
+        """Names of entries without a record in the topic, as last read."""
         with self._lock:
             return self._missing
 
     def refresh(self, timeout_s: float) -> Mapping[str, T]:
         """Wait up to `timeout_s` for news, then return all entries as known by then.
 
-        The result is the same object until an entry changes.
-
-        Where the topic has to be read anew, it is read to its end first: by a part of it, entries
-        would seem to be gone, or to be what they were once.
+        The result is the same object until an entry changes. If the topic must be read again, it is
+        first read to its end: in a part of it, entries would seem to be missing or outdated.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -204,7 +203,7 @@ class CompactedTable(Generic[T]):
 
         Args:
             name: Name of the entry.
-            change: Gets the entry as it is now, None if there is none, and returns the new one, or
+            change: Receives the current entry, or None, and returns the new one, or
                 the very same object to change nothing. It is called again if somebody else changed
                 the entry meanwhile. It may raise to refuse the change.
             encode: Writes the new entry.
@@ -257,7 +256,7 @@ class CompactedTable(Generic[T]):
                 self._repair(name)
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         with self._lock:
             if self._open is not None:
                 self._open.close()
@@ -318,10 +317,11 @@ class CompactedTable(Generic[T]):
         )
 
     def _catch_up(self) -> None:
-        """Fold to what is now the end."""
+        """Read the topic to its current end."""
         tail, until = self._tail(), monotonic() + PATIENCE_S
         end = self._bounds().end
-        if tail.position() > end:  # it lost records, and all that was read is in doubt
+        # The topic lost records, so all that was read is in doubt.
+        if tail.position() > end:
             self._begin_anew()
             tail = self._tail()
         while tail.position() < end:
@@ -335,10 +335,11 @@ class CompactedTable(Generic[T]):
         self._look_for_missing()
 
     def _take(self, timeout_s: float) -> bool:
-        """Fold what there is to read; True if there was something."""
+        """Apply the available records; return True if there were any."""
         try:
             records = self._tail().read(_READ_RECORDS, timeout_s)
-        except (ExpiredError, TruncatedError):  # it is not the topic any more that was read
+        # The topic is not the one that was read.
+        except (ExpiredError, TruncatedError):
             self._begin_anew()
             return False
         except UnknownTopicError as error:
@@ -382,7 +383,7 @@ class CompactedTable(Generic[T]):
             _log.info(f"{self._noun}_records_found", topic=topic)
 
     def _notify(self) -> None:
-        """Wake whoever waits for news."""
+        """Wake threads that wait for news."""
         with self._arrived:
             self._arrivals += 1
             self._arrived.notify_all()
@@ -397,7 +398,7 @@ class CompactedTable(Generic[T]):
         return self._open
 
     def _look_at_settings(self, topic: NewTopic) -> None:
-        """Say once what is not as we would have made the topic."""
+        """Log once which settings differ from those that we would have chosen."""
         differing = differences([topic], self._log.settings([topic.name]))
         if differing and not self._looked:
             _log.warning(
@@ -409,10 +410,10 @@ class CompactedTable(Generic[T]):
         self._looked = True
 
     def _bounds(self) -> Bounds:
-        """What the topic holds.
+        """Return the topic's bounds.
 
         Raises:
-            UnavailableError: If Kafka is, or has not told all brokers of the new topic yet.
+            UnavailableError: If Kafka is unavailable, or not all brokers know the new topic yet.
         """
         try:
             return self._log.bounds(self._partition)
@@ -420,7 +421,7 @@ class CompactedTable(Generic[T]):
             raise UnavailableError(str(error)) from error
 
     def _fold(self, record: LogRecord) -> bool:
-        """Fold one record; True if it counts."""
+        """Apply one record; return True if it counts."""
         name = (record.key or b"").decode(errors="replace")
         in_force, number = self._in_force.get(name), _number_of(record)
         if record.value is None or number is None:
@@ -432,7 +433,7 @@ class CompactedTable(Generic[T]):
             self._enter(name, record, record.value)
             return True
         elif (number, record.value) == in_force:
-            # A copy or the same repair by somebody else: compaction may keep either.
+            # A copy, or the same repair by another process: compaction may keep either.
             self._lost_since.pop(name, None)
             return False
         if in_force is not None:
@@ -457,6 +458,6 @@ class CompactedTable(Generic[T]):
 
 
 def _number_of(record: LogRecord) -> int | None:
-    """Return the number that a record carries, None if it carries none."""
+    """Return a record's number; None if it has no number."""
     text = dict(record.headers).get(NUMBER, b"")
     return int(text) if len(text) <= _MOST_DIGITS and text.isdigit() else None

@@ -1,12 +1,12 @@
-"""Tails: each reads one partition from a position on; all of a process share one or two consumers.
+"""Tails: each reads one partition from a position on, over one or two shared consumers.
 
-A broker answers a consumer's requests in turn. One that waits for news of other tails keeps a tail
-that is opened waiting, twice where its position is to be checked first: 0.2 s. So those for whose
-first records somebody waits have a consumer of their own: 0.04 s.
+A broker answers a consumer's requests in turn, and a request may wait for records of other tails. A
+new tail waits for that request, or for two if its position must be checked first: 0.2 s. So prompt
+tails, for whose first records a caller waits, have a consumer of their own: 0.04 s.
 
-Its thread alone assigns and takes away: from another thread such a call is not carried out for
-minutes. Where two tails read the same partition at once, the second gets a consumer of its own, for
-the client has one position per partition.
+Only a consumer's own thread assigns and unassigns partitions: the client delays such a call from
+another thread for minutes. If two tails read the same partition at once, the second one gets
+another consumer, because the client has one position per partition.
 """
 
 from __future__ import annotations
@@ -70,23 +70,32 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-# Time that the client waits for records. An order to the thread waits as long, a record does not.
+# Time that the client waits for records. An order to the thread waits as long; a record does not.
 _WAIT_S = 0.01
-_QUIET_WAIT_S = 0.05  # instead, once nothing was asked of the thread for `_QUIET_S`
+# Replaces `_WAIT_S` once the thread has had no order for `_QUIET_S`.
+_QUIET_WAIT_S = 0.05
 _QUIET_S = 1.0
-_MANY_RECORDS = 2000  # of one call to the client
-_STALE_S = 6.0  # while brokers are away, the client complains every 5 s or more often
-_HELD_BYTES = 4 << 20  # of one tail: it is fetched no more until half of it is read
-_RECORD_BYTES = 200  # of a record besides its key and value
-_MEET_S = 1.0  # for the first answer of a broker
-_LINGER_S = 2.0  # without tails: who reads one topic after the other connects once
-# A broker that has just started may not know a topic for a moment: it must say so for so long.
+# Maximum number of records of one call to the client.
+_MANY_RECORDS = 2000
+# Age at which an error is stale. While brokers are unavailable, the client repeats errors at least
+# every 5 s.
+_STALE_S = 6.0
+# Limit of one tail's unread bytes. Above it, the tail fetches again once half of them are read.
+_HELD_BYTES = 4 << 20
+# Memory of a record besides its key and value.
+_RECORD_BYTES = 200
+# Longest wait for a broker's first answer.
+_MEET_S = 1.0
+# Time that a consumer without tails is kept, so that reading several topics in turn connects once.
+_LINGER_S = 2.0
+# How long a broker must report a topic as unknown: a broker that has just started may not know
+# it for a moment.
 _UNKNOWN_S = 2.0
 _ASK_AGAIN_S = 0.5
 
 
 class KafkaTail:
-    """The `Tail` port: what its consumer's thread has put here for it."""
+    """The `Tail` port: receives the records that its consumer's thread puts here."""
 
     def __init__(
         self,
@@ -96,24 +105,30 @@ class KafkaTail:
         on_ready: Callable[[], None] | None,
     ) -> None:
         self.partition = partition
-        self.cursor = Cursor(partition, known)  # what to put here next; the consumer's thread's
-        self.is_full = False  # not assigned at the client until half of it is read
+        # Position of the consumer's thread, which alone uses it.
+        self.cursor = Cursor(partition, known)
+        # True while it is not assigned at the client, until half of it is read.
+        self.is_full = False
         self._consumer = consumer
         self._position = known.offset
         self._on_ready = on_ready
-        # Records that follow each other, how many bytes they take, and the position after them.
+        # Runs of consecutive records, with their size in bytes and the position after them.
         self._runs = deque[tuple[list[LogRecord], int, int]]()
-        self._run: list[LogRecord] = []  # of which the first `_taken` are read
+        # The first `_taken` records of the run are read.
+        self._run: list[LogRecord] = []
         self._run_end = known.offset
         self._taken = 0
-        # Each is changed by one thread only: the consumer's, and whoever reads.
+        # Each number is changed by one thread only: the consumer's thread, and the reader's.
         self._put_bytes = self._read_bytes = 0
-        self._fault: OutsideError | None = None  # for good
-        self._error: OutsideError | None = None  # told once, a missing right until it is there
-        self._complained_s = 0.0  # when it was met
+        # Final error.
+        self._fault: OutsideError | None = None
+        # Raised once; a missing right is raised until it is granted.
+        self._error: OutsideError | None = None
+        # Time of `_error`.
+        self._complained_s = 0.0
         self._news = threading.Event()
 
-    # --- for whoever reads -----------------------------------------------------------------------
+    # --- for the reader ---------------------------------------------------------------------------
 
     def read(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """See the port."""
@@ -139,7 +154,7 @@ class KafkaTail:
             self._news.wait(left_s)
 
     def _is_idle(self) -> bool:
-        """Whether nothing came since it was read last, and all was read then."""
+        """Return True if nothing has arrived since the last read, which left nothing."""
         some = self._runs or self._taken < len(self._run) or self._fault or self._error
         return not (some or self._news.is_set())
 
@@ -166,17 +181,17 @@ class KafkaTail:
         return records
 
     def _has_run(self) -> bool:
-        """Whether there is a record; takes the next run when the last one is read."""
+        """Return True if there is a record; take the next run if the last one is read."""
         while self._taken == len(self._run) and self._runs:
             self._run, size, self._run_end = self._runs.popleft()
             self._taken = 0
             self._read_bytes += size
         return self._taken < len(self._run)
 
-    # --- for the consumer's thread ---------------------------------------------------------------
+    # --- for the consumer's thread ----------------------------------------------------------------
 
     def put(self, records: list[LogRecord], end: int) -> None:
-        """Take over records that follow, perhaps none, up to a position."""
+        """Add consecutive records, perhaps none, up to a position."""
         size = sum(map(_size, records))
         self._put_bytes += size
         self._runs.append((records, size, end))
@@ -193,20 +208,20 @@ class KafkaTail:
         self._notify()
 
     def _is_stale(self) -> bool:
-        """True if the trouble may be over: who reads seldom would believe that it begins now."""
+        """Return True if the error may be over: a rare reader would take it for a new one."""
         return time.monotonic() - self._complained_s > _STALE_S
 
     def allow(self) -> None:
-        """Forget a missing right: something came."""
+        """Forget a missing right, because something arrived."""
         if isinstance(self._error, ForbiddenError):
             self._error = None
 
     def overflows(self) -> bool:
-        """Whether it holds too much to go on."""
+        """Return True if it holds too much to continue."""
         return self._put_bytes - self._read_bytes > _HELD_BYTES
 
     def has_room(self) -> bool:
-        """Whether it holds little enough to be fetched again."""
+        """Return True if it holds little enough to fetch again."""
         return self._put_bytes - self._read_bytes <= _HELD_BYTES // 2
 
     def _notify(self) -> None:
@@ -216,11 +231,11 @@ class KafkaTail:
 
 
 class Tails:
-    """Makes tails, on as few consumers as there may be.
+    """Makes tails on as few consumers as possible.
 
     Args:
-        settings: Where Kafka is.
-        admin: Gives the client that knows what partitions hold.
+        settings: Settings of Kafka.
+        admin: Returns the client for starts and ends of partitions.
         consumer: Makes a client that reads.
     """
 
@@ -244,7 +259,7 @@ class Tails:
         *,
         prompt: bool = False,
     ) -> KafkaTail:
-        """A tail, on the first consumer for such tails that does not read its partition."""
+        """Open a tail on the first matching consumer that does not read its partition."""
         with self._lock:
             for consumer in self._consumers:
                 if consumer.prompt == prompt and consumer.is_free(partition):
@@ -261,7 +276,7 @@ class Tails:
             return tail
 
     def close(self) -> None:
-        """End all consumers; who reads a tail that is open is told."""
+        """End all consumers. Open tails raise an error."""
         with self._lock:
             consumers = tuple(self._consumers)
         for consumer in consumers:
@@ -276,12 +291,12 @@ class _TailConsumer:
     """One consumer and its thread.
 
     Args:
-        settings: Where Kafka is.
-        admin: Gives the client that knows what partitions hold.
+        settings: Settings of Kafka.
+        admin: Returns the client for starts and ends of partitions.
         consumer: Makes the client that reads.
-        lock: Of `Tails`; guards which partitions are taken.
-        forget: Gives it no more tails; called with the lock held.
-        prompt: Whether it is for tails that must begin promptly.
+        lock: Lock of `Tails`; guards the set of taken partitions.
+        forget: Stops giving it tails; called with the lock held.
+        prompt: True if it is for prompt tails.
     """
 
     def __init__(
@@ -299,47 +314,56 @@ class _TailConsumer:
         self._lock = lock
         self._forget = forget
         self._settings = settings
-        self._taken = dict[Partition, KafkaTail]()  # by tails that are not closed
-        # That were deleted: the client knows leader epochs of them, and so would never read those
-        # that are created anew under lower ones.
+        # Partitions of tails that are not closed.
+        self._taken = dict[Partition, KafkaTail]()
+        # Deleted topics. The client knows their leader epochs, and would never read recreated
+        # topics under lower ones.
         self._gone = set[str]()
-        self._orders = SimpleQueue["Callable[[], None]"]()  # what others want of the thread
+        # Orders of other threads to this one.
+        self._orders = SimpleQueue["Callable[[], None]"]()
         self._ending = False
-        # From here on all is the thread's.
+        # The fields below belong to the thread.
         self._reading = dict[Partition, KafkaTail]()
-        self._met = set[str]()  # topics that the client was told of
+        # Topics that the client has requested.
+        self._met = set[str]()
         self._assigned = set[Partition]()
-        self._unsought = set[Partition]()  # of those: what comes of them is of no use before that
-        self._unidentified = set[Partition]()  # they may be of another topic than their position
+        # Assigned partitions without a seek. Their messages do not count before it.
+        self._unsought = set[Partition]()
+        # Partitions whose topic may not be that of their position.
+        self._unidentified = set[Partition]()
         self._watch = TopicWatch(admin, settings)
-        # Stopped by the client as out of range, and where it found another log.
+        # Partitions that the client stopped as out of range, with the offset of another log, if
+        # any.
         self._stopped = dict[Partition, int | None]()
-        # Partitions that may not hold their position or be there at all, and since when Kafka has
-        # said that it does not know them.
+        # Partitions that may not have their position or may not exist, with the time since which
+        # Kafka has reported them as unknown.
         self._suspects = dict[Partition, float | None]()
-        self._question: BoundsQuestion | None = None  # about all suspects
-        self._ask_s = 0.0  # not before then
+        # Request about all suspects.
+        self._question: BoundsQuestion | None = None
+        # Earliest time of the next request.
+        self._ask_s = 0.0
         self._empty_since_s = self._busy_s = time.monotonic()
-        self._misses_topics = False  # the client has said that some topic is not there
+        # True if the client has reported a missing topic.
+        self._misses_topics = False
         self._complaints = Complaints()
         self._client = made(consumer, tail_properties(settings) | {"error_cb": self._on_error})
         self._thread = threading.Thread(target=self._run, name="kafka-tails", daemon=True)
         self._thread.start()
 
-    # --- for other threads -----------------------------------------------------------------------
+    # --- for other threads ------------------------------------------------------------------------
 
     def is_free(self, partition: Partition) -> bool:
-        """Whether it can read a partition for one more tail; the lock must be held."""
+        """Return True if it can read a partition for another tail. The lock must be held."""
         is_taken = partition in self._taken or partition.topic in self._gone
         return not self._ending and not is_taken
 
     def add(self, tail: KafkaTail) -> None:
-        """Begin to read; the lock must be held."""
+        """Start reading. The lock must be held."""
         self._taken[tail.partition] = tail
         self._orders.put(partial(self._begin, tail))
 
     def drop(self, tail: KafkaTail) -> None:
-        """Read no more for this tail."""
+        """Stop reading for this tail."""
         with self._lock:
             if self._taken.get(tail.partition) is tail:
                 del self._taken[tail.partition]
@@ -350,19 +374,21 @@ class _TailConsumer:
         self._orders.put(partial(self._refill, tail))
 
     def end(self) -> None:
-        """End the thread, and wait for that."""
+        """End the thread and wait for it."""
         self._ending = True
         self._thread.join()
 
-    # --- the thread ------------------------------------------------------------------------------
+    # --- the consumer's thread --------------------------------------------------------------------
 
     def _run(self) -> None:
         fault: OutsideError = OutsideError("the log was closed while somebody read from it")
         try:
             self._read_on()
-        except KafkaException as raised:  # nothing that this client can recover from
+        # This client cannot recover from the error.
+        except KafkaException as raised:
             fault = OutsideError(f"reading: {cause_of(raised)}")
-        finally:  # whatever happened: nobody may wait for ever
+        # No reader may wait forever.
+        finally:
             with self._lock:
                 self._ending = True
                 self._forget(self)
@@ -405,8 +431,8 @@ class _TailConsumer:
 
     def _begin(self, tail: KafkaTail) -> None:
         if not self._reading or tail.partition.topic not in self._met:
-            # By itself, the client asks for a topic that it does not know after a second. Where
-            # nobody answers, it asks again by itself, too.
+            # The client requests an unknown topic by itself only after a second. If no broker
+            # answers, the client retries by itself, too.
             self._met.add(tail.partition.topic)
             with suppress(KafkaException):
                 self._client.list_topics(tail.partition.topic, timeout=_MEET_S)
@@ -430,18 +456,19 @@ class _TailConsumer:
             self._assign(tail)
 
     def _assign(self, tail: KafkaTail) -> None:
-        """Fetch from where the tail stands, whatever was fetched before."""
+        """Fetch from the tail's position, and drop what was fetched before."""
         self._unassign(tail.partition)
         self._client.incremental_assign([tail.cursor.target()])
         self._assigned.add(tail.partition)
-        # Only a seek has the client ask whether the log still has what was read of it.
+        # Only a seek makes the client check that the log still has the records that were read.
         if tail.cursor.epoch >= 0 and tail.cursor.position > 0:
             self._unsought.add(tail.partition)
             self._seek_unsought()
 
     def _seek_unsought(self) -> None:
         for partition in tuple(self._unsought):
-            with suppress(KafkaException):  # not started yet: tried again in a moment
+            # The partition has not started yet: retried in a moment.
+            with suppress(KafkaException):
                 self._client.seek(self._reading[partition].cursor.target())
                 self._unsought.discard(partition)
 
@@ -452,7 +479,7 @@ class _TailConsumer:
             self._unsought.discard(partition)
             self._stopped.pop(partition, None)
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _distribute(self, messages: list[ClientMessage]) -> None:
         for place, all_of in runs_of(messages):
@@ -478,17 +505,19 @@ class _TailConsumer:
             elif tail.overflows():
                 self._unassign(partition)
                 tail.is_full = True
-                if tail.has_room():  # whoever reads has read meanwhile, and knew nothing of it
+                # The reader has read meanwhile, and did not know that the tail was full.
+                if tail.has_room():
                     self._refill(tail)
 
     def _that_count(
         self, tail: KafkaTail, run: list[ClientMessage]
     ) -> tuple[list[ClientMessage], int | None]:
-        """The records among what came, and where the log ends if that was said."""
+        """Return the records among the messages, and the log's end if a message has it."""
         end = None
         if not are_records(run):
             end = end_in(run)
-            # Before a seek, too: where the client has stopped it seeks no more, and says so once.
+            # Errors count before a seek, too: the client does not seek in a stopped partition, and
+            # reports it once.
             run = self._without_errors(tail, run)
         return ([], None) if tail.partition in self._unsought else (run, end)
 
@@ -509,18 +538,19 @@ class _TailConsumer:
                 doing = f"reading {tail.partition}@{tail.cursor.position}"
                 tail.complain(as_ours(error, doing, right))
                 if error.code() in FORBIDDEN and tail.partition in self._assigned:
-                    self._assign(tail)  # so that the end is told again once the right is there
+                    # The end is reported again once the right is granted.
+                    self._assign(tail)
         return [message for message in run if message.error() is None]
 
     def _leave_out(self, message: ClientMessage) -> None:
-        """Log if Kafka refuses the readers' group; only one consumer of a process is not prompt."""
+        """Log if Kafka refuses the readers' group. Only one consumer of a process is not prompt."""
         error = message.error()
         if error is not None and error.code() == GROUP_REFUSED and not self.prompt:
             right = forbidden(error, self._settings.right("read", f"group {ALONE}"))
             _LOGGER.warning("group_refused reason=%r", right)
 
     def _on_error(self, error: KafkaError) -> None:
-        """What the client's own threads ran into; called inside `consume`."""
+        """Note an error of the client's own threads. Called inside `consume`."""
         if error.code() in UNKNOWN:
             self._misses_topics = True
         else:
@@ -533,10 +563,10 @@ class _TailConsumer:
             for tail in self._reading.values():
                 tail.complain(error)
 
-    # --- whether positions and topics are there --------------------------------------------------
+    # --- existence of positions and topics --------------------------------------------------------
 
     def _look_at_topics(self) -> None:
-        """See whether topics are still those that positions name; read those that wait for it."""
+        """Compare topics with their positions' ids, and read the tails that wait for it."""
         urgent = {each.topic for each in self._unidentified}
         found = self._watch.look(self._named, urgent=urgent)
         # Most turns find nothing, and there may be hundreds of tails.
@@ -560,12 +590,13 @@ class _TailConsumer:
             self._assign(tail)
 
     def _named(self) -> set[str]:
-        """Topics that positions name by their ids."""
+        """Return the topics whose positions have topic ids."""
         return {each.topic for each, tail in self._reading.items() if tail.cursor.topic_id}
 
     def _examine(self) -> None:
-        """Ask Kafka about suspects, without waiting for it."""
-        if self._misses_topics:  # it says so once a second, and only in a text which it misses
+        """Request bounds of suspects without waiting."""
+        # The client reports this once a second, and names the topic only in a text.
+        if self._misses_topics:
             self._misses_topics = False
             for partition in self._assigned:
                 self._suspects.setdefault(partition, None)
@@ -583,7 +614,8 @@ class _TailConsumer:
                 if partition in self._suspects:
                     self._judge(self._reading[partition], found, now_s)
             if stale:
-                TopicsQuestion(self._admin(), stale, timeout_s)  # so that it knows better
+                # The request updates the client's metadata.
+                TopicsQuestion(self._admin(), stale, timeout_s)
 
     def _judge(self, tail: KafkaTail, found: Bounds | KafkaError, now_s: float) -> None:
         partition, position = tail.partition, tail.cursor.position
@@ -596,7 +628,8 @@ class _TailConsumer:
             if since_s is not None and now_s >= since_s + _UNKNOWN_S:
                 self._give_up(tail, UnknownTopicError(f"{partition} does not exist (any more)"))
         elif partition in self._unidentified:
-            return  # until it is known which topic this is
+            # The topic's identity is unknown so far.
+            return
         elif partition not in self._stopped:
             del self._suspects[partition]
         elif position < found.start:
@@ -609,7 +642,8 @@ class _TailConsumer:
             self._give_up(tail, TruncatedError(f"{partition} lost {lost}", at))
         else:
             del self._suspects[partition]
-            self._assign(tail)  # the client does not seek in what it has stopped
+            # The client does not seek in a partition that it has stopped.
+            self._assign(tail)
 
     def _is_missing(self, partition: Partition) -> bool:
         try:
@@ -627,9 +661,11 @@ class _TailConsumer:
 
 
 def _record(message: ClientMessage) -> LogRecord:
-    written_s = max(arrival_s(message), 0.0)  # the client says -1 ms where it has none
+    # The client returns -1 ms if there is no timestamp.
+    written_s = max(arrival_s(message), 0.0)
     headers: tuple[tuple[str, bytes], ...] = ()
-    if given := message.headers():  # records of ours have none
+    # Records of this project have no headers.
+    if given := message.headers():
         headers = tuple([(name, value or b"") for name, value in given])
     epoch = epoch_of(message)
     return LogRecord(message.offset(), message.key(), message.value(), written_s, epoch, headers)

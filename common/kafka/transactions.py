@@ -1,4 +1,4 @@
-"""Writes records all or none, by transactions of Kafka, on a producer of its own."""
+"""Writes records all or none, in Kafka transactions, with a producer of its own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from common.kafka.port import NewRecord
     from common.kafka.settings import KafkaSettings
 
-_ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
-# So long nobody reads beyond what a process that was killed had begun, unless another one begins.
+# The client's number for "let the partitioner choose".
+_ANY_PARTITION = -1
+# How long readers wait at the open transaction of a killed process, unless its successor aborts it.
 _TIMEOUT_MS = 15_000
 _WAIT_S = 30.0
 
@@ -41,15 +42,15 @@ class KafkaTransactions:
     """The `Transactions` port.
 
     Args:
-        settings: Where Kafka is.
-        admin: Gives the client that knows which rights we have.
+        settings: Settings of Kafka.
+        admin: Returns the client that knows our rights.
         name: The transactional id.
-        check_topic: Raises where a topic does not exist; a producer would ask the broker to create
-            it.
+        check_topic: Raises if a topic does not exist, because a producer would ask the broker to
+            create it.
 
     Raises:
         UnavailableError: If the broker is unavailable.
-        OutsideError: If it refuses, or does not let us in.
+        OutsideError: If the broker refuses the request or our identity.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class KafkaTransactions:
             try:
                 client.abort_transaction(_WAIT_S)
             except KafkaException as failed:
-                # Kafka had begun none: it refused all topics. The client can do no more then.
+                # Kafka had begun no transaction, because it refused all topics. The client is then
+                # unusable.
                 if cause_of(failed).code() == KafkaError.INVALID_TXN_STATE:
                     self._client = None
             if self._refused is not None:
@@ -114,14 +116,15 @@ class KafkaTransactions:
             self._client.purge()
 
     def _opened(self) -> Producer:
-        """Return a client that has the transactional id for itself."""
+        """Return a client that owns the transactional id."""
         client = made(
             Producer,
             {
                 **writer_properties(self._settings),
                 "transactional.id": self._name,
                 "transaction.timeout.ms": _TIMEOUT_MS,
-                "message.timeout.ms": _TIMEOUT_MS,  # the client wants no more of it
+                # The client allows no more.
+                "message.timeout.ms": _TIMEOUT_MS,
             },
         )
         try:
@@ -136,7 +139,7 @@ class KafkaTransactions:
         return as_ours(error, f"writing as {self._name}", *rights)
 
     def _forbidden(self, topics: set[str]) -> set[str]:
-        """Return the topics that we may not write to; Kafka refuses all of a transaction as one."""
+        """Return the topics that we may not write to. Kafka's refusal names none of them."""
         answers = self._admin().describe_topics(
             TopicCollection(sorted(topics)),
             include_authorized_operations=True,

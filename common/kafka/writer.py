@@ -1,7 +1,7 @@
-"""Appends records: idempotent, in order, retried for ever, and never wrong about what arrived.
+"""Appends records: idempotent, in order, retried forever, and never wrong about delivery.
 
-All writers of a process share one producer. Its thread runs the client's callbacks, which only put
-down whose record arrived where; each writer runs what is due of its own.
+All writers of a process share one producer. Its thread runs the client's callbacks, which only
+record deliveries; each writer runs its own callbacks.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-_ANY_PARTITION = -1  # the client's number for "let the partitioner choose"
-_SERVE_S = 0.05  # how late the thread notices that it shall end, while records are on their way
-_IDLE_S = 0.5  # between looks of an idle client: at its token, at whether anybody still writes
-_LINGER_S = 10.0  # without writers: who writes now and then connects once
-_RECORD_BYTES = 200  # that the client keeps of a record besides its key, value and headers
+# The client's number for "let the partitioner choose".
+_ANY_PARTITION = -1
+# How late the thread notices its end while records are under way.
+_SERVE_S = 0.05
+# Interval of an idle client's checks of its token and of its writers.
+_IDLE_S = 0.5
+# Time that a producer without writers is kept, so that occasional writers connect once.
+_LINGER_S = 10.0
+# Memory of a record in the client besides its key, value and headers.
+_RECORD_BYTES = 200
 
 
-# The broker and the client do not agree any more which of a producer's records come next; or it has
-# forgotten the producer. Another one begins anew with both.
+# Broker and client disagree on the producer's next sequence number, or the broker has forgotten the
+# producer. A new producer starts again with both.
 _BROKEN = frozenset(
     {
         KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -52,7 +57,8 @@ _BROKEN = frozenset(
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.INVALID_PRODUCER_ID_MAPPING,
         KafkaError._INCONSISTENT,  # noqa: SLF001 -- the library's name for its own errors
-        KafkaError._FATAL,  # noqa: SLF001 -- likewise: what was wrong is told by the thread
+        # The producer's thread reports the cause.
+        KafkaError._FATAL,  # noqa: SLF001 -- as above
     }
 )
 
@@ -60,10 +66,10 @@ _BROKEN = frozenset(
 class SharedProducer:
     """One producer and its thread.
 
-    It is over once nobody writes any more, by `close`, or by a fault that it cannot recover from.
+    It ends when nobody writes any more, by `close`, or by a fault that it cannot recover from.
 
     Args:
-        settings: Where Kafka is.
+        settings: Settings of Kafka.
         producer: Makes a client that writes.
     """
 
@@ -72,21 +78,26 @@ class SharedProducer:
         settings: KafkaSettings,
         producer: Callable[[dict[str, Any]], Producer] = Producer,
     ) -> None:
-        self.fault: DeliveryError | None = None  # of all of its writers
+        # A fault of all of its writers.
+        self.fault: DeliveryError | None = None
         self.settings = settings
         self._close_timeout_s = settings.close_timeout_s
         self.client = made(producer, writer_properties(settings))
-        self._moved = set[KafkaWriter]()  # whose records were reported since the last look
-        self._writers = WeakSet[KafkaWriter]()  # one that nobody holds any more writes nothing
-        self._lock = threading.Lock()  # guards the set of writers, and whether there may be more
+        # Writers with reports since the last turn.
+        self._moved = set[KafkaWriter]()
+        # Weak, because a writer without owner writes nothing.
+        self._writers = WeakSet[KafkaWriter]()
+        # Guards the set of writers and `_ending`.
+        self._lock = threading.Lock()
         self._ending = False
-        self._wanted = threading.Event()  # there are records to report, or the end has come
+        # Set if there are records to report or the end has come.
+        self._wanted = threading.Event()
         self._idle_since_s = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="kafka-producer", daemon=True)
         self._thread.start()
 
     def add(self, writer: KafkaWriter) -> bool:
-        """Write for it, and tell it of a fault; False if this producer is over."""
+        """Add a writer, which then receives faults; return False if this producer has ended."""
         with self._lock:
             if self._ending or self.fault is not None:
                 return False
@@ -94,21 +105,21 @@ class SharedProducer:
             return True
 
     def drop(self, writer: KafkaWriter) -> None:
-        """Tell this writer nothing more."""
+        """Stop notifying this writer."""
         with self._lock:
             self._writers.discard(writer)
 
     def reported(self, writer: KafkaWriter) -> None:
-        """One of this writer's records has been reported; called by the client, in the thread."""
+        """Note a report for this writer. Called by the client, in the producer's thread."""
         self._moved.add(writer)
 
     def appended(self) -> None:
-        """A record is on its way."""
+        """Wake the thread for a new record."""
         if not self._wanted.is_set():
             self._wanted.set()
 
     def close(self) -> None:
-        """Give up what does not arrive soon, and end the thread."""
+        """Flush, abandon records that do not arrive soon, and end the thread."""
         left: int = self.client.flush(self._close_timeout_s)
         if left:
             _LOGGER.warning("producer_closed_with_undelivered_records count=%d", left)
@@ -123,21 +134,24 @@ class SharedProducer:
         moved = set[KafkaWriter]()
         while self.fault is None and not self._is_over():
             self._wanted.clear()
-            # Where records follow each other it waits for the next report inside the client: woken
-            # for each record, too, it would take the interpreter's lock from who has just written.
-            if not (len(self.client) or moved or self._ending):  # what comes now sets it again
+            # The thread waits for reports inside the client while records follow each other.
+            # Waking it for each record would take the interpreter's lock from the writing thread.
+            # Later records set the event again.
+            if not (len(self.client) or moved or self._ending):
                 self._wanted.wait(_IDLE_S)
             try:
                 self.client.poll(_SERVE_S if len(self.client) or moved else 0)
-            except KafkaException as raised:  # nothing that this client can recover from
-                self.client.purge()  # or its records would be kept until the end of the process
+            # This client cannot recover from the error.
+            except KafkaException as raised:
+                # Otherwise its records would be kept until the process ends.
+                self.client.purge()
                 self._fail(refusal_of("doll.", cause_of(raised), self.settings))
             moved, self._moved = self._moved, set()
             for writer in moved:
                 writer.notify()
 
     def _is_over(self) -> bool:
-        """Whether it was closed, or nobody has written and nothing was on its way for a while."""
+        """Return True if it was closed, or has had no writers and records for `_LINGER_S`."""
         with self._lock:
             if self._writers or len(self.client):
                 self._idle_since_s = time.monotonic()
@@ -154,15 +168,15 @@ class SharedProducer:
 
 
 class KafkaWriter:
-    """The `Writer` port: its own count, callbacks and failure, on a producer that others share.
+    """The `Writer` port: its own counts, callbacks and failure, on a shared producer.
 
     Args:
-        producer: The shared one.
-        settings: How patient to be.
-        check_topic: Raises where a topic does not exist; a producer would ask the broker to create
-            it. Called once per topic.
-        waits: Whether `append` waits for room.
-        max_bytes: Room for undelivered records.
+        producer: The shared producer.
+        settings: Has the timeouts.
+        check_topic: Raises if a topic does not exist, because a producer would ask the broker to
+            create it. Called once per topic.
+        waits: True if `append` waits for room.
+        max_bytes: Limit of undelivered records.
         on_ready: Called by the producer's thread when `poll` has something to do.
     """
 
@@ -184,11 +198,12 @@ class KafkaWriter:
         self._max_bytes = max_bytes
         self._on_ready = on_ready
         self._checked: set[str] = set()
-        # The first of each pair is changed by this writer's thread only, the second by the
-        # producer's.
+        # Only this writer's thread changes the first of each pair, only the producer's thread the
+        # second.
         self._appended = self._reported = 0
         self._appended_bytes = self._reported_bytes = 0
-        self._moved_s = 0.0  # when a record was taken last, or the first of those that wait came
+        # Time of the last delivery, or of the first waiting record.
+        self._moved_s = 0.0
         self._due = deque["Callable[[], None]"]()
         self._failure: DeliveryError | None = None
         self._news = threading.Event()
@@ -214,7 +229,8 @@ class KafkaWriter:
         self._await_room(topic, size)
         if self._appended == self._reported:
             self._moved_s = time.monotonic()
-        self._appended += 1  # before the report of it may come
+        # Counted before its report may arrive.
+        self._appended += 1
         self._appended_bytes += size
         produce = partial(
             self._producer.client.produce,
@@ -252,7 +268,8 @@ class KafkaWriter:
             self._news.clear()
             appended = self._appended
             reported = appended == self._reported
-            self.poll()  # whose callbacks may append
+            # Its callbacks may append records.
+            self.poll()
             if reported and appended == self._appended:
                 return True
             left_s = deadline - time.monotonic()
@@ -261,7 +278,7 @@ class KafkaWriter:
             self._news.wait(left_s)
 
     def close(self) -> None:
-        """See the port; what is not delivered within the settings' time is given up and logged."""
+        """See the port. Records that are not delivered within the settings' time are logged."""
         with suppress(DeliveryError):
             self.flush(self._close_timeout_s)
         left = self._appended - self._reported
@@ -270,18 +287,18 @@ class KafkaWriter:
         self._producer.drop(self)
 
     def notify(self) -> None:
-        """Wake whoever waits for reports; called by the producer's thread."""
+        """Wake threads that wait for reports. Called by the producer's thread."""
         self._news.set()
         if self._on_ready is not None and (self._due or self._failure or self._producer.fault):
             self._on_ready()
 
     def _produce(self, topic: str, produce: Callable[[], object]) -> None:
-        """Hand a record to the client, also to a topic that was deleted and made again.
+        """Pass a record to the client, even for a topic that was deleted and created again.
 
         Raises:
-            DeliveryError: If the client does not take it.
-            UnknownTopicError: If there is no such topic.
-            UnavailableError: If nobody can say now whether there is.
+            DeliveryError: If the client refuses it.
+            UnknownTopicError: If the topic does not exist.
+            UnavailableError: If the topic's existence is unknown now.
         """
         try:
             try:
@@ -289,7 +306,7 @@ class KafkaWriter:
             except KafkaException as raised:
                 if cause_of(raised).code() not in UNKNOWN | FORBIDDEN.keys():
                     raise
-                # The client would not look for five minutes whether it is there again.
+                # The client by itself would not look for the topic again for five minutes.
                 self._check_topic(topic)
                 self._look_again(topic)
                 produce()
@@ -324,7 +341,7 @@ class KafkaWriter:
         error: KafkaError | None,
         message: Message,
     ) -> None:
-        """What became of a record; called by the client, in the producer's thread."""
+        """Note a record's delivery or failure. Called by the client, in the producer's thread."""
         if error is None:
             if on_delivered is not None:
                 self._due.append(partial(on_delivered, message.offset()))
@@ -347,8 +364,9 @@ class KafkaWriter:
 
 
 def refusal_of(topic: str, error: KafkaError, settings: KafkaSettings) -> DeliveryError:
-    """Return the error of ours that says why a record was not taken."""
-    if error.code() in FORBIDDEN:  # it did not arrive: another writer may, once it has the right
+    """Return the error that says why a record was refused."""
+    # The record did not arrive. Another writer may succeed once it has the right.
+    if error.code() in FORBIDDEN:
         right = forbidden(error, settings.right("write", f"topic {topic}"))
         return BrokenWriterError(right)
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

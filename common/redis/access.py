@@ -1,4 +1,4 @@
-"""Getting into a Redis server: user, password, TLS, and what it means when that fails."""
+"""Access to a Redis server: user, password, TLS, and the meaning of refusals."""
 
 from __future__ import annotations
 
@@ -21,88 +21,96 @@ if TYPE_CHECKING:
 
 _Kinds: TypeAlias = tuple[tuple[type[redis.RedisError], ...], tuple[str, ...]]
 
-# What passes by itself: by class, and by how the text begins of what has no class of its own.
+# Errors that pass by themselves: by class, or by the beginning of the text if there is no class.
 _PASSES: _Kinds = (
     (
-        redis.ConnectionError,  # also while the server loads its data
+        # Also raised while the server loads its data.
+        redis.ConnectionError,
         redis.TimeoutError,
         redis.exceptions.OutOfMemoryError,
         redis.exceptions.TryAgainError,
     ),
     ("BUSY", "MISCONF"),
 )
-# What says that the server gave up its role, or has not got it yet: another one may have it.
+# Errors of a server that gave up its role or does not have it yet. Another one may have it.
 _FAILS_OVER: _Kinds = (
-    (redis.exceptions.ReadOnlyError, redis.exceptions.ClusterDownError),  # MASTERDOWN is the latter
+    # ClusterDownError includes MASTERDOWN.
+    (redis.exceptions.ReadOnlyError, redis.exceptions.ClusterDownError),
     ("UNBLOCKED", "NOREPLICAS"),
 )
-# What waiting mends only where the same server, or the one before it, has let us in: a replica
-# that is promoted may come up before its users, and a node of a cluster hands its keys on.
+# Errors that pass only if this server, or the one before it, has accepted us: a promoted replica
+# may start before its users are loaded, and a cluster node hands its keys over.
 _LET_IN_BEFORE = (
     redis.AuthenticationError,
     redis.exceptions.NoPermissionError,
-    redis.exceptions.AskError,  # and MOVED
+    # AskError includes MOVED.
+    redis.exceptions.AskError,
 )
-# A host that is away answers nothing, and the kernel asks it again after 1, 3 and 7 s: a new
-# attempt is sooner. A connection that takes longer would serve no round either.
-TIMEOUT_S = 5.0  # without an answer: then the server counts as away
+# A server that takes longer to answer counts as unavailable.
+TIMEOUT_S = 5.0
+# An unreachable host sends no answer, and the kernel repeats the request after 1, 3 and 7 s. A new
+# attempt is faster, and a connection that takes longer would serve no round either.
 _CONNECT_S = 1.0
 _MASK = "***"
 _RIGHTS = "the rights that its user needs are in docs/howto/security.md"
 
 
 class RedisClient(redis.Redis):
-    """A client that knows whether it was let in, and can leave a server that is no longer ours."""
+    """A client that knows if a server has accepted it, and can drop all connections."""
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 -- the library's own
         super().__init__(*args, **options)
-        self.let_in = False  # a command was answered
-        self._idle = deque[Any]()  # connections; the last used is at the end
+        # True once a command was answered.
+        self.let_in = False
+        # Idle connections; the last one used is at the end.
+        self._idle = deque[Any]()
 
     def borrow(self) -> Any:  # noqa: ANN401 -- of one of the library's classes
-        """Lend a connection for one packet: to be taken back, or closed where an error came.
+        """Lend a connection for one packet. Call `take_back` after it, or close it after an error.
 
-        The library makes it and understands its answers. Its own pool and pipeline are passed by:
-        their locks, events and metrics take 70 us of processor for a packet that takes 19.
+        The library makes the connection and parses its answers. Its pool and pipeline are not used:
+        their locks, events and metrics take 70 us of processor time for a packet that takes 19 us.
 
         Raises:
-            RedisError: If none can be made.
+            RedisError: If no connection can be made.
         """
         idle = self._idle
         connection = None
         while connection is None and idle:
-            with suppress(IndexError):  # another thread took the last one
+            # Another thread took the last one.
+            with suppress(IndexError):
                 connection = _usable(idle.pop())
         return connection or self.connection_pool.connection_class(
             **self.connection_pool.connection_kwargs
         )
 
-    def take_back(self, connection: Any, pool: redis.ConnectionPool) -> None:  # noqa: ANN401 -- likewise
-        """Keep a connection on which all was answered for whoever is next.
+    def take_back(self, connection: Any, pool: redis.ConnectionPool) -> None:  # noqa: ANN401 -- as above
+        """Keep a connection for its next user. All answers on it must have been read.
 
         Args:
-            connection: The one that was lent.
-            pool: What was the pool before that; after `renew` it is another one.
+            connection: The connection that was lent.
+            pool: The pool at the time of lending; `renew` replaces the pool.
         """
-        idle = self._idle  # before the pool is looked at: `renew` changes it after the pool
+        # Read this before the pool, because `renew` replaces it after the pool.
+        idle = self._idle
         if self.connection_pool is pool:
             idle.append(connection)
         else:
             connection.disconnect()
 
     def close(self) -> None:
-        """Let go of all connections that nobody uses."""
+        """Close all idle connections."""
         self._drop(self._idle)
         super().close()
 
     def renew(self, pool: redis.ConnectionPool) -> None:
-        """Use none of a pool's connections again: behind its address may be another server by now.
+        """Replace a pool's connections, because another server may have its address now.
 
-        A server that became a replica keeps its connections open, so nobody would look there.
-        Who has one of them in hand still uses it once.
+        A server that became a replica keeps its connections open, so that nobody would notice. A
+        caller that has a connection in hand still uses it once.
 
         Args:
-            pool: That the caller had its connection from; one that was left already is no news.
+            pool: The caller's pool. If it was replaced already, nothing happens.
         """
         if self.connection_pool is not pool:
             return
@@ -120,7 +128,7 @@ class RedisClient(redis.Redis):
 
 
 def _usable(connection: Any) -> Any:  # noqa: ANN401 -- of one of the library's classes
-    """The connection, or None where the server has closed it, or sent what nobody asked for."""
+    """Return the connection; None if the server has closed it or has sent unexpected data."""
     try:
         if not connection.can_read(timeout=0):
             return connection
@@ -132,16 +140,19 @@ def _usable(connection: Any) -> Any:  # noqa: ANN401 -- of one of the library's 
 
 @dataclass(frozen=True, slots=True)
 class RedisAccess:
-    """As whom we come, and whom we trust; what the URL says need not be here."""
+    """Our identity, and the authorities that we trust. The URL may have parts of both."""
 
     password: str = field(default="", repr=False)
-    ca: str = ""  # file of authorities, trusted beside the system's; for rediss:// alone
-    cert: str = ""  # file of our certificate
-    key: str = ""  # file of its key, which has no password
+    # File of authorities, trusted beside the system's. For rediss:// only.
+    ca: str = ""
+    # File of our certificate.
+    cert: str = ""
+    # File of the certificate's key, which has no password.
+    key: str = ""
 
 
 def redis_access(settings: Settings) -> RedisAccess:
-    """As whom we come to Redis, and whom we trust, as the settings say."""
+    """Return the access to Redis that the settings name."""
     return RedisAccess(
         password=settings.redis_password,
         ca=settings.redis_ca,
@@ -151,7 +162,7 @@ def redis_access(settings: Settings) -> RedisAccess:
 
 
 def client_of(url: str, access: RedisAccess, **options: object) -> RedisClient:
-    """Make a client with a pool of connections; the server is not asked yet.
+    """Make a client with a pool of connections, without connecting.
 
     Raises:
         UserError: If the URL or a file of `access` cannot be used.
@@ -171,11 +182,14 @@ def client_of(url: str, access: RedisAccess, **options: object) -> RedisClient:
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=_CONNECT_S,
             protocol=2,
-            retry=Retry(NoBackoff(), 0),  # when to try again is the caller's to decide
+            # The caller decides when to retry.
+            retry=Retry(NoBackoff(), 0),
         )
         assert isinstance(client, RedisClient)  # noqa: S101 -- which the library's types do not say
-        client.connection_pool.make_connection()  # which does not connect, but knows its options
-    except (ValueError, TypeError, redis.RedisError):  # whose text may show pieces of the URL
+        # This does not connect, but checks the options.
+        client.connection_pool.make_connection()
+    # The error's text may show pieces of the URL.
+    except (ValueError, TypeError, redis.RedisError):
         raise UserError(
             "DOLL_REDIS: the URL has a part or an option that Redis's client does not know"
         ) from None
@@ -183,16 +197,17 @@ def client_of(url: str, access: RedisAccess, **options: object) -> RedisClient:
 
 
 def fault(client: RedisClient, error: redis.RedisError, doing: str = "") -> OutsideError:
-    """The error of our tree that says what an error of the client means; to be raised.
+    """Convert a client's error into an error of our own; the caller raises it.
 
     Args:
-        client: Which had it.
-        error: What it said.
-        doing: The command that was refused; empty where none could be sent.
+        client: The client that had the error.
+        error: The error.
+        doing: The refused command. Empty if no command could be sent.
     """
     text = str(error)
     password = client.connection_pool.connection_kwargs.get("password") or ""
-    hidden = bool(password) and password in text  # some proxies repeat a command that they refuse
+    # Some proxies repeat a command that they refuse.
+    hidden = bool(password) and password in text
     if hidden:
         text = text.replace(password, _MASK)
     passes = _is(error, _PASSES) or fails_over(client, error)
@@ -206,7 +221,7 @@ def fault(client: RedisClient, error: redis.RedisError, doing: str = "") -> Outs
 
 
 def fails_over(client: RedisClient, error: object) -> bool:
-    """Whether an answer says that another server may have taken the place of this one."""
+    """Return True if an answer says that another server may have replaced this one."""
     return _is(error, _FAILS_OVER) or (client.let_in and isinstance(error, _LET_IN_BEFORE))
 
 
@@ -238,8 +253,8 @@ def _meaning(
 
 
 def _tls_advice(error: BaseException) -> str:
-    """What to do about a failure of TLS that waiting will not mend; empty where it is none."""
-    # The library's type says that there is always a reason; Python's own errors come without.
+    """Return advice for a TLS failure that does not pass by itself; otherwise an empty string."""
+    # The library's type says that there is always a reason, but Python's own errors lack it.
     reason = getattr(error, "reason", "") or "" if isinstance(error, ssl.SSLError) else ""
     if reason == "CERTIFICATE_VERIFY_FAILED":
         return "DOLL_REDIS_CA must name the file of the authority that signed for this very host"
@@ -257,13 +272,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _check_files(access: RedisAccess) -> None:
-    """Look at the files now: the client would report them as a server that is away."""
+    """Check the files now, because the client would report them as an unavailable server."""
     if access.ca:
         with _naming("DOLL_REDIS_CA"):
             ssl.create_default_context(cafile=access.ca)
     if access.cert:
         with _naming("DOLL_REDIS_CERT or DOLL_REDIS_KEY"):
-            # An empty password: without any, a key that needs one would ask at the terminal.
+            # The empty password prevents a prompt at the terminal for a key that needs a password.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.load_cert_chain(access.cert, access.key, password="")
 

@@ -1,29 +1,30 @@
-"""The notice board of a job in Redis (`common.redis.port.Board`).
+"""A job's board in Redis (`common.redis.port.Board`).
 
-Only commands of Redis 6.2 and no scripts: correctness never depends on what is here
+It uses only commands of Redis 6.2 and no scripts: correctness never depends on its contents
 (docs/explain/protocol.md). A job's keys share a hash tag, so that a Redis Cluster keeps them in one
 slot:
 
-    doll:{job}:model:<epoch>:<version>    weights; the last few of each leader
-    doll:{job}:offered                    name and weights of one model, for evaluators
+    doll:{job}:model:<epoch>:<version>    weights; the last few versions of each leader
+    doll:{job}:offered                    id and weights of one model, for evaluators
     doll:{job}:triggers                   stream with ids <epoch>-<number>
-    doll:{job}:triggers:<stream>          another one, where something stood in the way there
+    doll:{job}:triggers:<stream>          its replacement if an entry blocks the first stream
     doll:{job}:leader-status
-    doll:{job}:unable:<process>           why, expires         doll:{job}:unable      their names
+    doll:{job}:unable:<process>           reason, expires      doll:{job}:unable      process names
     doll:{job}:alive:<worker>             status and digest of the model's layout, expires
-                                                               doll:{job}:workers     their names
-                                          and a channel of this name, to which the worker listens
+                                                               doll:{job}:workers     worker names
+                                          and a channel of this name, which the worker joins
     doll:{job}:snapshot:<epoch>           newest of a leader   doll:{job}:snapshots   its epochs
-    doll:{job}:snapshot:<epoch>:whole     with the weights, where members of a group have them
-    doll:{job}:lease                      who may try to lead
-    doll:{job}:lease:after:<replica>      who took it from one that ended, expires
+    doll:{job}:snapshot:<epoch>:whole     with the weights, if members of a group have them
+    doll:{job}:lease                      replica that may try to lead
+    doll:{job}:lease:after:<replica>      replica that took the lease of an ended one, expires
     doll:{job}:group:<name>               see `common.redis.boards`
 
-What workers of all its jobs answer to a replica is one list, so that one connection waits for it:
+A replica receives the replies of all its jobs' workers in one list, so that one connection waits
+for them:
 
     doll:{replica}:replies
 
-and while its process lives it listens to a channel:
+While its process lives, it subscribes to a channel:
 
     doll:{replica}:alive
 """
@@ -51,24 +52,32 @@ if TYPE_CHECKING:
     from common.redis.server import Command
 
 T = TypeVar("T")
-Steps: TypeAlias = "Generator[tuple[Command, ...], list[Any], T]"  # returns a T
+# The generator returns a T.
+Steps: TypeAlias = "Generator[tuple[Command, ...], list[Any], T]"
 
-_OFFER_TTL_MS = 3_600_000  # an hour: a job that has ended needs no memory here
-_REPLIES_TTL_MS = 600_000  # ten minutes after the last: longer than any round waits for one
-WAIT_S = TIMEOUT_S / 2  # of one blocking command; longer waits are several of them
-_NO_EXPIRY = -1  # PTTL's word for it
-_LONGEST_LEASE = 10  # times the lifetime that is asked for: no replica has one so much longer
-# One holder's lease is taken early only once in so long: who was taken for dead, and lives, is not
-# deposed again for the same reason.
+# An hour, so that an ended job does not keep memory.
+_OFFER_TTL_MS = 3_600_000
+# Ten minutes after the last reply, which is longer than any round waits for one.
+_REPLIES_TTL_MS = 600_000
+# Longest blocking command. Longer waits consist of several.
+WAIT_S = TIMEOUT_S / 2
+# Answer of PTTL for a key that does not expire.
+_NO_EXPIRY = -1
+# Highest accepted lifetime of a lease, as a multiple of the requested one. No replica requests a
+# lease that long.
+_LONGEST_LEASE = 10
+# A holder's lease is taken early only once in this time: a holder that was wrongly taken for dead
+# is not deposed twice for the same reason.
 _TAKEN_ONCE_MS = 60_000
-_ATTENDS = "+"  # behind the beat of a worker that also listens to the channel of its name
+# Suffix of a heartbeat whose worker also subscribes to the channel of its name.
+_ATTENDS = "+"
 _BEAT = re.compile(rb"(%s) ([0-9a-f]{16}|)(\+?)" % "|".join(STATUSES).encode())
 _NOBODY = Heartbeat("")
 _OPEN = RedisAccess()
 
 
 def open_board(settings: Settings, job: str) -> Board:
-    """Open a job's notice board in Redis; the server is not asked before the first call.
+    """Open a job's board in Redis, without connecting.
 
     Raises:
         UserError: If the settings name a file that cannot be used.
@@ -77,16 +86,17 @@ def open_board(settings: Settings, job: str) -> Board:
 
 
 class RedisBoard:
-    """One job's keys in a Redis server; may be shared between threads.
+    """One job's keys in a Redis server. Safe to use from several threads.
 
-    A call that waits keeps one connection of the pool to itself, so it never holds up another. News
-    end a wait at once; without news it may end 100 ms late, unless the server's `hz` is above 10.
+    A call that waits keeps one connection of the pool, so that it never delays another call. New
+    entries end a wait at once. Without any, a wait may end 100 ms late, unless the server's `hz` is
+    above 10.
 
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        job: The job's id.
-        access: As whom we come, and whom we trust, beyond what the URL says.
-        shared: Connections to use in place of its own.
+        job: Identifier of the job.
+        access: Identity and trusted authorities, beyond those in the URL.
+        shared: Connections to use instead of own ones.
 
     Raises:
         UserError: If the URL or a file of `access` cannot be used.
@@ -106,44 +116,48 @@ class RedisBoard:
         client = connect(url, access) if shared is None else shared
         self._server = RedisServer(client, self._keys, self._reject_key)
         self._attendances = dict[WorkerId, Attendance]()
-        self._workers: list[WorkerId] = []  # there at the last look
-        # Read and written ten times a second, mostly as it was, and long with many partitions.
+        # Workers at the last poll.
+        self._workers: list[WorkerId] = []
+        # The last value and its decoded form. The status is read and written ten times a second,
+        # usually unchanged, and is long if there are many partitions.
         self._leader_status: tuple[bytes, LeaderStatus] | None = None
-        self._put_at = float("-inf")  # when it was written
+        # When the status was last written.
+        self._put_at = float("-inf")
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for attendance in self._attendances.values():
             attendance.end()
         if not self._shared:
             self._server.close()
 
-    # --- models ----------------------------------------------------------------------------------
+    # --- models -----------------------------------------------------------------------------------
 
     def get_model(self, model: ModelId) -> bytes | None:
-        """Fetch a model, or None where it is gone."""
+        """Fetch a model; None if it does not exist any more."""
         weights: bytes | None = self._server.ask(("GET", self._model(model)))[0]
         return weights
 
     def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Leave a model for whoever judges models; it takes the place of the one before."""
+        """Offer a model to evaluators, replacing the previous one."""
         offer = wire.encode_offer(model, weights)
         self._server.ask(("SET", self._keys + "offered", offer, "PX", _OFFER_TTL_MS))
 
     def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
-        """The model that was left last; None where there is none, or it is the `known` one."""
+        """Return the offered model; None without one, or if it is the `known` one."""
         key = self._keys + "offered"
         name = self._server.ask(("GETRANGE", key, 0, wire.OFFER_NAME_BYTES - 1))[0]
         if not name or (known is not None and name == wire.encode_offer(known, b"")):
             return None
-        # Asked again, since another may stand there by now: a name and its weights are one value.
+        # The value is fetched whole, because the offer may have changed since: an id and its
+        # weights are one value.
         offer = self._server.ask(("GET", key))[0]
         return None if offer is None else self._rejections.parse("offer", wire.decode_offer, offer)
 
-    # --- triggers --------------------------------------------------------------------------------
+    # --- triggers ---------------------------------------------------------------------------------
 
     def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
-        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
+        """Wait for triggers of a stream with ids above `after`, oldest first; may return none."""
         key = self._triggers(stream)
         position: str | bytes = entry_id(after) if after.epoch >= 0 else "0-0"
         deadline = time.monotonic() + timeout_s
@@ -155,13 +169,14 @@ class RedisBoard:
             found = self._parsed_triggers(entries)
             if found or left_s <= 0:
                 return found
-            if entries:  # garbage alone: go on behind it
+            # All entries are garbage: continue after them.
+            if entries:
                 position = entries[-1][0]
 
     def _parsed_triggers(
         self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]
     ) -> list[UpdateTrigger]:
-        """The triggers among the entries of the stream."""
+        """Return the triggers among the entries of the stream."""
         found = []
         for name, fields in entries:
             data = fields.get(b"trigger", b"")
@@ -172,20 +187,20 @@ class RedisBoard:
                 self._rejections.reject("trigger id", f"trigger {trigger.id} stands at {name!r}")
         return found
 
-    # --- replies ---------------------------------------------------------------------------------
+    # --- replies ----------------------------------------------------------------------------------
 
     def push_reply(self, reply: Reply, to: str) -> None:
-        """Append to the list of the replica; it vanishes with those that nobody takes."""
+        """Append to the replica's list, which expires if nobody reads it."""
         key = replies_key(to)
         self._server.ask(
             ("RPUSH", key, wire.encode_reply(self._job, reply)),
             ("PEXPIRE", key, _REPLIES_TTL_MS),
         )
 
-    # --- status ----------------------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------------
 
     def get_leader_status(self) -> LeaderStatus | None:
-        """Read the leader's status, or None where there is none."""
+        """Read the leader's status; None if it does not exist."""
         return self._parsed_leader_status(
             self._server.ask(("GET", self._keys + "leader-status"))[0]
         )
@@ -200,10 +215,10 @@ class RedisBoard:
         self._leader_status = (data, leader_status) if leader_status is not None else None
         return leader_status
 
-    # --- liveness --------------------------------------------------------------------------------
+    # --- liveness ---------------------------------------------------------------------------------
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
-        """Say that a worker lives, for `ttl_s`, and what `Heartbeat` has."""
+        """Record that a worker lives, for `ttl_s`, with the contents of a `Heartbeat`."""
         key = self._alive(worker)
         if worker not in self._attendances:
             self._attendances[worker] = self._server.attendance(key)
@@ -214,13 +229,14 @@ class RedisBoard:
         )
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
-        """Return the beat of each worker, if it has not run out and the worker's process lives."""
+        """Return the heartbeat of each worker that lives and whose heartbeat has not expired."""
         return self.follow(self.looking_for_workers())
 
     def looking_for_workers(self) -> Steps[dict[WorkerId, Heartbeat]]:
-        """`heartbeats`, in steps."""
+        """Run `heartbeats` in steps."""
         index, known = self._keys + "workers", self._workers
-        # Beats of those that were there at the last look, mostly all, in the same packet.
+        # Reads the heartbeats of the workers at the last poll, usually all workers, in the same
+        # packet.
         names, *beats = yield (("SMEMBERS", index), *self._asking_beats(known))
         workers = yield from self._parsed_members(index, names, lambda it: WorkerId(it.decode()))
         self._workers = workers = sorted(workers)
@@ -233,8 +249,9 @@ class RedisBoard:
         heartbeats = dict(zip(workers, found, strict=True))
         gone = [worker for worker, beat in heartbeats.items() if beat is None]
         if gone:
-            # One of them may beat right now. A beat is set before its name is added: either its
-            # name is added after we removed it, or we see the beat and add the name again.
+            # One of them may send a heartbeat right now. A heartbeat is set before its name is
+            # added: either its name is added after this removal, or the heartbeat is seen below and
+            # its name added again.
             yield (("SREM", index, *gone),)
             again = zip(gone, (yield from self._beats(gone)), strict=True)
             back = {worker: beat for worker, beat in again if beat is not None}
@@ -244,7 +261,7 @@ class RedisBoard:
         return {worker: beat for worker, beat in heartbeats.items() if beat and beat.status}
 
     def _beats(self, workers: list[WorkerId]) -> Steps[list[Heartbeat | None]]:
-        """Beats in the same order: None if one has run out, `_NOBODY` if its process is gone."""
+        """Return heartbeats in order: None if expired, `_NOBODY` if the process is gone."""
         values, listeners = yield self._asking_beats(workers)
         return self._read_beats(values, listeners)
 
@@ -255,7 +272,8 @@ class RedisBoard:
     def _read_beats(
         self, values: list[bytes | None], listeners: list[Any]
     ) -> list[Heartbeat | None]:
-        there = listeners[1::2]  # after each channel's name the number of those who listen
+        # Each channel's name is followed by its number of subscribers.
+        there = listeners[1::2]
         return [
             None if value is None else self._read_beat(value, listens=bool(count))
             for value, count in zip(values, there, strict=True)
@@ -270,26 +288,27 @@ class RedisBoard:
         status, digest, attends = parsed.groups()
         return Heartbeat(status.decode(), digest.decode()) if listens or not attends else _NOBODY
 
-    # --- the lease -------------------------------------------------------------------------------
+    # --- lease ------------------------------------------------------------------------------------
 
-    # Prolonging and releasing read first and write then, without a transaction. In between, the
-    # lease may run out and another take it, whose lease is then prolonged or given back. That costs
-    # a little time: the lease only says who may try to lead, who leads is decided in the log.
-    # Snapshots are put in a transaction: those who read them alone do not ask the log.
+    # Renewing and releasing read first and write afterwards, without a transaction. In between, the
+    # lease may expire and another replica may take it; that replica's lease is then renewed or
+    # released. This costs a little time only, because the lease only says who may try to lead; the
+    # log decides who leads. Snapshots are put in a transaction, because their readers do not look
+    # at the log.
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
-        """Take or prolong the lease that says who may try to lead; False if another holds it."""
+        """Take or renew the lease, which says who may try to lead; False if another holds it."""
         return self.follow(self.holding_lease(holder, ttl_s)) == holder.encode()
 
     def holding_lease(
         self, holder: str, ttl_s: float, ended: Collection[bytes] = ()
     ) -> Steps[bytes]:
-        """`hold_lease`, in steps; returns who has it then, empty where somebody was faster.
+        """Run `hold_lease` in steps; return the holder, or an empty string if another was faster.
 
         Args:
-            holder: Who asks.
-            ttl_s: For how long.
-            ended: Holders whose processes have ended: what they have is taken.
+            holder: The requesting replica.
+            ttl_s: Lifetime of the lease.
+            ended: Holders whose processes have ended. Their leases are taken.
         """
         key, ttl_ms = self._keys + "lease", _milliseconds(ttl_s)
         (current,) = yield (("GET", key),)
@@ -302,40 +321,42 @@ class RedisBoard:
             if left_ms != _NO_EXPIRY and left_ms <= _LONGEST_LEASE * ttl_ms:
                 if current not in ended:
                     return bytes(current)
-                # Of several that see the end one takes it: else each would take the next one's.
+                # Only one of several replicas that see the end takes the lease. Otherwise each
+                # would take it from the one before.
                 mark = f"{key}:after:".encode() + current
                 if not (yield (("SET", mark, holder, "NX", "PX", _TAKEN_ONCE_MS),))[0]:
                     return bytes(current)
-            yield (("UNLINK", key),)  # of a process that is gone, or none of ours
-        # Nobody has it, unless somebody is faster now.
+            # The lease belongs to an ended process, or to none of ours.
+            yield (("UNLINK", key),)
+        # The lease is free, unless another replica is faster.
         (taken,) = yield (("SET", key, holder, "NX", "PX", ttl_ms),)
         return holder.encode() if taken else b""
 
     def release_lease(self, holder: str) -> None:
-        """Give the lease back, if it is still this holder's."""
+        """Release the lease if this holder still has it."""
         self.follow(self.releasing_lease(holder))
 
     def releasing_lease(self, holder: str) -> Steps[None]:
-        """`release_lease`, in steps."""
+        """Run `release_lease` in steps."""
         key = self._keys + "lease"
         if (yield (("GET", key),))[0] == holder.encode():
             yield (("UNLINK", key),)
 
     def is_leased(self) -> bool:
-        """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
+        """Return True if any replica holds the lease."""
         return bool(self._server.ask(("EXISTS", self._keys + "lease"))[0])
 
-    # --- who cannot do its part ------------------------------------------------------------------
+    # --- processes that cannot do their part ------------------------------------------------------
 
     def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
-        """Say, for so long, why a process cannot lead the job, or join it."""
+        """Report, for `ttl_s`, why a process cannot lead or join the job."""
         self._server.ask(
             ("SET", self._unable(process), reason, "PX", _milliseconds(ttl_s)),
             ("SADD", self._keys + "unable", process),
         )
 
     def unable(self) -> dict[str, str]:
-        """Why processes cannot do their part, by what they call themselves."""
+        """Return why processes cannot do their part, by process name."""
         return self.follow(self._reasons(self._server.ask(("SMEMBERS", self._keys + "unable"))[0]))
 
     def _reasons(self, members: Iterable[bytes]) -> Steps[dict[str, str]]:
@@ -346,7 +367,8 @@ class RedisBoard:
         (reasons,) = yield (("MGET", *map(self._unable, replicas)),)
         found = dict(zip(replicas, reasons, strict=True))
         gone = [replica for replica, reason in found.items() if reason is None]
-        if gone:  # one that says it again just now is seen at its next time
+        # A reason that is reported right now is seen at its next report.
+        if gone:
             yield (("SREM", index, *gone),)
         return {
             replica: reason.decode(errors="replace")
@@ -355,7 +377,7 @@ class RedisBoard:
         }
 
     def reading_live_status(self) -> Steps[LiveStatus]:
-        """`is_leased`, `get_leader_status`, `alive` and `unable`, in steps."""
+        """Read `is_leased`, `get_leader_status`, `heartbeats` and `unable` in steps."""
         leased, data, members = yield (
             ("EXISTS", self._keys + "lease"),
             ("GET", self._keys + "leader-status"),
@@ -366,16 +388,16 @@ class RedisBoard:
         statuses = {worker: beat.status for worker, beat in heartbeats.items()}
         return LiveStatus(bool(leased), self._parsed_leader_status(data), statuses, unable)
 
-    # --- snapshots -------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
-        """Keep a hot snapshot of this leader with the weights, which a member of its group has."""
+        """Store a hot snapshot of this leader with weights, which a group member has."""
         self._server.ask(("SET", self._whole_snapshot(epoch), data))
 
     def snapshots(
         self, epoch: int | None = None, most: int | None = None, *, whole: bool = False
     ) -> list[bytes]:
-        """All hot snapshots that are there, those of later leaders first."""
+        """Return all hot snapshots, those of later leaders first."""
         if epoch is None:
             epochs = sorted(self._epochs(self._keys + "snapshots"), reverse=True)
         else:
@@ -392,7 +414,7 @@ class RedisBoard:
         return [data for data in found if data]
 
     def wipe(self) -> None:
-        """Forget everything of this job."""
+        """Delete everything of this job."""
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._keys) + "*"
         cursor: bytes | int = 0
         while True:
@@ -402,7 +424,7 @@ class RedisBoard:
             if not int(cursor):
                 return
 
-    # --- names -----------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def _triggers(self, stream: str) -> str:
         return f"{self._keys}triggers:{stream}" if stream else f"{self._keys}triggers"
@@ -426,7 +448,7 @@ class RedisBoard:
         return self._members(index, _epoch)
 
     def _members(self, index: str, parse: Callable[[bytes], T]) -> list[T]:
-        """The members of a set that parse; the others are taken out of it."""
+        """Return the members of a set that parse, and remove the others from it."""
         members = self._server.ask(("SMEMBERS", index))[0]
         return self.follow(self._parsed_members(index, members, parse))
 
@@ -442,13 +464,13 @@ class RedisBoard:
                 yield (("SREM", index, member),)
         return found
 
-    # --- in steps --------------------------------------------------------------------------------
+    # --- calls in steps ---------------------------------------------------------------------------
 
-    # A call that an exchange makes for many jobs is a generator: it yields the commands of a step
-    # and gets their answers, so that one packet can hold a step of each.
+    # A call that an exchange makes for many jobs is a generator. It yields the commands of a step
+    # and receives their answers, so that one packet can hold a step of each call.
 
     def follow(self, steps: Steps[T]) -> T:
-        """Make a call alone, a packet for each step."""
+        """Make a call alone, with one packet for each step."""
         try:
             commands = next(steps)
             while True:
@@ -458,11 +480,11 @@ class RedisBoard:
             return answer
 
     def judged(self, commands: tuple[Command, ...], answers: list[Any]) -> list[Any]:
-        """The answers that commands of a step got in a packet with others'.
+        """Return the answers to a step's commands from a packet with other commands.
 
         Raises:
             UnavailableError: If the server is busy.
-            OutsideError: If it refused a command.
+            OutsideError: If the server refused a command.
         """
         return self._server.judged(commands, answers)
 
@@ -471,17 +493,17 @@ class RedisBoard:
 
 
 def replies_key(replica: str) -> str:
-    """The list of what workers answer to a replica."""
+    """Return the key of the list of replies to a replica."""
     return f"doll:{{{replica}}}:replies"
 
 
 def replica_channel(replica: bytes) -> bytes:
-    """The channel to which a replica listens while its process lives."""
+    """Return the channel that a replica subscribes to while its process lives."""
     return b"doll:{%s}:alive" % replica
 
 
 def entry_id(trigger: TriggerId) -> str:
-    """The id of a trigger's entry in its stream."""
+    """Return the id of a trigger's entry in its stream."""
     return f"{trigger.epoch}-{trigger.number}"
 
 
@@ -493,4 +515,5 @@ def _epoch(name: bytes) -> int:
 
 
 def _milliseconds(seconds: float) -> int:
-    return max(1, round(1000 * seconds))  # Redis refuses to expire in zero
+    # Redis refuses an expiry of zero.
+    return max(1, round(1000 * seconds))

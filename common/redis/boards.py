@@ -1,17 +1,17 @@
-"""What all jobs share in Redis, over one pool of connections (`common.redis.port.Boards`).
+"""Everything that jobs share in Redis, over one pool of connections (`common.redis.port.Boards`).
 
-Beside the boards (`common.redis.board`) these are the records by which workers spread over jobs,
-one hash for all, so that one short command reads everything:
+Beside the boards (`common.redis.board`), these are the records that spread workers over jobs. One
+hash holds them all, so that one short command reads everything:
 
-    doll:spread    job:<name>     what a job needs, by its leader       (`JobDemand`)
-                   worker:<name>  where a worker is, by itself          (`WorkerPlacement`)
+    doll:spread    job:<name>     demand of a job, by its leader          (`JobDemand`)
+                   worker:<name>  placement of a worker, by the worker    (`WorkerPlacement`)
 
-and the streams where members of groups find each other. An entry has one field, a stream expires:
+Members of groups find each other in streams. An entry has one field, and a stream expires:
 
     doll:{job}:group:<name>
 
-A call that is made for many jobs takes one to three steps, each a few commands. One packet holds a
-step of every call that is under way.
+A call for many jobs takes one to three steps, each with a few commands. One packet holds a step of
+every call under way.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _OPEN = RedisAccess()
 _SPREAD = "doll:spread"
 _JOB, _WORKER = "job:", "worker:"
 _TTL_MS = 60_000
-_MOST_WAIT_S = 1.0  # of one blocking command: below what a server may take to answer
+# Longest blocking command, shorter than the time that a server may take to answer.
+_MOST_WAIT_S = 1.0
 
 
 def open_boards(settings: Settings) -> Boards:
-    """Open the notice boards of all jobs in Redis, over connections that they share.
+    """Open the boards of all jobs in Redis, over shared connections.
 
     Raises:
         UserError: If the settings name a file that cannot be used.
@@ -55,11 +56,11 @@ def open_boards(settings: Settings) -> Boards:
 
 
 class RedisBoards:
-    """Opens the boards of all jobs of a process; may be shared between threads.
+    """Opens the boards of all jobs of a process. Safe to use from several threads.
 
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        access: As whom we come, and whom we trust, beyond what the URL says.
+        access: Identity and trusted authorities, beyond those in the URL.
 
     Raises:
         UserError: If the URL or a file of `access` cannot be used.
@@ -71,11 +72,11 @@ class RedisBoards:
         self.server = RedisServer(self.client, "doll:", lambda _key: None)
 
     def board(self, job: str) -> RedisBoard:
-        """Open a job's board; to close it lets go of its own only."""
+        """Open a job's board. Closing it releases its own resources only."""
         return RedisBoard(self.url, job, shared=self.client)
 
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
-        """Look at several of these boards in a few packets; of each, what it says or why not."""
+        """Read the live status of several boards in a few packets; errors are returned in place."""
         found = dict[Board, LiveStatus | Exception]()
         calls = [
             Call(board, board.reading_live_status, partial(found.__setitem__, board))
@@ -89,19 +90,19 @@ class RedisBoards:
         return RedisRoster(self.client)
 
     def rendezvous(self, job: str) -> RedisRendezvous:
-        """Open where members of a job's groups find each other."""
+        """Open the rendezvous of a job's groups."""
         return RedisRendezvous(self.client, job)
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self.client.close()
 
 
 class RedisRoster:
-    """The hash in a Redis server; may be shared between threads.
+    """The records' hash in a Redis server. Safe to use from several threads.
 
     Args:
-        client: Its connections.
+        client: Connections to the server.
     """
 
     def __init__(self, client: RedisClient) -> None:
@@ -109,13 +110,13 @@ class RedisRoster:
         self._server = RedisServer(client, _SPREAD, self._reject_key)
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
-        """Publish records, each in the place of the one before of its job or its worker."""
+        """Publish records, each replacing the previous one of its job or worker."""
         if records:
             fields = [part for record in records for part in field_of(record)]
             self._server.ask(("HSET", _SPREAD, *fields))
 
     def read(self) -> list[JobDemand | WorkerPlacement]:
-        """All records that there are, however old."""
+        """Return all records, however old."""
         fields = self._server.ask(("HGETALL", _SPREAD))[0].items()
         found = (
             parsed_record(name.decode(errors="replace"), value, self._rejections)
@@ -124,7 +125,7 @@ class RedisRoster:
         return [record for record in found if record is not None]
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
-        """Take the records of these away; nothing happens where there is none."""
+        """Remove the records of these jobs and workers. Missing records are no error."""
         fields = [*(_JOB + name for name in jobs), *(_WORKER + name for name in workers)]
         if fields:
             self._server.ask(("HDEL", _SPREAD, *fields))
@@ -134,7 +135,7 @@ class RedisRoster:
 
 
 def field_of(record: JobDemand | WorkerPlacement) -> tuple[str, bytes]:
-    """Name and value of a record's field."""
+    """Return name and value of a record's field."""
     if isinstance(record, JobDemand):
         return _JOB + record.job, wire.encode_demand(record)
     return _WORKER + record.worker, wire.encode_placement(record)
@@ -143,7 +144,7 @@ def field_of(record: JobDemand | WorkerPlacement) -> tuple[str, bytes]:
 def parsed_record(
     field: str, value: bytes, rejections: Rejections
 ) -> JobDemand | WorkerPlacement | None:
-    """The record in a field, None where it is rejected."""
+    """Return the record in a field; None if it is rejected."""
     record: JobDemand | WorkerPlacement | None
     if field.startswith(_JOB):
         record = rejections.parse("job demand", wire.decode_demand, value)
@@ -156,11 +157,11 @@ def parsed_record(
 
 
 class RedisRendezvous:
-    """The streams of a job in a Redis server; may be shared between threads.
+    """The streams of a job's groups in a Redis server. Safe to use from several threads.
 
     Args:
-        client: Its connections.
-        job: The job's id.
+        client: Connections to the server.
+        job: Identifier of the job.
     """
 
     def __init__(self, client: RedisClient, job: str) -> None:
@@ -174,7 +175,7 @@ class RedisRendezvous:
         self._server.ask(("XADD", stream, "*", key, value), ("PEXPIRE", stream, _TTL_MS))
 
     def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
-        """Wait for entries behind a position; empty if none came."""
+        """Wait for entries after a position; return an empty list if none comes in time."""
         stream, deadline = self._keys + name, time.monotonic() + timeout_s
         while True:
             left_s = min(deadline - time.monotonic(), _MOST_WAIT_S)
@@ -195,7 +196,7 @@ class RedisRendezvous:
 
 @dataclass(slots=True)
 class Call:
-    """One call of one job."""
+    """One call for one job."""
 
     board: RedisBoard
     steps: Callable[[], Steps[Any]]
@@ -204,7 +205,7 @@ class Call:
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A call, where it is."""
+    """A call under way, and the commands of its current step."""
 
     call: Call
     steps: Steps[Any]
@@ -212,10 +213,10 @@ class _UnderWay:
 
 
 def call_together(server: RedisServer, calls: Iterable[Call]) -> bool:
-    """Make calls together, a packet for each step; each is told its own answer.
+    """Make calls together, one packet for each step, and pass each its own answer.
 
     Returns:
-        Whether the server answered.
+        True if the server answered.
     """
     under_way = [_UnderWay(call, call.steps(), ()) for call in calls]
     under_way = [each for each in under_way if _goes_on(each, None)]
@@ -239,7 +240,7 @@ def call_together(server: RedisServer, calls: Iterable[Call]) -> bool:
 
 
 def _goes_on(each: _UnderWay, answers: list[Any] | None) -> bool:
-    """Give a call the answers to its step; whether there is another, else it has been told."""
+    """Pass a call the answers to its step; return True if there is another step."""
     try:
         if answers is None:
             each.commands = next(each.steps)

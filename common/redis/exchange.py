@@ -1,11 +1,12 @@
-"""Asks Redis for many jobs at once (`common.redis.port.Exchange`), with one pool for all.
+"""Makes Redis calls for many jobs at once (`common.redis.port.Exchange`), over one pool.
 
-A call of a job takes one to three steps, each a few commands. A packet holds a step of every call
-that is under way, so a process that leads a hundred jobs sends no more packets than one that leads
-one. One thread does it: while a packet is on its way, the next one gathers.
+A call for a job takes one to three steps, each with a few commands. A packet holds a step of every
+call under way, so a process that leads a hundred jobs sends no more packets than one that leads a
+single job. One thread sends packets: while one is under way, it gathers calls for the next.
 
-The same thread sees when a process that holds leases ends: whoever asks for leases listens to the
-channel of its name, as workers do (docs/explain/decisions/2026-11-21-presence-by-connection.md).
+The same thread detects the end of processes that hold leases: every process that requests leases
+subscribes to the channel of its name, as workers do
+(docs/explain/decisions/2026-11-21-presence-by-connection.md).
 """
 
 from __future__ import annotations
@@ -36,39 +37,50 @@ if TYPE_CHECKING:
     from common.redis.port import LeaderBoards
     from common.redis.server import Attendance
 
-_MODELS_KEPT = 4  # of one leader: a late reader of the round before still finds its weights
-_TRIGGERS_KEPT = 100  # a worker that is further behind has nothing to add to those rounds
-_SNAPSHOTS_KEPT = 3  # of as many leaders: the newest may be taken back, or torn
-_MODEL_TTL_MS = 3_600_000  # an hour: those of a leader that is gone; a living one puts it again
-_TRIGGERS_TTL_MS = 600_000  # ten minutes after the last: a round asks again much sooner
-# A leader's status that is as it was is written again so often, for whatever became of it in a
-# failover; in between it is only seen to be there, by its first bytes: its epoch and position.
+# Versions kept for each leader: a late reader of the previous round still finds its weights.
+_MODELS_KEPT = 4
+# A worker that is further behind could add nothing to those rounds.
+_TRIGGERS_KEPT = 100
+# Snapshots kept, one per leader: the newest may be taken back, or torn.
+_SNAPSHOTS_KEPT = 3
+# An hour: models of an ended leader expire, and a living leader puts its model again.
+_MODEL_TTL_MS = 3_600_000
+# Ten minutes after the last trigger: rounds are repeated much sooner.
+_TRIGGERS_TTL_MS = 600_000
+# Interval at which an unchanged leader status is written again, in case a failover lost
+# it. In between, only its first bytes (epoch and position) are compared.
 _PUT_AGAIN_S = 1.0
 _LIKE_BYTES = 40
-# XADD's ways to say that an id is not above the newest: the second where that is the last of all.
+# XADD's errors for an id that is not above the newest one; the second if that is the last possible
+# id.
 _NOT_NEWER = ("equal or smaller than the target stream top item", "exhausted the last possible ID")
-_SHORTEST_S = 0.002  # 0.001 is zero to Redis 6.2, which cuts off what it computes: wait for ever
-LAZY_S = 0.05  # what is not urgent waits so long for company
-LOOK_S = 0.025  # between looks whether holders of leases listen; one takes 0.1 ms
-# Looks in a row that find nobody: in between, one whose connection alone broke listens again.
+# Redis 6.2 truncates 0.001 to zero, which means an unlimited wait.
+_SHORTEST_S = 0.002
+# Delay of calls that are not urgent, so that they share packets.
+LAZY_S = 0.05
+# Polling interval of the subscriptions of lease holders; a poll takes 0.1 ms.
+LOOK_S = 0.025
+# Consecutive polls without a subscriber after which a holder has ended. A holder that has only lost
+# its connection subscribes again in between.
 LOOKS = 2
-SLOW_LOOK_S = 1.0  # where no other process holds a lease, or this one is not heard itself
+# Interval if no other process holds a lease, or if this process's own subscription is missing.
+SLOW_LOOK_S = 1.0
 
 
 def open_leader_boards(settings: Settings) -> LeaderBoards:
-    """Open what a process that leads jobs uses of Redis: see `open_boards`."""
+    """Open the use of Redis by a process that leads jobs; see `open_boards`."""
     return RedisLeaderBoards(settings.redis, access=redis_access(settings))
 
 
 class RedisLeaderBoards(RedisBoards):
-    """The `LeaderBoards` port; may be shared between threads."""
+    """The `LeaderBoards` port. Safe to use from several threads."""
 
     def board(self, job: str) -> RedisLeaderBoard:
-        """Open a job's board; to close it lets go of its own only."""
+        """Open a job's board. Closing it releases its own resources only."""
         return RedisLeaderBoard(self.url, job, shared=self.client)
 
     def replies(self, replica: str) -> RedisReplies:
-        """Open what is sent to a replica."""
+        """Open the replies to a replica."""
         return RedisReplies(self.client, replica)
 
     def exchange(self) -> RedisExchange:
@@ -77,10 +89,10 @@ class RedisLeaderBoards(RedisBoards):
 
 
 class RedisLeaderBoard(RedisBoard):
-    """The `LeaderBoard` port; may be shared between threads."""
+    """The `LeaderBoard` port. Safe to use from several threads."""
 
     def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Publish a model; this leader's version of four updates ago is forgotten."""
+        """Publish a model, and delete this leader's version of four updates ago."""
         forgotten = ModelId(model.epoch, model.version - _MODELS_KEPT)
         self._server.ask(
             ("SET", self._model(model), memoryview(weights).cast("B"), "PX", _MODEL_TTL_MS),
@@ -88,7 +100,7 @@ class RedisLeaderBoard(RedisBoard):
         )
 
     def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
-        """Append to a stream of triggers; False where something else keeps this id out."""
+        """Append to a stream of triggers; False if another entry blocks the id."""
         key, name = self._triggers(stream), entry_id(trigger.id)
         data = wire.encode_trigger(trigger)
         try:
@@ -101,15 +113,16 @@ class RedisLeaderBoard(RedisBoard):
                 raise
             newest = self._server.ask(("XREVRANGE", key, "+", "-", "COUNT", 1))[0]
             ours: bool = newest == [(name.encode(), {b"trigger": data})]
-            return ours  # the answer to an earlier call was lost
+            # True if the entry is ours and only the earlier answer was lost.
+            return ours
         return True
 
     def put_leader_status(self, leader_status: LeaderStatus) -> bool:
-        """Write the leader's status; False where none was there."""
+        """Write the leader's status; return False if there was none before."""
         return self.follow(self.putting_leader_status(leader_status))
 
     def putting_leader_status(self, leader_status: LeaderStatus) -> Steps[bool]:
-        """`put_leader_status`, in steps."""
+        """Run `put_leader_status` in steps."""
         key, last = self._keys + "leader-status", self._leader_status
         if last is None or last[1] != leader_status:
             last = self._leader_status = wire.encode_leader_status(leader_status), leader_status
@@ -122,7 +135,7 @@ class RedisLeaderBoard(RedisBoard):
         return before is not None
 
     def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
-        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten."""
+        """Store this leader's newest hot snapshot, and delete those of much earlier leaders."""
         index, free = self._keys + "snapshots", (None, holder.encode())
         put = ("SET", self._snapshot(epoch), data), ("SADD", index, epoch)
         if not self._server.ask_while(self._keys + "lease", free, *put):
@@ -135,11 +148,11 @@ class RedisLeaderBoard(RedisBoard):
 
 
 class RedisReplies:
-    """What workers sent to one replica (`common.redis.port.Replies`).
+    """Replies to one replica (`common.redis.port.Replies`).
 
     Args:
-        shared: Connections, shared with others.
-        replica: Its name.
+        shared: Shared connections.
+        replica: Name of the replica.
     """
 
     def __init__(self, shared: RedisClient, replica: str) -> None:
@@ -148,12 +161,12 @@ class RedisReplies:
         self._server = RedisServer(shared, self._key, self._reject_key)
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
-        """Take replies, each with its job; waits for the first one only."""
+        """Take replies, each with its job; wait for the first one only."""
         deadline = monotonic() + timeout_s
         while True:
             left_s = deadline - monotonic()
             if left_s > 0:
-                # in one packet: the second command is served once the first one has its answer
+                # One packet: the second command runs once the first one has its answer.
                 first, others = self._server.ask(
                     ("BLPOP", self._key, f"{max(_SHORTEST_S, min(left_s, WAIT_S)):.3f}"),
                     ("LPOP", self._key, max_replies - 1),
@@ -172,36 +185,39 @@ class RedisReplies:
 
 
 class LeaseHolders:
-    """Which processes that hold leases have ended; for one thread.
+    """Detects which processes that hold leases have ended; for one thread.
 
-    That nobody listens says so only of a holder that was heard before, on a server which has heard
-    this process all the while. So it is after no failover, of no older program, and not where what
-    is asked is not what listens: a cluster's nodes know their own listeners only.
+    A missing subscriber counts only if the holder was subscribed before, on a server on which this
+    process has been subscribed all the while. So nobody is taken for dead after a failover, or for
+    running an older program, or if the node that is asked does not know the subscriber (cluster
+    nodes only know their own).
 
     Args:
-        server: That is asked.
-        name: Of this process: it listens, too.
+        server: The server.
+        name: Name of this process, which subscribes, too.
     """
 
     def __init__(self, server: RedisServer, name: str) -> None:
         self._server = server
         self._channel = replica_channel(name.encode())
         self._own: Attendance = server.attendance(self._channel)
-        self._missed = dict[bytes, int]()  # looks in a row that did not find a holder heard before
-        self.is_subscribed = False  # this process itself, at the last look
+        # Consecutive polls that did not find a holder found before.
+        self._missed = dict[bytes, int]()
+        # True if this process was subscribed at the last poll.
+        self.is_subscribed = False
         self.ended: Collection[bytes] = ()
 
     @property
     def broke(self) -> bool:
-        """Whether this process was heard, and is not any more."""
+        """True if this process was subscribed, and is not any more."""
         return self.is_subscribed and not self._own.stands()
 
     def look(self, holders: Collection[bytes]) -> None:
-        """Be heard, and look which of these holders have ended.
+        """Stay subscribed, and find out which of these holders have ended.
 
         Raises:
             UnavailableError: If the server is unavailable.
-            OutsideError: If it does not let us in, or does not tell.
+            OutsideError: If the server does not accept us, or refuses the command.
         """
         if not self._own.stands():
             self.end()
@@ -220,25 +236,26 @@ class LeaseHolders:
         self.ended = [holder for holder, missed in self._missed.items() if missed >= LOOKS]
 
     def end(self) -> None:
-        """Listen no more, and forget who was heard."""
+        """Unsubscribe, and forget which holders were found."""
         self._own.end()
         self.is_subscribed, self._missed, self.ended = False, {}, ()
 
 
 @dataclass(slots=True)
 class _Refused:
-    """A lease that was asked for, and that another process holds."""
+    """A requested lease that another process holds."""
 
     holder: bytes
     again: Call
-    until: float  # when it counts as given up, where nobody has asked again
+    # When the request expires unless it is repeated.
+    until: float
 
 
 class RedisExchange:
-    """What many jobs ask again and again; may be shared between threads.
+    """Frequent calls of many jobs. Safe to use from several threads.
 
     Args:
-        server: That all their boards share.
+        server: The server of all boards.
         open_board: Opens a job's board.
     """
 
@@ -246,13 +263,16 @@ class RedisExchange:
         self._server = server
         self._open_board = open_board
         self._boards = dict[str, RedisLeaderBoard]()
-        self._calls = dict[tuple[str, str], Call]()  # by job and what is asked, in order
+        # Calls by job and kind, in order.
+        self._calls = dict[tuple[str, str], Call]()
         self._send_at = float("inf")
         self._closed = False
-        self._changed = threading.Condition(threading.Lock())  # guards what is above
-        # The thread's own: of leases that others hold, by job.
+        # Guards the fields above.
+        self._changed = threading.Condition(threading.Lock())
+        # Used by the exchange's thread only: refused leases by job.
         self._refused = dict[str, _Refused]()
-        self._holders: LeaseHolders | None = None  # once a lease was asked for
+        # None until a lease is requested.
+        self._holders: LeaseHolders | None = None
         self._look_at = 0.0
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._thread.start()
@@ -266,7 +286,7 @@ class RedisExchange:
         *,
         soon: bool,
     ) -> None:
-        """Take or prolong the lease; told whether it is ours, and where it is not, once it is."""
+        """Take or renew the lease; report if it is ours, and again if it becomes ours later."""
 
         def steps(board: RedisLeaderBoard) -> Steps[bool]:
             if self._holders is None:
@@ -284,13 +304,13 @@ class RedisExchange:
         self._ask(job, "lease", steps, on_answer, soon=soon)
 
     def release_lease(self, job: str, holder: str) -> None:
-        """Give the lease back; nobody is told."""
+        """Release the lease; nothing is reported."""
 
         def steps(board: RedisLeaderBoard) -> Steps[None]:
             self._refused.pop(job, None)
             yield from board.releasing_lease(holder)
 
-        # A lease that was asked for before and is not sent yet need not be.
+        # Replaces a request of the lease that was not sent yet.
         self._ask(job, "lease", steps, lambda _: None, soon=True)
 
     def put_leader_status(
@@ -301,7 +321,7 @@ class RedisExchange:
         *,
         soon: bool,
     ) -> None:
-        """Write the leader's status; told whether one was there."""
+        """Write the leader's status, and report if there was one before."""
         self._ask(
             job,
             "leader status",
@@ -317,11 +337,11 @@ class RedisExchange:
         *,
         soon: bool,
     ) -> None:
-        """Look for the heartbeats of workers, and report them."""
+        """Read the workers' heartbeats and report them."""
         self._ask(job, "alive", RedisLeaderBoard.looking_for_workers, on_answer, soon=soon)
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Send the waiting calls, then end."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -339,7 +359,8 @@ class RedisExchange:
         with self._changed:
             if job not in self._boards:
                 self._boards[job] = self._open_board(job)
-            self._calls.pop((job, what), None)  # the later one goes to the end
+            # The later call goes to the end.
+            self._calls.pop((job, what), None)
             board = self._boards[job]
             self._calls[job, what] = Call(board, partial(steps, board), on_answer)
             send_at = 0.0 if soon else monotonic() + LAZY_S
@@ -355,7 +376,7 @@ class RedisExchange:
             self._holders.end()
 
     def _gathered(self) -> list[Call] | None:
-        """Wait for calls, or until it is time to look for holders; None at the end."""
+        """Wait for calls, or until the holders are due for a poll; return None at the end."""
         with self._changed:
             while not self._closed and (left_s := self._due() - monotonic()) > 0:
                 self._changed.wait(left_s if left_s < float("inf") else None)
@@ -368,18 +389,20 @@ class RedisExchange:
         return min(self._send_at, self._look_at) if self._refused else self._send_at
 
     def _look(self) -> None:
-        """See which holders of leases have ended, and ask for their leases again."""
+        """Find out which lease holders have ended, and request their leases again."""
         holders, now = self._holders, monotonic()
         if holders is None or (now < self._look_at and not holders.broke):
             return
         self._refused = {job: it for job, it in self._refused.items() if now < it.until}
         try:
             holders.look({refused.holder for refused in self._refused.values()})
-        except OutsideError:  # whoever asks for something next is told
+        # The next call reports the error.
+        except OutsideError:
             holders.end()
         self._look_at = now + (LOOK_S if self._refused and holders.is_subscribed else SLOW_LOOK_S)
         again = {j: it.again for j, it in self._refused.items() if it.holder in holders.ended}
         with self._changed:
-            for job, call in again.items():  # unless something else was asked meanwhile
+            # A newer call for the lease replaces this one.
+            for job, call in again.items():
                 self._calls.setdefault((job, "lease"), call)
                 self._send_at = 0.0

@@ -1,7 +1,7 @@
-"""Redis in memory: the notice board for tests and simulations, held to the same contract.
+"""Redis in memory, for tests and simulations, under the same contract.
 
-A `MemoryRedis` is the server, each `MemoryBoard` of it one process's view of one job. What is kept
-are the bytes of the wire, so that nothing passes here that would not pass there.
+A `MemoryRedis` is the server; each `MemoryBoard` is one process's view of one job. Values are kept
+in wire format, so that nothing passes here that would not pass in Redis.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MODELS_KEPT = 4  # these five as in Redis
+# These four are as in Redis.
+_MODELS_KEPT = 4
 _TRIGGERS_KEPT = 100
 _SNAPSHOTS_KEPT = 3
 _LONGEST_LEASE = 10
@@ -33,70 +34,77 @@ _LONGEST_LEASE = 10
 
 @dataclass
 class JobKeys:
-    """Everything that one job has on the server; open, so that a test can put garbage into it."""
+    """Everything of one job on the server. Public, so that a test can put garbage into it."""
 
     models: dict[ModelId, bytes] = field(default_factory=dict)
     offered: bytes | None = None
-    # By stream; ascending.
+    # Triggers by stream, ascending by id.
     triggers: dict[str, dict[TriggerId, bytes]] = field(default_factory=dict)
-    unable: dict[str, tuple[str, float]] = field(default_factory=dict)  # why, until when
+    # Reasons and deadlines.
+    unable: dict[str, tuple[str, float]] = field(default_factory=dict)
     leader_status: bytes | None = None
-    # By worker, and until when.
+    # Heartbeats and deadlines by worker.
     heartbeats: dict[WorkerId, tuple[Heartbeat, float]] = field(default_factory=dict)
-    lease: tuple[str, float] | None = None  # holder, until when
-    snapshots: dict[int, bytes] = field(default_factory=dict)  # by epoch
-    whole_snapshots: dict[int, bytes] = field(default_factory=dict)  # likewise
-    groups: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)  # entries, by name
+    # Holder and deadline.
+    lease: tuple[str, float] | None = None
+    # Both by epoch.
+    snapshots: dict[int, bytes] = field(default_factory=dict)
+    whole_snapshots: dict[int, bytes] = field(default_factory=dict)
+    # Entries by name.
+    groups: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
 
 
 class MemoryRedis:
     """The server that several boards share.
 
     Args:
-        clock: Seconds that never go back; beats and leases run out by it.
+        clock: Monotonic time in seconds. Heartbeats and leases expire by it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.changed = threading.Condition()  # guards all that follows
+        # Guards the fields below.
+        self.changed = threading.Condition()
         self.jobs: dict[str, JobKeys] = {}
-        self.spread: dict[str, bytes] = {}  # see `common.redis.memory`
-        self.replies = dict[str, list[bytes]]()  # by replica
+        # Values by field; see `common.redis.boards`.
+        self.spread: dict[str, bytes] = {}
+        # Encoded replies by replica.
+        self.replies = dict[str, list[bytes]]()
         self.away = False
 
     def kill(self) -> None:
-        """Go away; every call fails until `restart`."""
+        """Become unavailable: every call fails until `restart`."""
         with self.changed:
             self.away = True
             self.changed.notify_all()
 
     def restart(self) -> None:
-        """Come back empty."""
+        """Become available again, without any data."""
         with self.changed:
             self.jobs, self.spread, self.away = {}, {}, False
             self.replies.clear()
             self.changed.notify_all()
 
     def reach(self) -> None:
-        """See that the server answers; the lock must be held.
+        """Check that the server is available. The caller must hold the lock.
 
         Raises:
-            UnavailableError: If it does not.
+            UnavailableError: If the server is unavailable.
         """
         if self.away:
             raise UnavailableError("the server is unavailable")
 
     def notices(self, job: str) -> JobKeys:
-        """Return what a job has on the server; the lock must be held.
+        """Return a job's data on the server. The caller must hold the lock.
 
         Raises:
-            UnavailableError: If the server does not answer.
+            UnavailableError: If the server is unavailable.
         """
         self.reach()
         return self.jobs.setdefault(job, JobKeys())
 
     def poll(self, look: Callable[[], list[T]], timeout_s: float) -> list[T]:
-        """Look until something is found or the time is over; return what is found."""
+        """Call `look` until it finds something or the time is over; return the result."""
         deadline = time.monotonic() + timeout_s
         with self.changed:
             while not (found := look()) and (left_s := deadline - time.monotonic()) > 0:
@@ -105,7 +113,7 @@ class MemoryRedis:
 
 
 class MemoryBoards:
-    """The boards of all jobs in a `MemoryRedis`; may be shared between threads."""
+    """The boards of all jobs in a `MemoryRedis`. Safe to use from several threads."""
 
     def __init__(self, server: MemoryRedis) -> None:
         self._server = server
@@ -129,11 +137,11 @@ class MemoryBoards:
         return MemoryRendezvous(self._server, job)
 
     def close(self) -> None:
-        """There are no connections."""
+        """Do nothing: there are no connections."""
 
 
 class MemoryReplies:
-    """What workers sent to one replica (`common.redis.port.Replies`)."""
+    """Replies to one replica (`common.redis.port.Replies`)."""
 
     def __init__(self, server: MemoryRedis, replica: str) -> None:
         self._server = server
@@ -141,7 +149,7 @@ class MemoryReplies:
         self._rejections = Rejections()
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
-        """Take replies, each with its job; waits for the first one only."""
+        """Take replies, each with its job; wait for the first one only."""
 
         def take() -> list[tuple[str, Reply]]:
             self._server.reach()
@@ -154,7 +162,7 @@ class MemoryReplies:
 
 
 class MemoryExchange:
-    """Asks the boards of many jobs (`common.redis.port.Exchange`): each at once, by itself."""
+    """Makes calls for many jobs (`common.redis.port.Exchange`), each at once and alone."""
 
     def __init__(self, server: MemoryRedis) -> None:
         self._server = server
@@ -171,11 +179,11 @@ class MemoryExchange:
         *,
         soon: bool,  # noqa: ARG002 -- everything is sent soon here
     ) -> None:
-        """Take or prolong the lease; told once whether it is ours."""
+        """Take or renew the lease, and report once if it is ours."""
         _answer_at_once(lambda: self._open_board(job).hold_lease(holder, ttl_s), on_answer)
 
     def release_lease(self, job: str, holder: str) -> None:
-        """Give the lease back; nobody is told."""
+        """Release the lease; nothing is reported."""
         _answer_at_once(lambda: self._open_board(job).release_lease(holder), lambda _: None)
 
     def put_leader_status(
@@ -184,9 +192,9 @@ class MemoryExchange:
         leader_status: LeaderStatus,
         on_answer: Callable[[bool | Exception], None],
         *,
-        soon: bool,  # noqa: ARG002 -- likewise
+        soon: bool,  # noqa: ARG002 -- as above
     ) -> None:
-        """Write the leader's status; told whether one was there."""
+        """Write the leader's status, and report if there was one before."""
         _answer_at_once(lambda: self._open_board(job).put_leader_status(leader_status), on_answer)
 
     def alive(
@@ -194,13 +202,13 @@ class MemoryExchange:
         job: str,
         on_answer: Callable[[dict[WorkerId, Heartbeat] | Exception], None],
         *,
-        soon: bool,  # noqa: ARG002 -- likewise
+        soon: bool,  # noqa: ARG002 -- as above
     ) -> None:
-        """Look for the heartbeats of workers, and report them."""
+        """Read the workers' heartbeats and report them."""
         _answer_at_once(self._open_board(job).heartbeats, on_answer)
 
     def close(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no call waits."""
 
 
 def _answer_at_once(ask: Callable[[], T], on_answer: Callable[[T | Exception], None]) -> None:
@@ -213,16 +221,17 @@ def _answer_at_once(ask: Callable[[], T], on_answer: Callable[[T | Exception], N
 
 
 class MemoryBoard:
-    """One job's notice board in a `MemoryRedis`; may be shared between threads."""
+    """One job's board in a `MemoryRedis`. Safe to use from several threads."""
 
     def __init__(self, server: MemoryRedis, job: str) -> None:
         self._server = server
         self._job = job
         self._rejections = Rejections()
-        self._workers = set[WorkerId]()  # that beat through this board
+        # Workers that send heartbeats through this board.
+        self._workers = set[WorkerId]()
 
     def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Publish a model; this leader's version of four updates ago is forgotten."""
+        """Publish a model, and forget this leader's version of four updates ago."""
         with self._server.changed:
             models = self._notices().models
             models[model] = bytes(weights)
@@ -261,7 +270,8 @@ class MemoryBoard:
             nonlocal after
             there = self._notices().triggers.get(stream, {})
             newer = {it: data for it, data in there.items() if it > after}
-            after = max(newer, default=after)  # garbage alone: go on behind it
+            # Garbage counts as read.
+            after = max(newer, default=after)
             return self._parsed(newer.values())
 
         return self._server.poll(look, timeout_s)
@@ -290,14 +300,14 @@ class MemoryBoard:
         return self._rejections.parse("leader status", wire.decode_leader_status, data)
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
-        """Say that a worker lives, for `ttl_s`, and what `Heartbeat` has."""
+        """Record that a worker lives, for `ttl_s`, with the contents of a `Heartbeat`."""
         with self._server.changed:
             until = self._server.clock() + ttl_s
             self._notices().heartbeats[worker] = Heartbeat(status, digest), until
             self._workers.add(worker)
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
-        """Return the beat of each worker that has not run out."""
+        """Return the heartbeats that have not expired."""
         with self._server.changed:
             heartbeats, now = self._notices().heartbeats, self._server.clock()
             for worker in [worker for worker, (_, until) in heartbeats.items() if until <= now]:
@@ -325,24 +335,24 @@ class MemoryBoard:
                 notices.lease = None
 
     def is_leased(self) -> bool:
-        """Whether anybody holds the lease."""
+        """Return True if any replica holds the lease."""
         with self._server.changed:
             lease = self._notices().lease
             return lease is not None and self._server.clock() < lease[1]
 
     def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
-        """Say, for so long, why a process cannot lead the job, or join it."""
+        """Report, for `ttl_s`, why a process cannot lead or join the job."""
         with self._server.changed:
             self._notices().unable[process] = (reason, self._server.clock() + ttl_s)
 
     def unable(self) -> dict[str, str]:
-        """Why processes cannot do their part, by what they call themselves."""
+        """Return why processes cannot do their part, by process name."""
         with self._server.changed:
             unable, now = self._notices().unable, self._server.clock()
             return {replica: why for replica, (why, until) in unable.items() if now < until}
 
     def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
-        """Keep this leader's newest hot snapshot; False where another holds the lease."""
+        """Store this leader's newest hot snapshot; False if another replica holds the lease."""
         with self._server.changed:
             current, until = self._notices().lease or (holder, 0.0)
             if current != holder and self._server.clock() < until:
@@ -355,7 +365,7 @@ class MemoryBoard:
             return True
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
-        """Keep a hot snapshot of this leader with the weights."""
+        """Store a hot snapshot of this leader with weights."""
         with self._server.changed:
             self._notices().whole_snapshots[epoch] = data
 
@@ -375,7 +385,7 @@ class MemoryBoard:
             del self._server.jobs[self._job]
 
     def close(self) -> None:
-        """Take its beats with it, as the end of its process would."""
+        """Remove this board's heartbeats, as the end of its process would."""
         with self._server.changed:
             for worker in self._workers:
                 self._server.jobs[self._job].heartbeats.pop(worker, None)
@@ -389,7 +399,7 @@ class MemoryBoard:
 
 
 class MemoryRendezvous:
-    """Where members of a job's groups find each other; may be shared between threads."""
+    """The rendezvous of a job's groups. Safe to use from several threads."""
 
     def __init__(self, server: MemoryRedis, job: str) -> None:
         self._server = server
@@ -410,7 +420,7 @@ class MemoryRendezvous:
 
 
 class MemoryRoster:
-    """One process's view of them; may be shared between threads."""
+    """One process's view of the records. Safe to use from several threads."""
 
     def __init__(self, server: MemoryRedis) -> None:
         self._server = server

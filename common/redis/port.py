@@ -1,7 +1,7 @@
-"""What the product asks of Redis, as protocols.
+"""The product's use of Redis, as protocols.
 
-One contract suite (tests/contract) holds Redis and its stand-in in memory to the same behaviour.
-Nothing here is thread-safe unless it says so: each object belongs to the thread that made it.
+One contract suite (tests/contract) holds Redis and its in-memory stand-in to the same behaviour. An
+object belongs to the thread that made it, unless its docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -25,135 +25,137 @@ if TYPE_CHECKING:
 
 
 class LiveStatus(NamedTuple):
-    """What a board says of a job to somebody who only looks."""
+    """A job's status as its board shows it to an observer."""
 
-    # True if anybody holds the lease of leaders.
+    # True if any replica holds the lease.
     led: bool
     leader_status: LeaderStatus | None
-    # By worker that sends heartbeats.
+    # Heartbeat statuses by worker.
     statuses: Mapping[WorkerId, str]
-    # Why a process cannot do its part of the job, by its name.
+    # Reasons why processes cannot do their part of the job, by process name.
     unable: Mapping[str, str]
 
 
 class Board(Protocol):
-    """One job's notice board: fast, shared, and allowed to be wiped at any moment.
+    """One job's board in Redis: fast, shared, and allowed to be wiped at any moment.
 
-    May be shared between threads. Every call may raise `UnavailableError`.
-    What does not parse is left out, and the first of each kind is logged.
+    Safe to use from several threads. Every call may raise `UnavailableError`. Values that do not
+    parse are left out, and the first of each kind is logged.
     """
 
     def get_model(self, model: ModelId) -> bytes | None:
-        """Fetch a model, or None where it is gone."""
+        """Fetch a model; None if it does not exist any more."""
 
     def offer_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Leave a model for whoever judges models; it takes the place of the one before."""
+        """Offer a model to evaluators, replacing the previous one."""
 
     def offered_model(self, known: ModelId | None = None) -> tuple[ModelId, bytes] | None:
-        """The model that was left last; None where there is none, or it is the `known` one.
+        """Return the offered model; None without one, or if it is the `known` one.
 
-        So whoever looks often fetches each only once.
+        A caller that polls fetches each model only once.
         """
 
     def triggers(self, after: TriggerId, timeout_s: float, stream: str = "") -> list[UpdateTrigger]:
-        """Wait for triggers of a stream with an id above `after`, oldest first; else empty."""
+        """Wait for triggers of a stream with ids above `after`, oldest first; may return none."""
 
     def push_reply(self, reply: Reply, to: str) -> None:
         """Send a gradient, a failure or a leave message to the replica of this name."""
 
     def get_leader_status(self) -> LeaderStatus | None:
-        """Read the leader's status, or None where there is none."""
+        """Read the leader's status; None if it does not exist."""
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
-        """Say that a worker lives, for `ttl_s`, and what `liveness.Heartbeat` has.
+        """Record that a worker lives, for `ttl_s`, with the contents of a `liveness.Heartbeat`.
 
-        A board that is closed, or whose process dies, takes its beats with it where the server
-        notices; what ends without a sign, such as a machine, is missed when the time has run out.
+        If the board is closed or its process dies, its heartbeats end as soon as the server
+        notices. Anything that ends without a sign, such as a machine, is missed once the time has
+        expired.
         """
 
     def heartbeats(self) -> dict[WorkerId, Heartbeat]:
-        """Return the beat of each worker, if it has not run out and the worker's process lives."""
+        """Return the heartbeat of each worker that lives and whose heartbeat has not expired."""
 
     def hold_lease(self, holder: str, ttl_s: float) -> bool:
-        """Take or prolong the lease that says who may try to lead; False if another holds it.
+        """Take or renew the lease, which says who may try to lead; False if another holds it.
 
-        One that would last for ever, or far longer than `ttl_s`, is no replica's, and is taken.
+        A lease without an expiry, or with one far longer than `ttl_s`, is no replica's, and is
+        taken.
         """
 
     def release_lease(self, holder: str) -> None:
-        """Give the lease back, if it is still this holder's."""
+        """Release the lease if this holder still has it."""
 
     def is_leased(self) -> bool:
-        """Whether anybody holds the lease: what somebody who only looks may know of leaders."""
+        """Return True if any replica holds the lease."""
 
     def put_unable(self, process: str, reason: str, ttl_s: float) -> None:
-        """Say, for so long, why a process cannot lead the job, or join it: others may be able to.
+        """Report, for `ttl_s`, why a process cannot lead or join the job: others may be able to.
 
         Args:
-            process: A replica's name; a worker's, behind `liveness.WORKER`; or `liveness.TURN`.
-            reason: In words.
-            ttl_s: Seconds.
+            process: A replica's name; a worker's name after `liveness.WORKER`; or `liveness.TURN`.
+            reason: The reason in words.
+            ttl_s: Lifetime of the report.
         """
 
     def unable(self) -> dict[str, str]:
-        """Why processes cannot do their part of the job, by what they call themselves."""
+        """Return why processes cannot do their part of the job, by process name."""
 
     def put_whole_snapshot(self, epoch: int, data: bytes) -> None:
-        """Keep a hot snapshot of this leader with the weights, which a member of its group has."""
+        """Store a hot snapshot of this leader with weights, which a group member has."""
 
     def snapshots(
         self, epoch: int | None = None, most: int | None = None, *, whole: bool = False
     ) -> list[bytes]:
-        """All hot snapshots that are there, those of later leaders first.
+        """Return all hot snapshots, those of later leaders first.
 
         Args:
-            epoch: That of this leader alone.
-            most: Of each, its first bytes, no more than these.
-            whole: In place of those that leaders of groups put, the newest with their weights.
+            epoch: Return this leader's snapshot only.
+            most: Return at most this many bytes of each snapshot, from its beginning.
+            whole: Replace snapshots of group leaders by the newest ones with weights.
         """
 
     def wipe(self) -> None:
-        """Forget everything of this job."""
+        """Delete everything of this job."""
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
 
 class LeaderBoard(Board, Protocol):
-    """A `Board` with what its leader alone writes."""
+    """A `Board` with the writes that only its leader makes."""
 
     def put_model(self, model: ModelId, weights: bytes | memoryview) -> None:
-        """Publish a model; older versions than the last few are forgotten."""
+        """Publish a model. Only the last few versions are kept."""
 
     def post_trigger(self, trigger: UpdateTrigger, stream: str = "") -> bool:
-        """Append to a stream of triggers; False where something else keeps this id out.
+        """Append to a stream of triggers; False if another entry blocks the id.
 
-        That is a leader's that came later, or anything at all that somebody put there: whoever
-        leads goes on in another stream, and says in its status which one.
+        The entry may be a later leader's, or anything that somebody put there. The leader then
+        continues in another stream, which its status names.
 
         Args:
-            trigger: Its id is above those that this leader posted before.
-            stream: Its name; empty: the first one of the job.
+            trigger: Its id is above all ids that this leader posted before.
+            stream: Name of the stream. If empty, the job's first one.
         """
 
     def put_leader_status(self, leader_status: LeaderStatus) -> bool:
-        """Write the leader's status; False where none was there."""
+        """Write the leader's status; return False if there was none before."""
 
     def put_snapshot(self, epoch: int, data: bytes, holder: str) -> bool:
-        """Keep this leader's newest hot snapshot; those of leaders long gone are forgotten.
+        """Store this leader's newest hot snapshot, and delete those of much earlier leaders.
 
         Args:
-            epoch: The leader's.
+            epoch: Epoch of the leader.
             data: The snapshot.
-            holder: Of the lease.
+            holder: The replica, which should hold the lease.
 
         Returns:
-            False where another holds the lease: who leads next has looked at snapshots, or may.
+            False if another replica holds the lease: it may have read the snapshots already.
         """
 
 
 def live_status(board: Board) -> LiveStatus | Exception:
-    """Look at one board; return what it says or why not."""
+    """Read one board's live status, or return the error."""
     try:
         statuses = {worker: beat.status for worker, beat in board.heartbeats().items()}
         return LiveStatus(board.is_leased(), board.get_leader_status(), statuses, board.unable())
@@ -162,15 +164,15 @@ def live_status(board: Board) -> LiveStatus | Exception:
 
 
 class Replies(Protocol):
-    """What workers of all jobs sent to one replica of the coordinator. For one thread at a time.
+    """Replies to one coordinator replica by the workers of all jobs. For one thread at a time.
 
-    What does not parse is left out, and the first of each kind is logged.
+    Values that do not parse are left out, and the first of each kind is logged.
     """
 
     def pop(self, max_replies: int, timeout_s: float) -> list[tuple[str, Reply]]:
-        """Take replies, each with the job that it is about; waits for the first one only.
+        """Take replies, each with its job; wait for the first one only.
 
-        The vectors of gradients are read-only views of the bytes received.
+        The vectors of gradients are read-only views of the received bytes.
 
         Raises:
             UnavailableError: If the server is unavailable.
@@ -178,17 +180,17 @@ class Replies(Protocol):
 
 
 class Exchange(Protocol):
-    """What the leaders of many jobs ask again and again, in few packets. Shared between threads.
+    """Frequent calls of many jobs' leaders, in few packets. Safe to use from several threads.
 
-    Each call returns at once. Its answer, or why there is none, is told later, perhaps before the
-    call returns, by a thread that must not be held up; what was asked of one job is answered in
-    that order. Of two that ask the same of one job before the first is sent, the later one alone is
-    sent and answered: it asks for what counts now.
+    Each call returns at once. Its answer or error is passed to `on_answer` later, perhaps before
+    the call returns, by a thread that must not be blocked. Answers for one job keep the order of
+    its calls. If the same call is made twice for a job before the first is sent, only the second is
+    sent and answered, because it has the current values.
 
     Args of all:
-        job: The job's id.
-        on_answer: Gets the answer of the board's method of the same name.
-        soon: Send it at once. Otherwise it waits a little, for others to go in the same packet.
+        job: Identifier of the job.
+        on_answer: Receives the answer of the board's method with the same name.
+        soon: True to send at once. Otherwise the call waits briefly for others to share its packet.
     """
 
     def hold_lease(
@@ -202,15 +204,15 @@ class Exchange(Protocol):
     ) -> None:
         """See `Board`.
 
-        Where another holds it, and asked for it in the same way, the end of its process is noticed,
-        mostly within 50 ms: then it is asked for again, and its answer told, unless the job's lease
-        was given back, or not asked for in the last `ttl_s`. So one call may be answered often. A
-        process that is slow or frozen has not ended; of one that seems to have ended, and lives, it
-        is not taken early again soon.
+        If another process holds the lease, and requested it in the same way, the end of that
+        process is noticed, usually within 50 ms. Then the lease is requested again and the answer
+        reported, so that one call may be answered several times. This stops once the job's lease is
+        released, or was not requested in the last `ttl_s`. A slow or frozen process has not ended.
+        If a process seems to have ended but lives, its lease is not taken early again soon.
         """
 
     def release_lease(self, job: str, holder: str) -> None:
-        """See `Board`; nobody is told, and it is always sent soon."""
+        """See `Board`. Nothing is reported, and the call is always sent soon."""
 
     def put_leader_status(
         self,
@@ -232,76 +234,76 @@ class Exchange(Protocol):
         """See `Board.heartbeats`."""
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Send the waiting calls, then end."""
 
 
 class Roster(Protocol):
     """Small records about all jobs and workers; fast, shared, and allowed to be wiped.
 
-    May be shared between threads. Every call may raise `UnavailableError`.
-    What does not parse is left out, and the first of each kind is logged.
+    Safe to use from several threads. Every call may raise `UnavailableError`. Values that do not
+    parse are left out, and the first of each kind is logged.
     """
 
     def put(self, records: Sequence[JobDemand | WorkerPlacement]) -> None:
-        """Publish records, each in the place of the one before of its job or its worker."""
+        """Publish records, each replacing the previous one of its job or worker."""
 
     def read(self) -> list[JobDemand | WorkerPlacement]:
-        """All records that there are, however old."""
+        """Return all records, however old."""
 
     def remove(self, jobs: Collection[str] = (), workers: Collection[str] = ()) -> None:
-        """Take the records of these away; nothing happens where there is none."""
+        """Remove the records of these jobs and workers. Missing records are no error."""
 
 
 class Rendezvous(Protocol):
-    """Where those who form a group leave for each other how to connect. Shared between threads.
+    """The place where members of a forming group exchange addresses. Safe for several threads.
 
-    Each name has a list of entries, which is forgotten a minute after the last one was left: by
-    then the group stands or never will. Every call may raise `UnavailableError`.
+    Each name has a list of entries. It expires a minute after its last entry: by then the group is
+    formed or has failed. Every call may raise `UnavailableError`.
     """
 
     def leave(self, name: str, key: str, value: bytes) -> None:
         """Append an entry."""
 
     def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
-        """Wait for entries behind a position; empty if none came.
+        """Wait for entries after a position; return an empty list if none comes in time.
 
         Args:
-            name: Of the list.
-            after: The position of the last entry that is known; empty: all of them.
-            timeout_s: Wait no longer.
+            name: Name of the list.
+            after: Position of the last known entry. If empty, all entries are returned.
+            timeout_s: Longest wait.
 
         Returns:
-            Of each its position, key and value, in the order of the list, which is one for all.
+            Position, key and value of each entry. All members see the same order.
         """
 
 
 class Boards(Protocol):
-    """The boards of all jobs, over connections that they share. May be shared between threads."""
+    """The boards of all jobs, over shared connections. Safe to use from several threads."""
 
     def board(self, job: str) -> Board:
-        """Open a job's board; to close it lets go of its own only."""
+        """Open a job's board. Closing it releases its own resources only."""
 
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
-        """Look at several of these boards in a few packets; of each, what it says or why not."""
+        """Read the live status of several boards in a few packets; errors are returned in place."""
 
     def roster(self) -> Roster:
         """Open the records of all jobs and workers."""
 
     def rendezvous(self, job: str) -> Rendezvous:
-        """Open where members of a job's groups find each other."""
+        """Open the rendezvous of a job's groups."""
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
 
 class LeaderBoards(Boards, Protocol):
-    """What a process that leads jobs uses of Redis."""
+    """The use of Redis by a process that leads jobs."""
 
     def board(self, job: str) -> LeaderBoard:
-        """Open a job's board; to close it lets go of its own only."""
+        """Open a job's board. Closing it releases its own resources only."""
 
     def replies(self, replica: str) -> Replies:
-        """Open what is sent to a replica."""
+        """Open the replies to a replica."""
 
     def exchange(self) -> Exchange:
         """Open an exchange."""

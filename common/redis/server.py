@@ -1,4 +1,4 @@
-"""Talking to a Redis server: commands in one packet out, answers or our errors back."""
+"""Sends commands to a Redis server in packets, and returns answers or our own errors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 Argument: TypeAlias = str | bytes | memoryview | int | float
 Command: TypeAlias = tuple[Argument, ...]
 
-_LARGE = 6_000  # bytes; above it an argument is sent from where it lies instead of being copied
-_READ_SIZE = 1 << 18  # bytes; a 1 MB model arrives in a few reads instead of in 32
+# Bytes. Larger arguments are sent without being copied.
+_LARGE = 6_000
+# Bytes. A model of 1 MB arrives in a few reads instead of 32.
+_READ_SIZE = 1 << 18
 
 
 def connect(url: str, access: RedisAccess) -> RedisClient:
-    """Make a pool of connections; the server is not asked yet.
+    """Make a pool of connections, without connecting.
 
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix://path`.
-        access: As whom we come, and whom we trust.
+        access: Identity and trusted authorities.
 
     Raises:
         UserError: If the URL or a file of `access` cannot be used.
@@ -43,14 +45,14 @@ def connect(url: str, access: RedisAccess) -> RedisClient:
 
 
 class RedisServer:
-    """One server's pool of connections; may be shared between threads.
+    """One server's pool of connections. Safe to use from several threads.
 
-    Each call has one of the connections to itself, so a call that waits never holds up another.
+    Each call has a connection of its own, so a waiting call never delays another.
 
     Args:
-        client: As `connect` makes it; several may share one.
-        prefix: Every key of the caller begins so.
-        on_foreign_key: Hears of each such key that held another type than the caller's.
+        client: A client made by `connect`. Several servers may share it.
+        prefix: Prefix of all keys of the caller.
+        on_foreign_key: Called with each such key whose value has an unexpected type.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class RedisServer:
     def ask(self, *commands: Command) -> list[Any]:
         """Send commands in one packet and return their answers.
 
-        A key that holds another type than ours is garbage: it is deleted, the command repeated.
+        A key with a value of an unexpected type is garbage: it is deleted and the command repeated.
 
         Raises:
             UnavailableError: If the server is unavailable or busy, or fails over.
@@ -72,7 +74,7 @@ class RedisServer:
         return self.judged(commands, self.send(commands))
 
     def ask_while(self, key: str, values: Container[bytes | None], *commands: Command) -> bool:
-        """Send commands in a transaction, if a key has one of these values; else False.
+        """Send commands in a transaction if a key has one of these values; otherwise return False.
 
         Raises:
             UnavailableError: If the server is unavailable or busy, or fails over.
@@ -87,12 +89,13 @@ class RedisServer:
                     self._said(connection, (("UNWATCH",),))
                     return False
                 answers = self.judged(transaction, self._said(connection, transaction))[-1]
-                if answers is not None:  # else it was written meanwhile, perhaps as it was
+                # If None, the key was written meanwhile, perhaps with the same value.
+                if answers is not None:
                     self.judged(commands, answers)
                     return True
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
-        """Answers as they come; where a command was refused, its error stands in its place.
+        """Return the raw answers to commands; a refused command's answer is its error.
 
         Raises:
             UnavailableError: If the server is unavailable.
@@ -103,7 +106,7 @@ class RedisServer:
 
     @contextmanager
     def _lent(self) -> Iterator[Any]:
-        """A connection for packets of one caller; one that an error interrupts is closed."""
+        """Lend a connection for packets of one caller, and close it after an error."""
         client, pool = self._redis, self._redis.connection_pool
         connection = None
         try:
@@ -111,16 +114,18 @@ class RedisServer:
             yield connection
         except BaseException as error:
             if connection is not None:
-                connection.disconnect()  # half of an answer may be on it
+                # Half of an answer may be left on the connection.
+                connection.disconnect()
             if isinstance(error, redis.TimeoutError):
-                client.renew(pool)  # the others are of the same host: each would wait as long
+                # The other connections go to the same host, and each would wait as long.
+                client.renew(pool)
             if isinstance(error, redis.RedisError):
                 raise fault(client, error)  # noqa: B904 -- it knows what it came from
             raise
         client.take_back(connection, pool)
 
     def _said(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401 -- the library's own
-        """Send a packet; the answers as they come."""
+        """Send a packet and return the raw answers."""
         client, pool = self._redis, self._redis.connection_pool
         packet = connection.pack_commands(commands)
         connection.send_packed_command(packet, check_health=False)
@@ -139,7 +144,7 @@ class RedisServer:
             return error
 
     def judged(self, commands: Sequence[Command], answers: list[Any]) -> list[Any]:
-        """The answers that commands got in a packet, as `ask` returns them.
+        """Return the answers to commands that were sent in a packet, as `ask` does.
 
         Raises:
             UnavailableError: If the server is busy, or fails over.
@@ -156,39 +161,40 @@ class RedisServer:
         return answers
 
     def attendance(self, channel: str | bytes) -> Attendance:
-        """Make a sign of this process's life that the server notices the end of."""
+        """Make a subscription whose end tells the server that this process has ended."""
         return Attendance(self._redis, channel)
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._redis.close()
 
 
 class Attendance:
-    """A subscription to which nothing is ever published: it ends with the process that holds it.
+    """A subscription to an unused channel: it ends with the process that holds it.
 
-    When a process dies the system closes its connections, and the server drops the subscription in
-    the same moment. A machine that loses its power says nothing, so this only makes faster what
-    beats that run out do anyway.
+    When a process dies, the system closes its connections and the server drops the subscription at
+    once. A machine that loses its power sends nothing, so a subscription only speeds up what
+    expiring heartbeats do anyway.
 
     Args:
-        client: Whose pool to take a connection from.
-        channel: That others look for with PUBSUB NUMSUB.
+        client: Provides the connection.
+        channel: Channel that others look up with PUBSUB NUMSUB.
     """
 
     def __init__(self, client: RedisClient, channel: str | bytes) -> None:
         self._client = client
-        self._pool = client.connection_pool  # that the connection is of
+        # The pool of `_connection`.
+        self._pool = client.connection_pool
         self._channel = channel
         self._lock = threading.Lock()
         self._connection: Any = None
 
     def keep(self) -> bool:
-        """Subscribe, or make sure that the subscription stands; False where it is not allowed.
+        """Subscribe, or check that the subscription still stands; False if it is not allowed.
 
         Raises:
             UnavailableError: If the server is unavailable.
-            OutsideError: If it does not let us in.
+            OutsideError: If the server does not accept us.
         """
         with self._lock:
             if self._stands():
@@ -208,17 +214,17 @@ class Attendance:
             return True
 
     def stands(self) -> bool:
-        """Whether the subscription is there, as far as this side knows; the server isn't asked."""
+        """Return True if this side still has the subscription; the server is not contacted."""
         with self._lock:
             return self._stands()
 
     def end(self) -> None:
-        """Unsubscribe by letting go of the connection."""
+        """Unsubscribe by closing the connection."""
         with self._lock:
             self._end()
 
     def _stands(self) -> bool:
-        """Nothing is ever published, so whatever can be read is the connection's end."""
+        """Check the connection: nothing is ever published, so readable data is its end."""
         if self._connection is None or self._pool is not self._client.connection_pool:
             return False
         try:
@@ -234,13 +240,13 @@ class Attendance:
 
 
 class _CommandPacker(PythonRespSerializer):
-    """Writes commands: hiredis in an eighth of the time, but for those with something large.
+    """Packs commands with hiredis, in an eighth of the time, unless an argument is large.
 
-    hiredis copies a large value three times: 1.3 ms for 1 MB, and not 0.3.
+    hiredis copies a large value three times: 1.3 ms for 1 MB, compared with 0.3 ms.
     """
 
     def pack(self, *parts: Argument) -> list[bytes | memoryview]:
-        """A command as it is sent, in pieces."""
+        """Return a packed command, in pieces."""
         for part in parts:
             if isinstance(part, memoryview) or (isinstance(part, bytes) and len(part) > _LARGE):
                 packed: list[bytes | memoryview] = super().pack(*parts)  # type: ignore[no-untyped-call]

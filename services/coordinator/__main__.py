@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+# This comes before the other imports: see `keep_imports`.
+if __name__ == "__main__":
     gc.disable()
 
 import sys
@@ -35,20 +36,21 @@ if TYPE_CHECKING:
     from common.runtime.service import ServiceProcess
     from common.telemetry.tracing import Tracer
 
-STEPS = 3  # threads of what takes its time: checkpoints are uploaded, dead letters written
-# One waits for replies, one looks at streams now and then. Apart from the others: where storage
-# hangs, each job's upload does, and all jobs would stand still without replies.
+# Threads for slow work: uploads of checkpoints, writes of dead letters.
+STEPS = 3
+# One thread waits for replies and one watches the streams. They are separate from the slow steps:
+# if storage hangs, every job's upload hangs, and without replies all jobs would stop.
 LOOKS = 2
 
 
 def main(actor: type[JobCoordinator] = JobCoordinator) -> int:
-    """Run until told to end; returns the exit status.
+    """Run until asked to stop, and return the exit status.
 
     Args:
-        actor: One replica's part in one job.
+        actor: The class that runs one replica's part in one job.
     """
     name = command_line("coordinator").name
-    # No two lives of a process are one candidate.
+    # The suffix keeps a restarted process from being taken for the same candidate.
     return run("coordinator", f"{name}-{uuid.uuid4().hex[:8]}", partial(_coordinate, actor))
 
 

@@ -1,13 +1,14 @@
-"""Write dead letters: records that did not decode, and the addresses of quarantined batches.
+"""Write dead letters: undecodable records, and the addresses of quarantined batches.
 
-At least once: a letter that is written twice has the same key. Bad records are read back, so that
-each dead letter holds the bytes themselves; this takes its time, so it is an actor apart. A leader
-publishes a snapshot only after the letters ordered before it are delivered, because a leader that
-starts from the snapshot will not write them again.
+Delivery is at least once: a dead letter written twice has the same key. Each dead letter holds the
+bytes of its record, so the bad records are read back from Kafka. Reading is slow and runs in an
+actor of its own. A leader publishes a snapshot only after the dead letters ordered before it are
+delivered, because a leader that starts from the snapshot does not write them again.
 
-A record that a producer could write may be too large to be written again: clients refuse what is
-above their own limit, and a dead-letter topic may take less than its stream. Then its letter has
-the beginning of the record, as much as is taken, and says so; the address is always whole.
+A record that a producer could write may be too large to write again: a client refuses records above
+its own limit, and a dead-letter topic may have a lower limit than its stream. In that case the dead
+letter holds as much of the beginning of the record as Kafka accepts, and says that it is cut. The
+address is always complete.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ _Refused: TypeAlias = "list[tuple[EncodedDeadLetter, DeliveryError]]"
 
 
 def write(dead_letters: Iterable[EncodedDeadLetter], writer: Writer, timeout_s: float) -> bool:
-    """Write letters, each with as much of its value as Kafka takes; wait until it has them.
+    """Write dead letters and wait until Kafka has them, cutting those that are too large.
 
     Returns:
-        False where it took longer than `timeout_s`: which of them arrived is not known then.
+        False if delivery took longer than `timeout_s`. Some may have arrived.
 
     Raises:
-        DeliveryError: If a letter cannot be delivered, not even its address.
-        UnknownTopicError: If its topic does not exist.
+        DeliveryError: If a dead letter cannot be delivered, not even with its address alone.
+        UnknownTopicError: If the dead-letter topic does not exist.
         UnavailableError: If the broker is unavailable.
     """
     waiting = dead_letters
@@ -92,15 +93,17 @@ def _shortened(dead_letter: EncodedDeadLetter, error: DeliveryError) -> EncodedD
 
 
 READ_S = 5.0
-READ_RECORDS = 100  # at once: Kafka's records are of a megabyte at most, good ones between them too
+# Records read at once. A Kafka record has at most a megabyte, and good records lie in between.
+READ_RECORDS = 100
 RETRY_S = 0.5
 FLUSH_S = 5.0
 
-DeadLetterCommand: TypeAlias = DeadLetterRecords | DeadLetterBatch  # of one claim, or one batch
+# The bad records of one claim, or one quarantined batch.
+DeadLetterCommand: TypeAlias = DeadLetterRecords | DeadLetterBatch
 
 
 class SharedSpans:
-    """One reader of addresses for all jobs of a process; may be shared between threads."""
+    """Shares one span reader among all jobs of a process. Safe to use from several threads."""
 
     def __init__(self, log: Log) -> None:
         self._source = log
@@ -108,26 +111,26 @@ class SharedSpans:
         self._reader: SpanReader | None = None
 
     def read(self, span: Span, timeout_s: float) -> Fetched:
-        """As any reader; one at a time."""
+        """Read a span as any `SpanReader` does; calls run one at a time."""
         with self._lock:
             if self._reader is None:
                 self._reader = self._source.spans()
             return self._reader.read(span, timeout_s)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
 
 
 class DeadLetters:
-    """One job's dead letters.
+    """Dead letters of one job.
 
     Args:
         spans: Reads bad records back.
-        steps: Runs what takes its time.
-        wake: Told when some have been delivered.
+        steps: Runs the slow work.
+        wake: Called after some have been delivered.
         fail: Ends the job's part in this process with a fault.
     """
 
@@ -155,14 +158,16 @@ class DeadLetters:
         self._queue = deque[DeadLetterCommand]()
         self._ordered = 0
         self._delivered = 0
-        self._logged = 0  # of those ordered, how many the log has named
-        self._running: Supervised | None = None  # from the first letter on
+        # Number of ordered commands that the log has named.
+        self._logged = 0
+        # None until the first dead letter.
+        self._running: Supervised | None = None
         self._again_at = 0.0
         self._writer: Writer | None = None
 
     @property
     def all_delivered(self) -> bool:
-        """Whether Kafka has everything that was ordered."""
+        """True if Kafka has every dead letter that was ordered."""
         return self._delivered == self._ordered
 
     def add(self, dead_letters: DeadLetterCommand) -> None:
@@ -175,15 +180,16 @@ class DeadLetters:
         self._running.wake()
 
     def end(self) -> None:
-        """Write no more: whoever leads next writes again what was not delivered."""
+        """Stop writing. The next leader writes the dead letters that were not delivered."""
         if self._running is not None:
             self._running.end()
 
-    # --- its turns ---------------------------------------------------------------------------
+    # --- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
-        """Write what is ordered; what comes twice is known by its offset."""
-        if monotonic() < self._again_at:  # orders wake it, too
+        """Write the ordered dead letters. Duplicates are recognized by their offsets."""
+        # New orders wake the actor before the pause is over, too.
+        if monotonic() < self._again_at:
             return self._again_at
         try:
             while self._queue:
@@ -199,12 +205,12 @@ class DeadLetters:
         return inf
 
     def close(self) -> None:
-        """Let go of the writer; for the supervisor."""
+        """Close the writer (called by the supervisor)."""
         if self._writer is not None:
             self._writer.close()
 
     def _deliver(self, dead_letters: DeadLetterCommand) -> bool:
-        """Write one order; False where Kafka has not taken all of it for now."""
+        """Write one order, and return False if Kafka has not accepted all of it yet."""
         if self._logged == self._delivered:
             self._logged += 1
             self._log_command(dead_letters)
@@ -214,7 +220,8 @@ class DeadLetters:
             if not write(written(self._job, dead_letters, self._spans), self._writer, FLUSH_S):
                 self._outage.watch(self._writer)
                 return False
-        except BrokenWriterError as error:  # what comes twice is known by its offset
+        # Duplicates are recognized by their offsets.
+        except BrokenWriterError as error:
             self._outage.met(error)
             self.close()
             self._writer = None
@@ -222,7 +229,8 @@ class DeadLetters:
         except UnavailableError as error:
             self._outage.met(error)
             return False
-        except (UnknownTopicError, DeliveryError):  # a writer asks about a topic once
+        # A writer looks a topic up only once.
+        except (UnknownTopicError, DeliveryError):
             if not self._make_topics(dead_letters):
                 raise
             return False
@@ -231,10 +239,10 @@ class DeadLetters:
         return True
 
     def _make_topics(self, dead_letters: DeadLetterCommand) -> bool:
-        """Where one was deleted its letters are lost, but those to come need not be.
+        """Create dead-letter topics that were deleted. Their old records are lost.
 
         Returns:
-            Whether to try again: one was not there, or nobody can say so now.
+            True to try again: a topic was missing, or Kafka is unavailable.
         """
         if isinstance(dead_letters, DeadLetterBatch):
             topics = {dead_letter_topic(span.topic) for span in dead_letters.record.batch.address}
@@ -267,7 +275,7 @@ class DeadLetters:
 def written(
     job: str, dead_letters: DeadLetterCommand, spans: SpanReader
 ) -> Iterator[EncodedDeadLetter]:
-    """The letters themselves, with what Kafka still has of the records.
+    """Yield the encoded dead letters, with the bytes of the records that Kafka still has.
 
     Raises:
         UnavailableError: If the records cannot be read now.
@@ -285,7 +293,8 @@ def written(
             fetched = spans.read(span, READ_S)
             values = dict(zip(fetched.offsets, fetched.values, strict=True))
         except (ExpiredError, UnknownTopicError):
-            values = {}  # they are gone: the letters still say which records they were
+            # The records have expired. The dead letters still name them.
+            values = {}
         for offset in range(span.start, span.end):
             record = named.get((*span.place, offset))
             if record is not None:
@@ -294,7 +303,7 @@ def written(
 
 
 def _spans_over(bad: Sequence[tuple[str, int, int]]) -> Iterator[Span]:
-    """Few spans that hold all these records, given in order; each is read at once."""
+    """Cover the given records, sorted, with few spans; each span is read at once."""
     span = Span(*bad[0], bad[0][2] + 1)
     for topic, partition, offset in bad[1:]:
         near = (topic, partition) == span.place and offset < span.start + READ_RECORDS

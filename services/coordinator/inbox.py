@@ -1,4 +1,4 @@
-"""A job's inbox: the queue in which other threads deliver, and the topics that its actor reads."""
+"""A job's inbox: the queue that other threads fill, and the topics that its actor reads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# To add a gradient of this size takes less than to wake the actor for it. Larger gradients are
-# added while others are computed.
+# Adding a gradient up to this size takes less time than waking the actor for it. Larger gradients
+# are added while others are computed.
 SMALL_BYTES = 64 << 10
 
-# An event, an answer of which the actor makes events, or the error of a server.
+# An event, an answer that the actor turns into events, or a server's error.
 InboxItem: TypeAlias = (
     "events.CoordinatorEvent | Callable[[], Iterable[events.CoordinatorEvent]] | Exception"
 )
-_Delivered: TypeAlias = "tuple[int, InboxItem | list[Reply]]"  # for which leadership
+# The first number is the leadership that the item is meant for.
+_Delivered: TypeAlias = "tuple[int, InboxItem | list[Reply]]"
 
 
 class CoordinatorInbox:
@@ -51,19 +52,20 @@ class CoordinatorInbox:
         self.tails = list[TopicTail]()
         self.outage = outage
         self._queue = deque[_Delivered]()
-        # Number of batches whose gradients wake the actor, which then reads what came besides; 0:
-        # everything wakes it.
+        # Number of outstanding batches that must arrive before their gradients wake the actor,
+        # which then reads everything else, too. If 0, every item wakes it.
         self._awaited = 0
-        # Batches of gradients: the thread of replies counts those that came, the actor those read.
+        # Batches whose gradients arrived (counted by the reply thread) and were read (by the
+        # actor).
         self._came = self._read = 0
 
     def put(self, leadership: int, news: InboxItem, *, wakes: bool = True) -> None:
         """Deliver an event, an answer or an error.
 
         Args:
-            leadership: Number of the leadership that they are for; 0: for every role.
-            news: What happened.
-            wakes: False if the actor's next turn is soon enough.
+            leadership: Leadership that the item is meant for. If 0, it counts in every role.
+            news: The item.
+            wakes: False if the item can wait for the actor's next turn.
         """
         self._queue.append((leadership, news))
         if wakes:
@@ -87,9 +89,10 @@ class CoordinatorInbox:
         """Return a callback for an answer of the exchange.
 
         Args:
-            judge: Makes events of the answer, in the actor's turn.
-            any_role: True if the answer counts in every role, else in this leadership alone.
-            wakes: True if the actor is woken for an answer. Most answers repeat an earlier one.
+            judge: Makes events from the answer, in the actor's turn.
+            any_role: True if the answer counts in every role, False if only in this leadership.
+            wakes: Returns True if an answer should wake the actor. Most answers repeat an earlier
+                one.
         """
         leadership = 0 if any_role else self.leadership
 
@@ -107,19 +110,19 @@ class CoordinatorInbox:
             self.wake()
 
     def await_gradients(self, batches: int) -> bool:
-        """Wake the actor for gradients of so many batches; see `Leader.awaited`.
+        """Wake the actor once gradients of this many batches have arrived; see `Leader.awaited`.
 
         Returns:
-            True if what came while it was not woken is to be read at once.
+            True if enough arrived while the actor was not woken, so that it should read at once.
         """
         before, self._awaited = self._awaited, batches
         return before > 0 and self._came - self._read >= batches
 
     def read(self) -> Iterator[events.CoordinatorEvent]:
-        """Take out all that counts for this leadership.
+        """Return everything that counts for this leadership.
 
         Raises:
-            Exception: If another thread delivered one that is no outage.
+            Exception: If another thread delivered an error other than an outage.
         """
         replies = list[tuple[int, Reply]]()
         while self._queue:
@@ -151,13 +154,13 @@ class CoordinatorInbox:
         return (news,)
 
     def end_leadership(self) -> None:
-        """Let `read` drop what was delivered for this leadership; close its topics."""
+        """Make `read` drop everything delivered for this leadership, and close its topics."""
         self.leadership += 1
         self.sound = None
         self.close_tails()
 
     def close_tails(self) -> None:
-        """Read the job's topics no more."""
+        """Stop reading the job's topics."""
         for tail in self.tails:
             tail.close()
         self.tails = []
@@ -168,7 +171,7 @@ def _batches_of(replies: Iterable[Reply]) -> int:
 
 
 def _can_wait(reply: Reply) -> bool:
-    """Return True if a reply decides nothing, and is soon added once the others are there."""
+    """Return True if a reply decides nothing and can be added quickly with the others."""
     if not isinstance(reply, Gradient):
         return False
     return reply.vector is None or numbers_in(reply.vector).nbytes <= SMALL_BYTES

@@ -1,7 +1,7 @@
-"""How a replica comes to lead: what it finds, takes in hand, and listens to.
+"""Makes a replica a leader: finds snapshots, loads weights and follows topics.
 
-Carries out the commands of `common.core.coordinator` that are about leading itself. What is heard
-of an earlier leadership is no longer believed.
+Carries out the commands of `common.core.coordinator` about leadership. Events of an earlier
+leadership are dropped.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ if TYPE_CHECKING:
     from services.coordinator.tails import RawRecords
 
 
-_NO_MODEL = (UserError, MemoryError, SystemExit)  # what a task's code may come to
-UNABLE_TTL_S = 150.0  # of what the board says of it: two attempts may be late
+# Errors that a task's code may raise.
+_NO_MODEL = (UserError, MemoryError, SystemExit)
+# Lifetime of the reason in Redis; two attempts may be late.
+UNABLE_TTL_S = 150.0
 
 
 class Leadership:
-    """One replica's attempts to lead one job, and its leaderships, one after the other.
+    """One replica's attempts to lead one job, and the leaderships that follow.
 
     Args:
-        job: The job, of which it changes role and weights.
-        lease: Given back where this replica has not got the job's task.
+        job: The job. Its role and weights are changed here.
+        lease: Released if this replica does not have the job's task.
         store: The job's snapshots.
     """
 
@@ -79,22 +81,24 @@ class Leadership:
         self._lease = lease
         self._store = store
         self._source = job.replica.log
-        self._make_trainer: Callable[[], Trainer] | None = None  # of a candidate
+        # Set while this replica is a candidate.
+        self._make_trainer: Callable[[], Trainer] | None = None
         self._updates = Partition(updates_topic(job.id), 0)
         self._control = Partition(control_topic(job.id), 0)
-        # Of the control topic, and where it began; read once this replica leads.
+        # Tail of the control topic and the position where it began. Read once this replica leads.
         self._claims: tuple[LogPosition, TopicTail] | None = None
-        self._found = dict[tuple[int, int, int], FoundSnapshot]()  # by rank
-        self._hot = frozenset[tuple[int, int, int]]()  # those that are only on the board, by rank
-        # A trained hot snapshot that is not of this process's model, and why. Version 0 must not
-        # take its place.
+        # Both are keyed by rank. `_hot` names the snapshots that are only in Redis.
+        self._found = dict[tuple[int, int, int], FoundSnapshot]()
+        self._hot = frozenset[tuple[int, int, int]]()
+        # Describes a trained hot snapshot of another model than this process's. Version 0 must not
+        # replace that snapshot.
         self._other_model = ""
 
-    # --- from what is found to what is listened to ---------------------------------------------
+    # --- leadership -------------------------------------------------------------------------------
 
     @property
     def lacking(self) -> str:
-        """What this process lacks to lead the job; mostly nothing."""
+        """Reason why this process cannot lead the job; usually empty."""
         if not self._job.spec.grouped or self._job.replica.blobs is not None:
             return ""
         return (
@@ -104,7 +108,7 @@ class Leadership:
         )
 
     def find(self, command: do.FindSnapshots) -> Iterator[events.CoordinatorEvent]:
-        """Make sure that there is such a model, and find snapshots."""
+        """Check that the model can be built, then find snapshots."""
         self._job.role = "candidate"
         if reason := self.lacking:
             yield events.HoldRequired(reason)
@@ -120,10 +124,10 @@ class Leadership:
             yield self._look_for(command.source)
 
     def _learn_to_make(self) -> Callable[[], Trainer]:
-        """How the model is made.
+        """Return the function that builds the model.
 
         Raises:
-            TaskMissingError: If this process has not got the task.
+            TaskMissingError: If this process does not have the task.
             UserError: If there is no such model.
         """
         if self._make_trainer is None:
@@ -133,7 +137,7 @@ class Leadership:
         return self._make_trainer
 
     def _leave_to_others(self, reason: str) -> None:
-        """Give the lease back, and say why: other replicas may have the task."""
+        """Release the lease and report why: other replicas may have the task."""
         if self._job.changes("unable", reason):
             self._job.log.error("job_left_to_others", reason=reason)
         self.stand_by()
@@ -141,14 +145,15 @@ class Leadership:
         self._job.board.put_unable(self._job.replica.name, reason, UNABLE_TTL_S)
 
     def _look_for(self, source: events.Source) -> events.CoordinatorEvent:
-        """Read a source's snapshots and the audit from the lowest of them on; follow it on."""
+        """Read a source's snapshots and follow the updates topic from the lowest of them on."""
         self.end()
         found: events.CoordinatorEvent | None = None
         try:
             found = self._find(source)
         except UnknownTopicError as error:
             return events.HoldRequired(self._missing(str(error)))
-        except (ExpiredError, TruncatedError) as error:  # in this moment
+        # Kafka lost records during this search.
+        except (ExpiredError, TruncatedError) as error:
             return events.HoldRequired(
                 f"{error}; `doll job resume {self._job.record.spec.name}` looks again"
             )
@@ -160,17 +165,18 @@ class Leadership:
         return found
 
     def _find(self, source: events.Source) -> events.CoordinatorEvent:
-        """Ask at the same time what needs no other answer: Kafka may be far away."""
+        """Find snapshots. Requests run in parallel, because Kafka may be far away."""
         with ThreadPoolExecutor(1) as pool:
             lossy = pool.submit(self._look_at_settings)
             lasting = self._store.lasting() if source == "all" else None
             found = self._snapshots(source, lasting)
             begin = _begin(source, [stored.snapshot for stored in found])
             tail = self._follow_updates(begin) if begin else None
-            if found and source != "genesis":  # which has no claims to be replayed
+            # Version 0 has no claims to replay.
+            if found and source != "genesis":
                 self._fetch_claims(max((each.snapshot for each in found), key=_rank).control)
             topics = self._source.describe([self._updates.topic, self._control.topic])
-            # After the snapshots: of what they contain, nothing may be above the ends.
+            # Ends are read after the snapshots, so that no snapshot can be above an end.
             ends = self._ends(topics)
             lost = self._lost(found, topics, ends)
             if reason := lossy.result():
@@ -180,7 +186,8 @@ class Leadership:
         updates_id, end = ids.get(self._updates.topic, ""), ends[self._updates].offset
         read_from = _begin(source, covered) or LogPosition(end)
         read_from = read_from._replace(topic_id=updates_id or read_from.topic_id)
-        if tail is None or read_from != begin:  # which is seldom
+        # This is rare.
+        if tail is None or read_from != begin:
             self._job.inbox.close_tails()
             tail = self._follow_updates(read_from)
         updates = decoded_updates(tail.read_up_to(end)).records
@@ -209,7 +216,7 @@ class Leadership:
         return [*self._store.hot(), *(lasting.found if lasting else ())]
 
     def _look_at_settings(self) -> str:
-        """Why the settings of the job's topics must hold it; what else differs is logged."""
+        """Return why the topics' settings must hold the job; log other differences."""
         own = [NewTopic(place.topic, kept_forever=True) for place in (self._control, self._updates)]
         dead_letters = [
             NewTopic(dead_letter_topic(stream), kept_forever=True)
@@ -233,16 +240,17 @@ class Leadership:
         return ""
 
     def _ends(self, topics: Mapping[str, FoundTopic]) -> dict[Partition, LogPosition]:
-        """Where the control and the updates topic end.
+        """Return the ends of the control and the updates topic.
 
         Raises:
-            UnknownTopicError: If there is no such topic any more.
-            UnavailableError: If nobody can tell now.
+            UnknownTopicError: If one of the topics does not exist any more.
+            UnavailableError: If an end is unknown now.
         """
         known = {self._updates, self._control}
         ends = self._source.end_positions(known, topics)
         for partition in known - ends.keys():
-            self._source.partitions(partition.topic)  # or it is not there
+            # Raises if the topic does not exist.
+            self._source.partitions(partition.topic)
             raise UnavailableError(f"nobody can tell now where {partition} ends")
         return ends
 
@@ -252,10 +260,10 @@ class Leadership:
         topics: Mapping[str, FoundTopic],
         ends: Mapping[Partition, LogPosition],
     ) -> dict[tuple[int, int, int], str]:
-        """Of which snapshots the control or the updates topic lost records, and which, by rank.
+        """Describe, by rank, the snapshots whose control or update records Kafka lost.
 
         Raises:
-            UnavailableError: If nobody can tell now.
+            UnavailableError: If Kafka cannot say now.
         """
         agreed = self._agreed(found, ends)
         lost = dict[tuple[int, int, int], str]()
@@ -272,7 +280,7 @@ class Leadership:
         return lost
 
     def _own_logs(self, snapshot: Snapshot) -> tuple[tuple[str, Partition, LogPosition], ...]:
-        """What a snapshot has of each of the job's own topics."""
+        """Return each of the job's own topics with the snapshot's position in it."""
         return (
             ("updates", self._updates, snapshot.updates),
             ("control", self._control, snapshot.control),
@@ -281,9 +289,10 @@ class Leadership:
     def _agreed(
         self, found: Iterable[FoundSnapshot], ends: Mapping[Partition, LogPosition]
     ) -> dict[tuple[Partition, str, int], int]:
-        """How far the job's own topics are what snapshots know of them, by topic id and epoch.
+        """Return how far the job's own topics still match the snapshots, by topic id and epoch.
 
-        The highest position of each says it of the lower ones, too, and mostly there is but one.
+        If a topic matches the highest position, it matches the lower ones, too. Usually there is
+        only one.
         """
         highest = dict[tuple[Partition, str, int], LogPosition]()
         for stored in found:
@@ -293,7 +302,8 @@ class Leadership:
         agreed = dict[tuple[Partition, str, int], int]()
         left = list(highest)
         while left:
-            asked = {log[0]: log for log in left}  # one of each topic
+            # Ask for one position of each topic.
+            asked = {log[0]: log for log in left}
             diverged = self._source.agrees({own: highest[log] for own, log in asked.items()}, ends)
             for own, log in asked.items():
                 agreed[log] = diverged.get(own, highest[log].offset)
@@ -301,13 +311,14 @@ class Leadership:
         return agreed
 
     def restore(self, command: do.RestoreSnapshot) -> Iterator[events.CoordinatorEvent]:
-        """Take a snapshot's weights in hand, unless workers have them."""
+        """Load a snapshot's weights, unless members hold them."""
         job = self._job
         job.members, job.weights, job.in_hand = command.members, None, None
         if command.members:
             yield self._restored("")
             return
-        try:  # where the job says otherwise, nobody has tried yet whether there is such a model
+        # If the job has changed, nobody has checked yet whether its model can be built.
+        try:
             job.weights = self._learn_to_make()()
         except TaskMissingError as error:
             self._leave_to_others(str(error))
@@ -318,16 +329,17 @@ class Leadership:
             yield self._load(command.snapshot, job.weights)
 
     def _load(self, snapshot: Snapshot, trainer: Trainer) -> events.CoordinatorEvent:
-        """Load weights, before anybody is told that the snapshot is the base.
+        """Load weights before the snapshot is announced as the base.
 
         Args:
-            snapshot: One of those that were found.
-            trainer: A new one, with the weights of the genesis.
+            snapshot: One of the snapshots that were found.
+            trainer: A new trainer with the weights of version 0.
         """
         stored = self._found[snapshot.rank]
         try:
             weights = stored.trainer()
-        except CorruptError:  # the store has told why
+        # The store has logged the reason.
+        except CorruptError:
             return events.SnapshotTorn(snapshot)
         except DollError as error:
             return events.AttemptFailed(f"{stored.title} cannot be read now: {error}")
@@ -335,7 +347,8 @@ class Leadership:
             if weights:
                 trainer.restore(weights)
         except CorruptError as error:
-            if snapshot.rank in self._hot:  # anybody can write to the board
+            # Anyone with access to Redis could have written it.
+            if snapshot.rank in self._hot:
                 if isinstance(error, OtherModelError) and snapshot.made != GENESIS:
                     self._other_model = f"{stored.title}: {error}"
                 self._job.log.warning("hot_snapshot_unreadable", reason=str(error))
@@ -348,7 +361,7 @@ class Leadership:
         return events.SnapshotRestored(unused_number(time(), randbits(12)), digest)
 
     def begin(self, command: do.Begin) -> None:
-        """Listen to workers (claims from the snapshot on, and replies), and watch streams."""
+        """Follow claims (from the snapshot on), workers' replies, and the streams."""
         job, inbox, epoch = self._job, self._job.inbox, command.epoch
         self._make_trainer = None
         job.changes("awaited", "")
@@ -367,14 +380,14 @@ class Leadership:
         )
 
     def stand_by(self) -> None:
-        """Listen no more, and let go of the weights: jobs that others lead take no memory."""
+        """Stop listening and free the weights: a job that another replica leads needs no memory."""
         self.end()
         self._job.role = "standby"
         self._job.replica.candidates.leave(self._job.id)
         self._make_trainer = self._job.weights = None
 
     def end(self) -> None:
-        """Listen no more, and believe nothing of what was heard."""
+        """Stop listening, and drop everything that was received."""
         self._job.replica.replies.forget(self._job.id)
         self._job.replica.streams.forget(self._job.id)
         self._job.inbox.end_leadership()
@@ -388,11 +401,11 @@ class Leadership:
         return tail
 
     def _fetch_claims(self, position: LogPosition) -> TopicTail:
-        """Have claims fetched, or go on with what is fetched from there already.
+        """Start fetching claims, or continue with those already fetched from this position.
 
-        A candidate does so with its first request: what is opened beside a reader that waits for
-        news waits for it, for some 0.2 s, and members are given no order until the claims of what
-        updates used are replayed.
+        A candidate does so with its first request. A tail opened beside a reader that waits for
+        records waits for that reader, about 0.2 s, and members get no orders until the claims of
+        applied updates are replayed.
         """
         if self._claims is None or self._claims[0] != position:
             if self._claims is not None:
@@ -410,7 +423,7 @@ class Leadership:
         return TopicTail(self._source, topic, position, decode, wake, self._job.log)
 
     def _missing(self, reason: str) -> str:
-        """Which topic of the job is not there; what was told, where all are."""
+        """Name the job's topic that does not exist; return `reason` if all exist."""
         streams = self._job.record.spec.streams
         own = self._updates.topic, self._control.topic
         for topic in (*own, *streams):
@@ -432,10 +445,10 @@ def _rank(snapshot: Snapshot) -> tuple[int, int, int]:
 
 
 def _begin(source: events.Source, snapshots: Collection[Snapshot]) -> LogPosition | None:
-    """From where on the updates topic must be read; None without snapshots.
+    """Return where to start reading the updates topic; None without snapshots.
 
-    Of hot ones only the best may do, which is the leader's in force, so however long that led, the
-    others' time is not read again.
+    Only the best hot snapshot qualifies: it is that of the leader in force. So the updates of
+    earlier leaderships are not read again, however long this one has lasted.
     """
     if source == "hot" and snapshots:
         return max(snapshots, key=_rank).updates
@@ -443,12 +456,12 @@ def _begin(source: events.Source, snapshots: Collection[Snapshot]) -> LogPositio
 
 
 def _what_happened(reached: int, end: int, *, anew: bool) -> str:
-    """What became of a topic that is not any more what a snapshot has of it.
+    """Describe what happened to a topic that no longer matches a snapshot.
 
     Args:
-        reached: Up to where it still is.
-        end: Its end.
-        anew: Whether it is another topic of the same name.
+        reached: Offset up to which the topic still matches.
+        end: End of the topic.
+        anew: True if it was created again, so that it is another topic.
     """
     if anew:
         return "was deleted and created anew"

@@ -32,28 +32,31 @@ if TYPE_CHECKING:
     from common.runtime.supervisor import PreviousFault
     from services.coordinator.replica import CoordinatorReplica
 
-# What a turn takes in before others have theirs: a replay may have a hundred thousand records.
+# Inbox reads per turn. A replay may have a hundred thousand records, and other jobs need their
+# turns, too.
 PASSES = 4
-# Turns of jobs with nothing to do fall on multiples of this, so that a thread wakes up once for
-# many of them, and what they ask of Redis goes in one packet.
+# Turns of idle jobs fall on multiples of this, so that a thread wakes up once for many of them and
+# their requests to Redis share a packet.
 GRID_S = 0.1
-DELIVERIES = 3  # that failed, one after the other: a further attempt will fail, too
-FAULTS = 5  # of any kind in a row
+# Consecutive failed deliveries after which a further attempt is expected to fail, too.
+DELIVERIES = 3
+# Consecutive faults of any kind.
+FAULTS = 5
 
 
 def begins(record: JobRecord, new: bool) -> bool:  # noqa: ARG001, FBT001 -- as `Jobs` asks it
-    """Whether to take part in a job."""
+    """Return True if this process takes part in the job."""
     return record.wanted != "stopped"
 
 
 class JobCoordinator:
-    """One replica's part in one job, from when it begins until it ends or an exception ends it.
+    """One replica's part in one job, until the job ends or an exception ends the part.
 
     Args:
-        replica: What all jobs share.
-        record: Gives the job as it is wanted now; None where it was deleted.
+        replica: Everything that all jobs of the replica share.
+        record: Returns the newest record of the job; None if the job was deleted.
         wake: Makes the supervisor call `turn` soon.
-        fault: What ended the part before this one.
+        fault: The fault that ended the previous part, if any.
     """
 
     def __init__(
@@ -73,8 +76,10 @@ class JobCoordinator:
         protocol = protocol_settings(first)
         self._machine = Coordinator(replica.name, protocol)
         self._request = request_of(first)
-        self._stopping = False  # nobody begins to lead a job that is gone
-        self._gave_up = False  # after faults in a row: whoever resumes it begins anew
+        # True once the job is gone, or is resumed for a new actor: this actor then ends.
+        self._stopping = False
+        # True after repeated faults. A resumed job starts with a new actor.
+        self._gave_up = False
         metrics = CoordinatorMetrics(self._checkpoint_age_s)
         self._measuring = MetricsObserver(first.spec, metrics, replica.tracer)
         self._inbox = CoordinatorInbox(wake, Outage(self._log, "redis"))
@@ -91,7 +96,7 @@ class JobCoordinator:
         self._begun = False
         self._changes = Changes()
         self._fault = fault
-        replica.metrics.follow(self.job, metrics)  # until `close`
+        replica.metrics.follow(self.job, metrics)
 
     @property
     def leads(self) -> bool:
@@ -99,7 +104,7 @@ class JobCoordinator:
         return self._machine.leader is not None
 
     def turn(self) -> float | None:
-        """Take in what has happened, then do what is due."""
+        """Process the events that arrived, then do what is due."""
         machine, effects = self._machine, self._effects
         self._begin()
         self._see_hold()
@@ -107,7 +112,8 @@ class JobCoordinator:
         left = True
         for _ in range(PASSES):
             left = left and self.take_in()
-        if not left and monotonic() >= machine.due():  # judged by all that is known by now
+        # Everything known by now is decided first.
+        if not left and monotonic() >= machine.due():
             self.decide(events.Tick())
         effects.poll()
         self._see_hold()
@@ -123,7 +129,7 @@ class JobCoordinator:
         return monotonic() if missed or left else self._due()
 
     def close(self) -> None:
-        """Give back the lease, and let go of everything."""
+        """Release the lease and all resources."""
         try:
             self._effects.close()
         finally:
@@ -139,7 +145,7 @@ class JobCoordinator:
             self.decide(events.HoldRequired(_given_up(self.job, self._fault), self._fault.detail))
 
     def _see_hold(self) -> None:
-        """Pause once the hold is written, before any record is looked at: each is newer."""
+        """Pause after a hold is written, before reading job records: any other record is newer."""
         ending = self._effects.ending
         record, ending.hold_written = ending.hold_written, None
         if record is not None:
@@ -148,7 +154,7 @@ class JobCoordinator:
                 self._want("running")
 
     def _see_workers(self) -> None:
-        """Tell how busy they are, and K; log it when they have become too few for the mode."""
+        """Report workers' utilization and K; log a warning if the mode has too few workers."""
         leader = self._machine.leader
         if leader is not None:
             self._measuring.saw(busy=leader.busy, group_size=leader.mode.group_size)
@@ -165,7 +171,7 @@ class JobCoordinator:
                 self._log.warning("window_too_small", reason=note)
 
     def take_in(self) -> bool:
-        """Decide about all that is in the inbox; False if it was empty."""
+        """Process the inbox; return False if it was empty."""
         some = False
         for event in self._inbox.read():
             some = True
@@ -173,7 +179,7 @@ class JobCoordinator:
         return some
 
     def _due(self) -> float:
-        """When the next turn is at the latest."""
+        """Return the latest time of the next turn."""
         due = self._machine.due()
         leader_status = self._measuring.leader_status
         idle = leader_status is not None and not leader_status.live and not leader_status.waiting
@@ -183,12 +189,13 @@ class JobCoordinator:
         return min(due, self._effects.ending.due())
 
     def _follow(self, record: JobRecord | None) -> None:
-        """Hear what the owner has made of the job."""
+        """Follow changes of the job's record."""
         known = self._context.record
         if record is known:
             return
         if record is None or record.submitted_s != known.submitted_s:
-            self._stopping = True  # one that was submitted at another time is another
+            # A job with another submission time is another job.
+            self._stopping = True
             self._want("stopped")
             return
         self._context.record, self._measuring.spec = record, record.spec
@@ -202,7 +209,8 @@ class JobCoordinator:
 
     def _want(self, wanted: Wanted) -> None:
         if self._gave_up and (self._request.wanted, wanted) == ("paused", "running"):
-            self._stopping = True  # resumed: `Jobs` begins anew, with a clean record
+            # The job was resumed: `Jobs` starts a new actor, without faults.
+            self._stopping = True
         request = replace(request_of(self._context.record), wanted=wanted)
         if request != self._request:
             self._request = request
@@ -220,19 +228,19 @@ class JobCoordinator:
                 measuring.decided(self._machine.leader.ledger)
 
     def carry_out(self, command: CoordinatorCommand) -> list[events.CoordinatorEvent]:
-        """Carry out a decision; returns what it brings about at once."""
+        """Carry out a decision, and return the events that it causes at once."""
         begin_s = time()
         made = list(self._effects.carry_out(command))
         self._measuring.done(command, begin_s, time())
         return made
 
     def _checkpoint_age_s(self) -> float | None:
-        """Told by the leader alone; asked by the thread that answers scrapes."""
+        """Return the age of the newest checkpoint if this replica leads, for the scrape thread."""
         return self._effects.snapshots.store.age_s() if self.leads else None
 
 
 def _is_hopeless(fault: PreviousFault) -> bool:
-    """Whether to hold the job after a fault: it comes again, and is not of the servers."""
+    """Return True if a fault keeps recurring and the servers are not its cause."""
     if isinstance(fault.error, DeliveryError):
         return fault.alike >= DELIVERIES
     return fault.in_a_row >= FAULTS and not isinstance(fault.error, OutsideError)
@@ -247,14 +255,14 @@ def _given_up(job: str, fault: PreviousFault) -> str:
 
 
 def request_of(record: JobRecord) -> events.WantedChanged:
-    """What a job's owner wants of it."""
+    """Return the state that a job's owner wants."""
     return events.WantedChanged(
         record.wanted, record.after_loss, record.from_start, record.read_from
     )
 
 
 def protocol_settings(record: JobRecord) -> CoordinatorSettings:
-    """The protocol's part of a job's specification."""
+    """Return the protocol's part of a job's specification."""
     spec, deadline_s = record.spec, record.spec.stop.deadline_s
     among = spec.among
     if among is not None and spec.evaluation is not None:

@@ -1,15 +1,15 @@
-"""Numbers and traces of a job's coordinator, derived from what it hears and what it does.
+"""Derives a job's metrics and traces from its coordinator's events and commands.
 
-The loop shows each event before it is decided on, and each command once it is carried out, with the
-times at which that began and ended. They are seconds since 1970, as Kafka's and the workers' are:
-where the clock is set meanwhile, a length is off, or 0, and nothing else depends on it.
+The loop passes each event before it is decided on, and each command after it is carried out, with
+the times at which that began and ended. Times are seconds since 1970, as in Kafka and in workers.
+If the clock is set in between, a duration is wrong or 0; nothing else depends on it.
 
        update           trigger        last gradient      model published
     ─────┼─────────────────┼──────────────────┼─────┬───────────┼─────▶
          │      wait       │    gradients     │     │   apply   │
 
-Where workers hold the weights, a collective lies between gradients and `apply`, and the model is
-published by the trigger that says that its record was read back.
+If members hold the weights, a collective lies between `gradients` and `apply`. The model is then
+published by the first trigger after its audit record was read back.
 """
 
 from __future__ import annotations
@@ -56,21 +56,24 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
     from common.telemetry.tracing import BatchTrace, Tracer
 
-# Batches whose arrival is remembered: a few times what 100 workers may have waiting at K = 20, some
-# 10 MB. Of those that are forgotten, no age and no trace is told.
+# Batches whose arrival is remembered: a few times the number that 100 workers may have waiting
+# at K = 20, about 10 MB. Forgotten batches have no age and no trace.
 MOST_CLAIMS = 65_536
-RECENT_UPDATES = 32  # whose gradient times are averaged: enough for a mean, few enough to follow
+# Updates over which gradient times are averaged: enough for a mean, few enough to follow changes.
+RECENT_UPDATES = 32
 
 
 @dataclass(slots=True)
 class _Claimed:
-    """What is remembered of a batch until its update is applied."""
+    """A claimed batch until its update is applied."""
 
-    first_s: float  # arrival of its first record, 0 where it is not known
+    # Arrival of the first record; 0 if unknown.
+    first_s: float
     last_s: float
     received_s: float
     trace: BatchTrace | None
-    waits: bool = True  # in no trigger yet
+    # True until a trigger orders it.
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +87,37 @@ class _Applying:
 
 
 class MetricsObserver:
-    """Follows one job's coordinator; belongs to its deciding thread, but for what it says."""
+    """Follows one job's coordinator. Used by its deciding thread unless a method says otherwise."""
 
     def __init__(self, spec: JobSpec, metrics: CoordinatorMetrics, tracer: Tracer) -> None:
-        self.spec = spec  # as it is now
-        self.leader_status: LeaderStatus | None = None  # the newest
-        self.gradient_s: float | None = None  # mu_C, mean of recent updates
+        # The newest specification.
+        self.spec = spec
+        # The newest status.
+        self.leader_status: LeaderStatus | None = None
+        # mu_C, the mean over recent updates.
+        self.gradient_s: float | None = None
         self.metrics = metrics
         self._tracer = tracer
-        self._claims = OrderedDict[int, _Claimed]()  # by control offset, ascending
-        self._accepted = self._refused = 0  # of this leadership, as counted so far
-        self._asked = dict[int, float]()  # batches in flight: when they were ordered first
-        self._gradient_at = dict[int, float]()  # when the last gradient of a round came
+        # Claims by control offset, ascending.
+        self._claims = OrderedDict[int, _Claimed]()
+        # Totals of this leadership that the metrics have counted.
+        self._accepted = self._refused = 0
+        # When each batch in flight was first ordered.
+        self._asked = dict[int, float]()
+        # When the last gradient of each round arrived.
+        self._gradient_at = dict[int, float]()
         self._applying: _Applying | None = None
         self._updated_s: float | None = None
-        self._members: tuple[Member, ...] | None = None  # None: none were named yet
-        self._attempt: tuple[AttemptId, float] | None = None  # under way, and since when
-        self._broke_s: float | None = None  # when the first attempt at the next update did
+        # None until members are named.
+        self._members: tuple[Member, ...] | None = None
+        # The attempt under way and its start.
+        self._attempt: tuple[AttemptId, float] | None = None
+        # When the first failed attempt at the next update broke off.
+        self._broke_s: float | None = None
         self._gradients_s = deque[float](maxlen=RECENT_UPDATES)
 
     def observe(self, event: CoordinatorEvent, now_s: float) -> None:
-        """An event, before it is decided on."""
+        """Observe an event before it is decided on."""
         if isinstance(event, events.ControlRead):
             for offset, claim in event.records:
                 if isinstance(claim, BatchReady) and claim.samples:
@@ -114,35 +127,36 @@ class MetricsObserver:
             self.metrics.held = self.metrics.held and event.wanted == "paused"
 
     def decided(self, ledger: Ledger) -> None:
-        """What the leader's ledger has decided by now."""
+        """Count the claims that the leader's ledger has decided."""
         self.metrics.claims_accepted.inc(ledger.accepted - self._accepted)
         self.metrics.claims_refused.inc(ledger.refused - self._refused)
         self._accepted, self._refused = ledger.accepted, ledger.refused
 
     def saw_streams(self, epoch: int, figures: StreamFigures | None) -> bool:
-        """What a watch of the streams saw, None if nothing; for any thread.
+        """Set the figures of the streams; None if they are unknown. Safe to call from any thread.
 
         Args:
-            epoch: Of the leader for which it watches; another's are none of our business.
-            figures: What it saw.
+            epoch: Epoch of the leader that the streams are watched for. Others are ignored.
+            figures: The figures.
 
         Returns:
-            Whether that leader leads.
+            True if that leader leads.
         """
-        leading = self.metrics.leading  # once: it may end meanwhile
+        # Read once, because the leadership may end meanwhile.
+        leading = self.metrics.leading
         if leading is None or leading.epoch != epoch:
             return False
         self.metrics.streams = epoch, figures
         return True
 
     def saw(self, *, busy: float, group_size: int) -> None:
-        """Note how busy workers are, and K of an update that would begin now."""
+        """Note workers' utilization, and K of an update that would begin now."""
         leading = self.metrics.leading
         if leading is not None and (leading.busy, leading.group_size) != (busy, group_size):
             self.metrics.leading = replace(leading, busy=busy, group_size=group_size)
 
     def done(self, command: CoordinatorCommand, begin_s: float, end_s: float) -> None:  # noqa: C901, PLR0912 -- one case per command
-        """A command was carried out, or what it needed was away."""
+        """Observe a command that was carried out, or failed because a server is unavailable."""
         leading = self.metrics.leading
         match command:
             case do.Begin(epoch, snapshot):
@@ -152,7 +166,8 @@ class MetricsObserver:
             case do.StepDown() | do.Finish():
                 self._end()
             case _ if leading is None:
-                pass  # a candidate's
+                # A candidate's commands are not measured.
+                pass
             case do.AddGradient(number, gradient):
                 self.metrics.staleness.labels("yes").observe(_age(gradient, leading))
                 self.metrics.gradients.append(
@@ -175,19 +190,22 @@ class MetricsObserver:
                 self._apply(next(iter(self._gradient_at), -1), update, begin_s)
             case do.AppendAudit(Quarantined(batch=batch, reason=reason)):
                 self._asked.pop(batch.offset, None)
-                kind = reason.partition(":")[0]  # "expired", or "poison: ..." with what happened
+                # The reason is "expired", or "poison: ..." with details.
+                kind = reason.partition(":")[0]
                 known = kind if kind in QUARANTINED else "poison"
                 self.metrics.quarantined.labels(known).inc()
             case do.Drop(reply, reason):
                 self._dropped(reply, reason, leading)
             case do.DiscardSum(number):
-                self._asked.clear()  # of other rounds, too: they are mostly discarded together
+                # Batches of other rounds go, too: rounds are usually discarded together.
+                self._asked.clear()
                 self._gradient_at.pop(number, None)
                 self._updated_s = None
             case _:
-                pass  # says nothing that is measured
+                # Other commands are not measured.
+                pass
 
-    # --- a leadership ------------------------------------------------------------------------
+    # --- leadership -------------------------------------------------------------------------------
 
     def _begin(self, epoch: int, snapshot: Snapshot) -> None:
         self._end()
@@ -207,7 +225,7 @@ class MetricsObserver:
         self._members = self._attempt = self._broke_s = None
 
     def _remember(self, offset: int, claim: BatchReady, now_s: float) -> None:
-        """Keep when it came, whether it is accepted or not: what is refused is never asked for."""
+        """Remember a claim's times before it is decided: a refused batch is never ordered."""
         self._claims[offset] = _Claimed(
             claim.first_arrival_s,
             claim.last_arrival_s,
@@ -224,10 +242,10 @@ class MetricsObserver:
         while self._claims and next(iter(self._claims)) < leader_status.oldest_unsettled:
             self._claims.popitem(last=False)
 
-    # --- a group -----------------------------------------------------------------------------
+    # --- group ------------------------------------------------------------------------------------
 
     def _grouped(self, orders: GroupOrders, now_s: float) -> None:
-        """What members are told."""
+        """Follow the membership and the collective that a trigger names."""
         if self._applying is not None and orders.made.version >= self._applying.update.version:
             self._applied(self._applying, now_s)
         members = orders.membership.members
@@ -241,14 +259,14 @@ class MetricsObserver:
             self._attempt = attempt, now_s
 
     def _added_up(self, now_s: float) -> None:
-        """Members have the next update."""
+        """Measure the collective of an update that members have finished."""
         if self._attempt is not None:
             self.metrics.group.collective_s.observe(max(now_s - self._attempt[1], 0.0))
             if self._broke_s is not None:
                 self.metrics.group.repair_s.observe(max(now_s - self._broke_s, 0.0))
         self._attempt = self._broke_s = None
 
-    # --- a round -----------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------
 
     def _triggered(self, trigger: UpdateTrigger, begin_s: float, end_s: float) -> None:
         if not self._asked and self._updated_s is not None:
@@ -280,7 +298,7 @@ class MetricsObserver:
             self.gradient_s = sum(self._gradients_s) / len(self._gradients_s)
 
     def _applied(self, applying: _Applying, end_s: float) -> None:
-        """The new model is published."""
+        """Measure an update whose model is published."""
         self._applying, self._updated_s = None, end_s
         gradients_s = applying.gradient_s - applying.triggered_s
         self.metrics.stage_s.labels("gradients").observe(max(gradients_s, 0.0))
@@ -289,7 +307,8 @@ class MetricsObserver:
         for batch in update.batches:
             claimed = self._claims.pop(batch.offset, None)
             if claimed is None:
-                continue  # accepted by an earlier leader
+                # An earlier leader received the claim.
+                continue
             if claimed.last_s > 0:
                 self.metrics.record_age_s.observe(max(end_s - claimed.last_s, 0.0))
             if claimed.trace is not None:
@@ -297,7 +316,7 @@ class MetricsObserver:
         self.updated(update)
 
     def updated(self, update: UpdateApplied) -> None:
-        """Count an update that was applied."""
+        """Count an applied update."""
         metrics, leading = self.metrics, self.metrics.leading
         metrics.updates.inc()
         metrics.update_batches.inc(len(update.batches))
@@ -314,7 +333,7 @@ class MetricsObserver:
     def _trace(
         self, claimed: _Claimed, trace: BatchTrace, batch: Batch, applying: _Applying, end_s: float
     ) -> None:
-        """The batch has come to its end."""
+        """End a batch's trace."""
         epoch, version = applying.update.epoch, applying.update.version
         self._tracer.span(
             trace, "batch.apply", applying.gradient_s, end_s, epoch=epoch, version=version
@@ -339,11 +358,12 @@ class MetricsObserver:
             self.metrics.replies_refused.labels("gradient").inc()
             if reply.model.epoch == leading.epoch:
                 self.metrics.staleness.labels("no").observe(_age(reply, leading))
-        elif reason == OVER:  # else it was heeded
+        # Other reasons mean that the reply was used.
+        elif reason == OVER:
             kind = "failed" if isinstance(reply, Failed) else "leaving"
             self.metrics.replies_refused.labels(kind).inc()
 
 
 def _age(gradient: Gradient | GradientReady, leading: LeaderFigures) -> int:
-    """How many updates older than the model a gradient is."""
+    """Age of a gradient in updates of the model."""
     return max(leading.version - gradient.model.version, 0)

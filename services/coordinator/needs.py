@@ -1,7 +1,7 @@
-"""What a job needs of the workers that all jobs share, as its leader sees it now and then.
+"""Measures a job's demand for workers, which all jobs share.
 
-Whether updates keep up with what arrives, too: both sides of Proposition 1, as loads. Below 1 a
-load is carried. The records of all streams together are shared evenly by the workers.
+It also computes both sides of Proposition 1 as loads: below 1, updates keep up with arrivals. The
+workers are taken to share the records of all streams evenly.
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ if TYPE_CHECKING:
     from common.core.messages import LeaderStatus, Positions
     from common.jobs.spec import JobSpec
 
-WINDOW_S = 60.0  # over which arrivals are averaged for people
-# For workers they are averaged over less. A burst that is trained within seconds keeps workers no
-# longer than this: with a minute, they sit at drained jobs while others wait.
+# Window over which arrivals shown to people are averaged.
+WINDOW_S = 60.0
+# Window for the workers' choice of a job. It is short because a burst keeps workers for this
+# long after it is trained: with a minute, they would sit at drained jobs while others wait.
 ARRIVALS_S = 10.0
-FORGET_S = 30.0  # what a worker managed so long ago counts little: its machine may be another one
+# Time after which a measured worker speed counts little: the machine may be another one.
+FORGET_S = 30.0
 
 
 class ArrivalMeter:
-    """How fast records arrive, from totals seen now and then.
+    """Computes the arrival rate of records from totals seen at intervals.
 
     Args:
-        window_s: Over which they are averaged.
+        window_s: Window over which arrivals are averaged.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
-        self._seen = deque[tuple[float, int]]()  # when and how many; the first may be too old
+        # Time and total of each observation; the first may be older than the window.
+        self._seen = deque[tuple[float, int]]()
 
     def add(self, records: int, now: float) -> float | None:
-        """Take in the total as of now; returns the mean of the window, None at first.
+        """Add the current total, and return the mean rate over the window; None at first.
 
         Args:
-            records: Arrived so far.
-            now: Seconds that never go back.
+            records: Records that have arrived so far.
+            now: Monotonic time in seconds.
         """
         self._seen.append((now, records))
         while len(self._seen) > 1 and self._seen[1][0] <= now - self._window_s:
@@ -49,13 +52,15 @@ class ArrivalMeter:
 
 
 class DemandMeter:
-    """Follows one leadership of a job; belongs to one thread."""
+    """Measures the demand of one job during one leadership; used by one thread."""
 
     def __init__(self, first: Positions) -> None:
         self._first = first
         self._arrivals = ArrivalMeter(ARRIVALS_S)
-        self._before: tuple[float, int, int] | None = None  # when, records claimed and unclaimed
-        self._worker_s = self._trained = 0.0  # of busy workers, fading
+        # Time, records claimed and records unclaimed at the previous call.
+        self._before: tuple[float, int, int] | None = None
+        # Worker seconds while workers were busy, and records trained in them; both decay.
+        self._worker_s = self._trained = 0.0
         self._unserved_since: float | None = None
         self._number = 0
 
@@ -69,15 +74,15 @@ class DemandMeter:
         *,
         runs: bool,
     ) -> JobDemand:
-        """What the job needs now.
+        """Return the job's demand.
 
         Args:
-            spec: As it is now.
-            leader_status: The leader's newest.
-            ends: Of all its partitions.
-            now: Seconds that never go back.
+            spec: The newest specification.
+            leader_status: The leader's newest status.
+            ends: Ends of all its partitions.
+            now: Monotonic time in seconds.
             group_size: K that may be in force.
-            runs: Neither paused nor held.
+            runs: True if the job is neither paused nor held.
         """
         claimed = _between(self._first, leader_status.claimed)
         arrived = _between(self._first, ends)
@@ -104,10 +109,10 @@ class DemandMeter:
         )
 
     def _measure(self, spec: JobSpec, live: int, claimed: int, unclaimed: int, now: float) -> None:
-        """What one worker manages: what was claimed while there was more than all could claim.
+        """Measure a worker's speed from claims made while workers could not claim everything.
 
-        As many records may be unclaimed though nobody is busy: an open batch of each worker, and
-        two groups that wait for each other.
+        Some records may be unclaimed although no worker is busy: an open batch of each worker, and
+        two groups that wait for each other. More than that means that workers are busy.
         """
         before, self._before = self._before, (now, claimed, unclaimed)
         if before is None:
@@ -121,9 +126,9 @@ class DemandMeter:
 
 
 def backlog_of(spec: JobSpec, unclaimed: int, waiting: int, group_size: int) -> int:
-    """Records of which an update can be made without any further ones.
+    """Return the number of waiting records, or 0 if they cannot make an update yet.
 
-    Fewer than a group wait for more to come, unless the job does not wait for that.
+    Less than a group waits for more records, unless the job has a linger.
 
     Args:
         spec: The job.
@@ -144,10 +149,10 @@ def _between(first: Positions, positions: Positions) -> int:
 
 
 def sufficient_load(arrivals_per_s: float, batch_size: int, gradient_s: float) -> float:
-    """Give the time of one gradient over the time between batches: mu_C over b / (N lambda_A).
+    """Return the ratio of gradient time to batch interval: mu_C over b / (N lambda_A).
 
-    Below 1 is enough even where one worker has all K batches of every group. It is not necessary:
-    while batches are spread, up to N of them are computed at once.
+    A value below 1 suffices even if one worker has all K batches of every group. It is not
+    necessary: if batches are spread, up to N of them are computed at once.
 
     Args:
         arrivals_per_s: Records of all workers together, N lambda_A.
@@ -160,15 +165,15 @@ def sufficient_load(arrivals_per_s: float, batch_size: int, gradient_s: float) -
 def necessary_load(
     arrivals_per_s: float, workers: int, group_size: int, batch_size: int, gradient_s: float
 ) -> float:
-    """Give the shortest round over the time between groups: ceil(K/N) mu_C over K b / (N lambda_A).
+    """Return the ratio of shortest round to group interval: ceil(K/N) mu_C over K b / (N lambda_A).
 
-    From 1 on no assignment of batches is stable: some worker has at least ceil(K/N) of the K
-    batches, and the round waits for it. Gradient times that vary only lengthen a round, as it ends
-    with its slowest worker (H_K mu_C for K = N and exponential times).
+    From 1 on, no assignment of batches is stable: some worker has at least ceil(K/N) of the K
+    batches, and the round waits for it. Varying gradient times only lengthen a round, because it
+    ends with its slowest worker (H_K mu_C for K = N and exponential times).
 
     Args:
-        arrivals_per_s: As above.
-        workers: N, at least 1; a worker without records is none.
+        arrivals_per_s: Records of all workers together, N lambda_A.
+        workers: N, at least 1, counting only workers that have records.
         group_size: K.
         batch_size: b.
         gradient_s: mu_C.

@@ -1,4 +1,4 @@
-"""What all jobs of one replica of the coordinator share, and what all effects of one job share."""
+"""Parts that all jobs of a coordinator replica share, and parts that a job's effects share."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ if TYPE_CHECKING:
     from services.coordinator.streams import StreamWatch
 
 
-MOST = 4  # candidates at a time
-# A candidate that takes longer than that is in trouble of its own, an outage or a task that is slow
-# to import: it must not keep the others waiting.
+# Candidates at a time.
+MOST = 4
+# A candidate that takes longer has a problem of its own (an outage, or a task that is slow to
+# import) and must not keep others waiting.
 LONGEST_S = 30.0
 
 
 class Candidates:
-    """The jobs of a replica that are candidates now; may be shared between threads.
+    """Limits how many jobs of a replica are candidates at once. Safe to use from several threads.
 
-    A candidate reads snapshots and makes a model. When a replica starts among a hundred jobs that
-    nobody leads, a hundred at once would be in each other's way, each for longer than the lease
-    that it holds lasts. Once its Lead record is on its way it only waits, and counts no longer.
+    A candidate reads snapshots and builds a model. If a replica starts among a hundred jobs without
+    a leader, a hundred candidates at once would slow each other down until their leases expire. A
+    candidate stops counting once its Lead record is sent, because it only waits from then on.
 
     Args:
-        most: How many there may be.
-        clock: Seconds that never go back.
+        most: Maximum number of candidates.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(self, most: int = MOST, clock: Callable[[], float] = monotonic) -> None:
@@ -54,15 +55,16 @@ class Candidates:
         self._clock = clock
         self._lock = threading.Lock()
         self._since = dict[str, float]()
-        self._waiting: dict[str, Callable[[], None]] = {}  # in the order in which they came
+        # Ordered by arrival.
+        self._waiting: dict[str, Callable[[], None]] = {}
 
     def may_enter(self, job: str, wake: Callable[[], None]) -> bool:
-        """Whether a job may become a candidate; if not, it is woken when it may be."""
+        """Return True if a job may become a candidate now; otherwise wake it once it may."""
         with self._lock:
             return self._has_place(job, wake)
 
     def enter(self, job: str, wake: Callable[[], None]) -> bool:
-        """Let a job become a candidate; False where it cannot: then it is woken when it may be."""
+        """Make a job a candidate. If there is no place, return False and wake it when there is."""
         with self._lock:
             if not self._has_place(job, wake):
                 return False
@@ -70,7 +72,7 @@ class Candidates:
             return True
 
     def leave(self, job: str) -> None:
-        """It stands to lead, or it has given up; may be told at any time."""
+        """Free a job's place once it has sent its Lead record or given up. Safe at any time."""
         with self._lock:
             self._waiting.pop(job, None)
             if self._since.pop(job, None) is None or not self._waiting:
@@ -90,19 +92,22 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReplica:
-    """The parts of the process; all may be shared between threads."""
+    """The parts of the process. All are safe to use from several threads."""
 
-    name: str  # unique among all that ever live
+    # Unique across restarts.
+    name: str
     settings: Settings
     log: Log
     boards: LeaderBoards
     exchange: Exchange
-    blobs: Blobs | None  # None without object storage
+    # None without object storage.
+    blobs: Blobs | None
     job_store: JobStore
     metrics: ProcessMetrics
     tracer: Tracer
     logger: EventLogger  # bound to the replica
-    steps: Supervisor  # of what takes its time
+    # Runs slow work.
+    steps: Supervisor
     candidates: Candidates
     streams: StreamWatch
     replies: ReplyReader
@@ -111,27 +116,36 @@ class CoordinatorReplica:
 
 @dataclass(slots=True)
 class JobContext:
-    """One job in one replica; its actor alone changes it."""
+    """One job in one replica. Only the job's actor changes it."""
 
     replica: CoordinatorReplica
-    record: JobRecord  # the newest that its actor has seen
+    # The newest record that the actor has seen.
+    record: JobRecord
     board: LeaderBoard
     inbox: CoordinatorInbox
     observer: MetricsObserver
-    log: EventLogger  # bound to the job, and to the epoch while this replica leads
-    outage: Outage  # of Redis
+    # Bound to the job, and to the epoch while this replica leads.
+    log: EventLogger
+    # Outage of Redis.
+    outage: Outage
     changes: Changes = field(default_factory=Changes)
     role: Literal["standby", "candidate", "leader"] = "standby"
-    idle: bool = False  # nothing happens: what it asks of Redis can wait for others
-    ends: bool = False  # its end waits for the last checkpoint, or to be written down
-    members: bool = False  # hold the weights
-    weights: Trainer | None = None  # of a candidate or a leader
-    in_hand: ModelId | None = None  # their name, once they are published
-    fault: BaseException | None = None  # that ended a step in another thread
+    # True if nothing happens. Requests to Redis then wait until other jobs make some.
+    idle: bool = False
+    # True while the end waits for the last checkpoint or for its record.
+    ends: bool = False
+    # True if members hold the weights.
+    members: bool = False
+    # Set for a candidate or a leader.
+    weights: Trainer | None = None
+    # Version of `weights` once they are published.
+    in_hand: ModelId | None = None
+    # A fault that ended slow work in another thread.
+    fault: BaseException | None = None
 
     @property
     def spec(self) -> JobSpec:
-        """The job's newest specification."""
+        """Newest specification of the job."""
         return self.record.spec
 
     @property
@@ -141,17 +155,17 @@ class JobContext:
 
     @property
     def trainer(self) -> Trainer:
-        """The weights of a candidate or a leader."""
+        """Weights of a candidate or a leader."""
         if self.weights is None:
             raise AssertionError("only a candidate or a leader has weights")
         return self.weights
 
     def newest(self) -> JobRecord | None:
-        """Return the job as it is wanted now; None if it was deleted, even if its name lives on."""
+        """Return the newest record; None if the job was deleted, even if its name is used again."""
         record = self.replica.job_store.read().get(self.record.spec.name)
         return record if self.record.is_same_job(record) else None
 
     def fail(self, fault: BaseException) -> None:
-        """End the job's part in this process with a fault; for any thread."""
+        """End the job's part in this process with a fault. Safe to call from any thread."""
         self.fault = fault
         self.inbox.wake()

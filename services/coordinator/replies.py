@@ -1,4 +1,4 @@
-"""Takes what workers of all jobs sent to this replica, and hands it to the jobs that it leads."""
+"""Receives the replies of all jobs' workers, and passes them to the jobs led here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.coordinator import CoordinatorMetrics
 
-AT_ONCE = 64  # replies that are taken at once
-WAIT_S = 0.5  # longest wait of one turn: how soon it notices that it is over
-AWAY_S = 0.2  # between attempts while the board is unavailable
+# Replies read at once.
+AT_ONCE = 64
+# Longest wait of one turn, and so the longest delay before the actor notices its end.
+WAIT_S = 0.5
+# Pause between attempts while Redis is unavailable.
+AWAY_S = 0.2
 
 
 class ReplyReader:
-    """Waits for the replies of all jobs on one connection: an actor of its own."""
+    """Waits for the replies of all jobs on one connection, as an actor of its own."""
 
     def __init__(self, replies: Replies, logger: EventLogger) -> None:
         self._replies = replies
@@ -35,20 +38,20 @@ class ReplyReader:
         self._led: dict[str, tuple[int, Callable[[list[Reply]], None]]] = {}
 
     def follow(self, job: str, epoch: int, receive: Callable[[list[Reply]], None]) -> None:
-        """Hand replies to this epoch's leader of a job to `receive`; those to others are dropped.
+        """Pass replies for this epoch of a job to `receive`, and drop those for other epochs.
 
-        What came together it gets together: each time its actor is woken, in another thread.
+        Replies that arrive together are passed together, because each call wakes the job's actor.
         """
         with self._lock:
             self._led[job] = (epoch, receive)
 
     def forget(self, job: str) -> None:
-        """It leads no longer."""
+        """Drop a job's replies from now on."""
         with self._lock:
             self._led.pop(job, None)
 
     def turn(self) -> float:
-        """Wait for replies, for a while."""
+        """Wait up to `WAIT_S` for replies, and pass them on."""
         try:
             came = dict[str, list[Reply]]()
             for job, reply in self._replies.pop(AT_ONCE, WAIT_S):
@@ -66,15 +69,15 @@ class ReplyReader:
         return monotonic()
 
     def close(self) -> None:
-        """Its connection goes back to the pool with each answer."""
+        """Do nothing: each answer returns the connection to its pool."""
 
 
 class SoundReplies:
-    """Turns away replies to one leader that are not well-formed.
+    """Rejects malformed replies to one leader.
 
     Args:
-        length: P + B, numbers in a well-formed vector.
-        metrics: Where those are counted that are not well-formed.
+        length: P + B, the number of values in a well-formed vector.
+        metrics: Counts the rejected replies.
         logger: Bound to the job.
     """
 
@@ -84,7 +87,7 @@ class SoundReplies:
         self._log = logger
 
     def __call__(self, reply: Reply) -> Reply | None:
-        """What is to be believed of it; None: nothing."""
+        """Return a well-formed reply, or a `Failed` in its place; None if it is malformed."""
         if not isinstance(reply, Gradient):
             return reply
         if reply.vector is None or reply.vector.shape != (self._length,):

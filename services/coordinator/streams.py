@@ -1,6 +1,6 @@
-"""Watches the ends of all jobs' logs: how much arrives and waits, and whether workers keep up.
+"""Watches the ends of all jobs' logs: arrivals, lag, and whether workers keep up.
 
-It sets metrics, and publishes the demand of each job, by which workers choose theirs
+Sets metrics and publishes each job's demand, which decides the workers' choice of jobs
 (`common.core.job_placement`). While Kafka is unavailable, nothing is set or published.
 """
 
@@ -34,19 +34,23 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from services.coordinator.metrics_observer import MetricsObserver
 
-PUBLISH_S = 1.0  # a fifth of the time after which a job is not heard of
-# Between looks at the ends of all jobs, those without work and workers included, and at what their
-# topics are: two requests, of 60 ms for 200 partitions. The ends of all other jobs at each turn.
+# A fifth of the time after which an unpublished job is forgotten.
+PUBLISH_S = 1.0
+# Polling interval of the ends of all jobs, idle ones included, and of their topics: two requests
+# of 60 ms for 200 partitions. The ends of busy jobs are polled at each turn.
 LOOK_S = 2.0
-# Time between two notices of whose turn it is; each counts for as long as two more may take.
+# Interval of the notices that tell waiting jobs where the workers are. A notice lives for three
+# intervals, so that two may be missed.
 TURNS_S = 3.0
 TURNS_TTL_S = 3 * TURNS_S
-SHARE = 0.005  # of a core that looks take: with a thousand partitions they are seldom
-SURE_S = 3.0  # that a log ends so low: after an election brokers disagree for a moment
+# Share of a core that polling may take. With a thousand partitions, polls become rare.
+SHARE = 0.005
+# Time that a log must stay too short to count as cut: after an election, brokers disagree briefly.
+SURE_S = 3.0
 
 
 def by_stream(first: Positions, positions: Mapping[Partition, int]) -> dict[str, int]:
-    """How many records lie between the first position and these, by stream."""
+    """Return the number of records between the first positions and these, by stream."""
     records = dict[str, int]()
     for partition, begin in first.items():
         count = max(positions.get(partition, begin) - begin, 0)
@@ -60,13 +64,13 @@ def ratios(
     sizes: tuple[int, int],
     gradient_s: float | None,
 ) -> tuple[float | None, float | None]:
-    """Give both bounds of Proposition 1, sufficient and necessary; None where they are not known.
+    """Return both loads of Proposition 1, sufficient and necessary; None while unknown.
 
     Args:
-        arrivals_per_s: Of all streams.
-        live: Workers, N.
+        arrivals_per_s: Records per second of all streams.
+        live: N, the number of workers.
         sizes: b and K.
-        gradient_s: mu_C; what is not measured is 0 in an update.
+        gradient_s: mu_C; 0 if it was not measured.
     """
     if not arrivals_per_s or not live or not gradient_s:
         return None, None
@@ -78,15 +82,15 @@ def ratios(
 
 
 class WatchedJob:
-    """A job that is led.
+    """A job that this replica leads.
 
     Args:
-        job: Its id.
-        epoch: The leader's.
-        first: Where every partition of the job begins.
-        measuring: Knows the rest, and hears of it.
-        lost: Told why it cannot go on: a stream was deleted.
-        seen: Told what is to be seen of its streams.
+        job: Identifier of the job.
+        epoch: Epoch of its leader.
+        first: First position of each partition of the job.
+        measuring: Has the job's status and metrics, and receives the figures.
+        lost: Called with the reason why the job cannot continue, such as a deleted stream.
+        seen: Called with the observed state of the job's streams.
     """
 
     def __init__(
@@ -99,24 +103,32 @@ class WatchedJob:
         seen: Callable[[events.StreamsSeen], None],
     ) -> None:
         self.job = job
-        self.first = dict(first)  # those included that were added while it ran
+        # Partitions that are added later are included.
+        self.first = dict(first)
         self.control = Partition(control_topic(job), 0)
         self.lost = lost
-        self.suspected = False  # of lacking a stream, at the last look
-        self.idle = False  # has neither work nor workers
+        # True if a stream seemed to be missing at the last poll.
+        self.suspected = False
+        # True if the job has neither work nor workers.
+        self.idle = False
         self._epoch = epoch
         self.measuring = measuring
         self._seen = seen
         self._arrivals = ArrivalMeter()
         self._meter = DemandMeter(self.first)
-        self._ends: Positions | None = None  # as last seen
-        self._reported_clean = False  # that all is as it was
-        self._diverged_since = dict[tuple[Partition, int], float]()  # by generation: suspected
-        self._ids = dict[str, str]()  # of its topics, as first seen
+        # Ends at the last poll.
+        self._ends: Positions | None = None
+        # True if it was reported that no log differs.
+        self._reported_clean = False
+        # When each suspected divergence was first seen, by partition and generation.
+        self._diverged_since = dict[tuple[Partition, int], float]()
+        # Ids of the job's topics, as first seen.
+        self._ids = dict[str, str]()
 
     def saw(self, ends: Positions, now: float) -> None:
-        """Tell what is to be seen."""
-        known = self.first.keys() <= ends.keys()  # else one of its streams is gone
+        """Update the figures from the ends of the job's partitions."""
+        # If an end is unknown, a stream is gone.
+        known = self.first.keys() <= ends.keys()
         figures = self._figures(ends, now) if known else None
         leads = self.measuring.saw_streams(self._epoch, figures)
         if known:
@@ -132,12 +144,12 @@ class WatchedJob:
         return not self.idle and leader_status is not None and not leader_status.live
 
     def exist(self, found: Mapping[str, FoundTopic]) -> None:
-        """Take in what its topics are: others, perhaps, or with other partitions."""
+        """Follow the job's topics: they may have been created again, or have other partitions."""
         leader_status = self.measuring.leader_status
         known = _places(leader_status)
         own = found.keys() & {place.topic for place in self.first}
         for topic in sorted(own - {place.topic for place, at in known.items() if at.topic_id}):
-            # Where Kafka named no id at submission, only this process knows what the topics were.
+            # If Kafka named no id at submission, only this process knows which topics these were.
             topic_id = found[topic].topic_id
             if topic_id and self._ids.setdefault(topic, topic_id) != topic_id:
                 self.lost(
@@ -146,7 +158,8 @@ class WatchedJob:
                 )
         there = {Partition(topic, i) for topic in own for i in range(found[topic].partitions)}
         for place in [p for p in self.first if p.topic in own and p not in there]:
-            del self.first[place]  # the topic was created anew, with fewer
+            # The topic was created again, with fewer partitions.
+            del self.first[place]
         for place in there:
             self.first.setdefault(place, 0)
         for place, openings in leader_status.opened.items() if leader_status is not None else ():
@@ -161,17 +174,17 @@ class WatchedJob:
         diverged: Mapping[Partition, int],
         now: float,
     ) -> bool:
-        """See whether its streams are the logs that they were, and have partitions that it has not.
+        """Report partitions that were added, and logs that are not what they were.
 
         Args:
-            leader_status: The leader's, of before the rest was asked.
-            found: Its topics.
-            ends: Of their partitions, and of the control topic.
-            diverged: Where logs do not agree with the leader's status.
-            now: The time.
+            leader_status: The leader's status, read before the other arguments.
+            found: The job's topics.
+            ends: Ends of their partitions, and of the control topic.
+            diverged: Offsets at which logs part from the leader's status.
+            now: Monotonic time in seconds.
 
         Returns:
-            Whether it is to look again soon.
+            True to look again soon.
         """
         if self.control not in ends:
             return False
@@ -195,13 +208,14 @@ class WatchedJob:
         return len(sure) < len(suspected)
 
     def demand(self, now: float) -> JobDemand | None:
-        """What the job needs; None as long as that is not known."""
+        """Return the job's demand; None while it is unknown."""
         leader_status, metrics = self.measuring.leader_status, self.measuring.metrics
         if leader_status is None or self._ends is None:
             return None
         runs, spec = not (metrics.paused or metrics.held), self.measuring.spec
         in_force = None if metrics.leading is None else metrics.leading.group_size
-        # A rule or the tuner may name another than the job's own; a change is not in force at once.
+        # A rule or the tuner may use another K than the job's own, and a changed K is not in force
+        # at once.
         group_size = min(spec.group_size, in_force or spec.group_size)
         return self._meter.demand(spec, leader_status, self._ends, now, group_size, runs=runs)
 
@@ -231,7 +245,7 @@ class WatchedJob:
 
 
 def _places(leader_status: LeaderStatus | None) -> LogPositions:
-    """What is known of the logs that a job reads."""
+    """Return the known positions of the logs that a job reads."""
     if leader_status is None:
         return {}
     return {
@@ -248,9 +262,10 @@ def _loss(
     ends: Positions,
     diverged: Mapping[Partition, int],
 ) -> Divergence | None:
-    """How a partition's log is not any more the one that is known; None where it is."""
+    """Return how a partition's log differs from the known one; None if it does not."""
     if topic is None:
-        return None  # told otherwise, if it stays so
+        # A topic that stays missing is reported elsewhere.
+        return None
     generation = leader_status.generation(place)
     if known.topic_id and topic.topic_id not in {"", known.topic_id}:
         start = LogPosition(0, topic.topic_id)
@@ -265,12 +280,12 @@ def _loss(
 
 
 class StreamWatch:
-    """Looks at the ends of the logs of all jobs that are led, in one request: an actor of its own.
+    """Polls the logs of all jobs that are led, in shared requests; an actor of its own.
 
     Args:
-        boards: Its roster is where it is published what each job needs, in one packet.
-        clock: Seconds that never go back.
-        used: Processor seconds of the thread that calls.
+        boards: Provides the roster, on which all demands are published in one packet.
+        clock: Monotonic time in seconds.
+        used: Processor seconds of the calling thread.
     """
 
     def __init__(
@@ -285,28 +300,30 @@ class StreamWatch:
         self._boards = boards
         self._roster = boards.roster()
         self._sightings = Sightings()
-        self._turns_at = -inf  # when to tell jobs again whose turn it is
+        # When to tell waiting jobs again where the workers are.
+        self._turns_at = -inf
         self._outage = Outage(logger, "kafka")
         self._roster_outage = Outage(logger, "redis")
         self._clock = clock
         self._used = used
         self._lock = threading.Lock()
         self._watched = dict[str, WatchedJob]()
-        self._look_at = -inf  # at any
+        # Next poll of busy jobs.
+        self._look_at = -inf
         self._look_at_all = -inf
 
     def follow(self, watched: WatchedJob) -> None:
-        """Look after a job from its next turn on, until `forget`."""
+        """Watch a job from the next turn on, until `forget`."""
         with self._lock:
             self._watched[watched.job] = watched
 
     def forget(self, job: str) -> None:
-        """It is led no longer."""
+        """Stop watching a job."""
         with self._lock:
             self._watched.pop(job, None)
 
     def turn(self) -> float:
-        """Look, tell each job, and publish; returns when to come again."""
+        """Poll, update each job and publish; return the time of the next turn."""
         with self._lock:
             watched = list(self._watched.values())
         now = self._clock()
@@ -317,14 +334,15 @@ class StreamWatch:
             self._roster.put([demand for demand in demands if demand is not None])
             self._publish_turns(watched, demands, now)
             self._roster_outage.over()
-        except DollError as error:  # workers stay where they are
+        # Workers stay at their jobs.
+        except DollError as error:
             self._roster_outage.met(error)
         return self._clock() + PUBLISH_S
 
     def _publish_turns(
         self, watched: list[WatchedJob], demands: list[JobDemand | None], now: float
     ) -> None:
-        """Tell jobs that wait for a worker at which jobs the workers are."""
+        """Tell jobs that wait for a worker where the workers are."""
         waiting = [
             (each.job, demand)
             for each, demand in zip(watched, demands, strict=True)
@@ -340,10 +358,10 @@ class StreamWatch:
                     board.put_unable(TURN, where, TURNS_TTL_S)
 
     def close(self) -> None:
-        """There is nothing of its own."""
+        """Do nothing: the watch owns no resources."""
 
     def _look(self, watched: list[WatchedJob], now: float) -> None:
-        """Look at all, or at those that are not calm, and say when to look again."""
+        """Poll all jobs, or those that are not idle, and schedule the next poll."""
         used = self._used()
         self._look_at = now
         if now >= self._look_at_all:
@@ -354,7 +372,7 @@ class StreamWatch:
         self._look_at += (self._used() - used) / SHARE
 
     def _look_at_ends(self, due: list[WatchedJob], now: float) -> None:
-        """Tell jobs where their streams end."""
+        """Update jobs from the ends of their streams."""
         try:
             ends = self._source.ends({partition for each in due for partition in each.first})
         except DollError as error:
@@ -363,11 +381,11 @@ class StreamWatch:
         self._saw(due, ends, now)
 
     def _look_at_logs(self, watched: list[WatchedJob], now: float) -> None:
-        """Tell each job the same, which partitions there are, and whether logs are what they were.
+        """Update jobs from ends and partitions, and compare their logs with what was known.
 
-        Two requests for all of them, and one more where a log has records of a new leader epoch.
+        Takes two requests for all jobs, and one more if a log has records of a new leader epoch.
         """
-        # Before all else: logs only grow since.
+        # Statuses are read first, because logs only grow.
         leader_statuses = [each.measuring.leader_status for each in watched]
         places = [_places(leader_status) for leader_status in leader_statuses]
         partitions = {partition for each in watched for partition in each.first}
@@ -403,18 +421,20 @@ class StreamWatch:
         positions: LogPositions,
         now: float,
     ) -> None:
-        """Tell each job whether its logs are still what its leader knows of them."""
+        """Report to each job whether its logs are still what its leader knows of them."""
         ends = {place: position.offset for place, position in positions.items()}
         places = [_places(leader_status) for leader_status in leader_statuses]
         places = [{p: at for p, at in known.items() if p in ends} for known in places]
         together: LogPositions = {}
-        for known in places:  # most jobs that read a partition stand at its end
+        # Most jobs that read a partition are at its end.
+        for known in places:
             if all(together.get(place, at) == at for place, at in known.items()):
                 together |= known
         try:
             diverged = self._source.agrees(together, positions)
         except DollError:
-            diverged, together = {}, {}  # perhaps of one of them nobody can tell now
+            # Only one of the logs may be unknown now.
+            diverged, together = {}, {}
         for each, leader_status, known in zip(watched, leader_statuses, places, strict=True):
             try:
                 if known.items() <= together.items():
@@ -429,7 +449,7 @@ class StreamWatch:
                 self._look_at_all = -inf
 
     def _look_for_topics(self, watched: WatchedJob, ends: Positions) -> None:
-        """Tell a job that one of its streams was deleted, once two looks have found it so."""
+        """Report a deleted stream to a job after two polls have missed it."""
         lacking = sorted({place.topic for place in watched.first.keys() - ends.keys()})
         suspected, watched.suspected = watched.suspected, False
         for topic in lacking:

@@ -1,4 +1,4 @@
-"""Follows the control and the updates topic of a job: records to events, trouble to trouble."""
+"""Follows a job's control and updates topics: turns records and errors into events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
 
 T = TypeVar("T")
-RawRecords: TypeAlias = tuple[tuple[int, bytes | None], ...]  # by offset
+# Offsets and values.
+RawRecords: TypeAlias = tuple[tuple[int, bytes | None], ...]
 
 READ_RECORDS = 2000
 READ_S = 0.5
@@ -37,9 +38,9 @@ class TopicTail:
     """Follows one of the two topics from a position on.
 
     Args:
-        position: Where to begin, and what is known of the topic below.
-        decode: Makes an event of records, given the leader epoch of Kafka's that all of them have.
-        wake: Called when there is something to read.
+        position: Where to begin, and what is known of the log below.
+        decode: Makes an event from records of one Kafka leader epoch, which is its second argument.
+        wake: Called when there are records to read.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TopicTail:
         self._tail = log.tail(partition, position, wake, prompt=True)
 
     def read(self) -> Iterator[CoordinatorEvent]:
-        """What is there now; never waits."""
+        """Yield events for the available records, without waiting."""
         if self._given_up:
             return
         try:
@@ -87,7 +88,7 @@ class TopicTail:
             yield self._hold_required(deleted(self._topic))
 
     def read_up_to(self, end: int) -> RawRecords:
-        """Wait for all records below an offset, and perhaps some more.
+        """Wait for all records below an offset; the result may include later ones.
 
         Raises:
             ExpiredError, TruncatedError, UnknownTopicError, UnavailableError: As `Tail.read`.
@@ -99,7 +100,7 @@ class TopicTail:
         return tuple(records)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._tail.close()
 
     def _hold_required(self, reason: str) -> events.HoldRequired:
@@ -108,7 +109,7 @@ class TopicTail:
 
 
 def deleted(topic: str) -> str:
-    """Why a job is held whose control or updates topic is not there."""
+    """Return the reason for holding a job whose control or updates topic does not exist."""
     return (
         f"the topic {topic} of this job does not exist (any more), and what it held is lost;"
         " `doll job resume --after-loss --from-start` makes it again, and begins again with version"
@@ -117,7 +118,7 @@ def deleted(topic: str) -> str:
 
 
 def missing(topic: str) -> str:
-    """Why a job is held one of whose streams is not there."""
+    """Return the reason for holding a job one of whose streams does not exist."""
     return (
         f"the topic {topic} of this job does not exist (any more): if it was deleted, its records"
         " are lost; create it again, and `doll job resume --from earliest` goes on with what is in"

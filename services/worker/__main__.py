@@ -1,14 +1,15 @@
 """Start a worker: `python -m services.worker --help`, or `doll worker`.
 
-PyTorch takes longer to load than all else until the first gradient, so it is loaded while another
-thread hears from Kafka and Redis which job this worker is for.
+Loading PyTorch takes most of the time until the first gradient. So it loads while another thread
+learns from Kafka and Redis which job this worker is for.
 """
 
 from __future__ import annotations
 
 import gc
 
-if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+# This comes before the other imports: see `keep_imports`.
+if __name__ == "__main__":
     gc.disable()
 
 import random
@@ -47,32 +48,36 @@ if TYPE_CHECKING:
     from services.worker.group import GroupAccess
     from services.worker.loop import Observers
 
-UNABLE_S = 60.0  # that it says so longer: until its next attempt has come to an end
-SELECTED_S = 0.05  # between looks whether there is a job by now
+# Extra lifetime of a reported failure, so that it lasts until the next attempt has ended.
+UNABLE_S = 60.0
+# Pause between checks for a selected job.
+SELECTED_S = 0.05
 
 
 def main() -> int:
-    """Run until told to end; returns the exit status."""
+    """Run until asked to stop, and return the exit status."""
     arguments = command_line("worker")
     return run("worker", arguments.name, partial(_work, arguments.job or ""), called="worker")
 
 
 def _work(only: str, process: ServiceProcess) -> None:
-    """Work for one job after the other until told to leave.
+    """Work for one job after another until asked to leave.
 
     Raises:
         UserError: If a setting makes no sense.
-        BaseException: What ended the thread that selects jobs: nobody would hear of them any more.
+        BaseException: The fault of the thread that selects jobs. Without it, no job can be found.
     """
     settings = process.settings
     keep_freed_memory()
     notices = open_notices(settings)
-    if notices is not None:  # a notice that stands already keeps the worker from joining
+    # An existing notice keeps the worker from joining.
+    if notices is not None:
         NoticeWatch(notices, process.stopping, process.logger).start()
     metrics, watchdog = ProcessMetrics("worker"), process.watchdogs.begin("the main loop")
     process.serve_metrics(metrics)
     with closing(open_tracer(settings, process.service, process.name)) as tracer:
-        if settings.device == "cuda":  # without a GPU here, no job can be worked for
+        # Without the GPU that it is configured for, the worker can serve no job.
+        if settings.device == "cuda":
             from common.learning.parameters import resolve_device  # noqa: PLC0415 -- see above
 
             resolve_device(settings.device)
@@ -113,11 +118,11 @@ def _work(only: str, process: ServiceProcess) -> None:
 
 @cache
 def _loaded(threads: int) -> type[Observers]:
-    """Load what computes gradients, on so many threads; it is there at once the next time."""
+    """Load everything that computes gradients, with this many threads. Later calls are instant."""
     gc.disable()
     import torch  # noqa: PLC0415 -- see above
 
-    from services.worker.loop import Observers  # noqa: PLC0415 -- likewise
+    from services.worker.loop import Observers  # noqa: PLC0415 -- as above
 
     keep_imports()
     torch.set_num_threads(threads)
@@ -142,7 +147,7 @@ def _work_for(
     process: ServiceProcess,
     observers: Observers,
 ) -> None:
-    """Work for one job until the selector says otherwise, or something ends it."""
+    """Work for one job until the selector withdraws it or an error ends it."""
     from services.worker.loop import JobWorker  # noqa: PLC0415 -- see above
 
     def look() -> JobSpec | None:
@@ -167,30 +172,33 @@ def _work_for(
         selector.pinned_by(lambda: worker.pinned)
         worker.run(look)
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job here alone
+        # Any error ends this job here, and no other.
         again_s = selector.failed(job.spec.name, error)
-        if isinstance(error, UserError):  # somebody must see to it
+        # A person must fix this error, so it is reported.
+        if isinstance(error, UserError):
             with suppress(OutsideError):
                 board.put_unable(WORKER + name, str(error), again_s + UNABLE_S)
     finally:
         selector.pinned_by(None)
         board.close()
-        gc.collect()  # the model: objects that name each other may hold on to it for minutes
+        # Frees the model now: reference cycles could keep it for minutes.
+        gc.collect()
 
 
 def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -> GroupAccess:
-    """To the others of a job whose workers hold the weights, and to where they store them.
+    """Return access to the other members of a job whose members hold the weights.
 
     Args:
         job: The job.
-        settings: Of the process.
-        boards: Where members meet.
-        spec: The job as it is now.
+        settings: Settings of the process.
+        boards: Provides the rendezvous of members.
+        spec: The newest specification.
 
     Raises:
-        UserError: If the settings name no object storage, or an address that others cannot reach.
+        UserError: If the settings name no object storage, or no address that others can reach.
     """
     from common.collectives.torch_group import TorchGroups, advertised  # noqa: PLC0415 -- see above
-    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- likewise
+    from services.worker.group import LEAVE_S, GroupAccess  # noqa: PLC0415 -- as above
 
     origin, among = job.origin, spec.aggregation
     transport = "gloo" if among is None else among.transport
@@ -203,7 +211,7 @@ def _access(job: JobRecord, settings: Settings, boards: Boards, spec: JobSpec) -
 
 
 def _opened(process: ServiceProcess, watchdog: Watchdog) -> StreamLog | None:
-    """Kafka; None where the process is told to end before it can be had."""
+    """Open Kafka; return None if the process must stop first."""
     from common.kafka.stream import open_stream_log  # noqa: PLC0415 -- a wrong command needs none
 
     outage = Outage(process.logger, "kafka")
@@ -213,7 +221,8 @@ def _opened(process: ServiceProcess, watchdog: Watchdog) -> StreamLog | None:
             log = open_stream_log(process.settings, process.name)
         except UnavailableError as error:
             outage.met(error)
-            _loaded(process.settings.threads or 1)  # meanwhile
+            # Use the wait to load PyTorch.
+            _loaded(process.settings.threads or 1)
             process.stopping.wait(JOBS_S)
         else:
             outage.over()

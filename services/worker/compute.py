@@ -1,7 +1,7 @@
-"""The gradient of an order, and of what it cannot be made, the reason.
+"""Computes the gradient of an order, or the reason for its failure.
 
-One gradient over all batches of an order. A batch that is not in memory is read back from Kafka by
-its address and must give exactly its samples.
+An order gets one gradient over all of its batches. A batch that is not in memory is read back from
+Kafka by its address, and must have exactly its samples.
 """
 
 from __future__ import annotations
@@ -45,26 +45,31 @@ if TYPE_CHECKING:
     from services.worker.rows import BatchCache
     from services.worker.traces import BatchTraces
 
-READ_BACK_S = 10.0  # for one span; the coordinator's deadline has long given it to others by then
+# Longest read of one span. The coordinator's deadline reassigns the batch much earlier.
+READ_BACK_S = 10.0
 
 
 class Shell(NamedTuple):
-    """What a gradient thread is surrounded by."""
+    """The parts of the process that a gradient thread uses."""
 
-    board: Board  # the job's
-    logger: EventLogger  # bound to job and worker
-    measures: WorkerMetrics  # of the job
-    traces: BatchTraces  # of its batches
-    watchdog: Watchdog  # of the thread
-    # Waits so many seconds, less if the job ends; for when the board is unavailable.
+    board: Board
+    # Bound to the job and the worker.
+    logger: EventLogger
+    measures: WorkerMetrics
+    traces: BatchTraces
+    # Watchdog of the thread.
+    watchdog: Watchdog
+    # Waits this many seconds, or less if the job ends. Used while Redis is unavailable.
     wait: Callable[[float], object]
-    # Told when a trigger is heard: of which leader, and what it says of room.
+    # Called for each received trigger, with its leader's epoch and its counts of waiting batches.
     round_began: Callable[[int, Unsettled | None], None]
-    stream: Callable[[], TriggerStream]  # says where the leader's triggers are
-    outage: Outage  # of the board
+    # Returns the stream of the leader's triggers.
+    stream: Callable[[], TriggerStream]
+    # Outage of Redis.
+    outage: Outage
 
     def push(self, reply: Reply, to: str) -> bool:
-        """Send a reply, and return True if the board took it; what gets lost is asked for again."""
+        """Send a reply; return True if Redis accepted it. The leader asks again if it is lost."""
         try:
             self.board.push_reply(reply, to)
         except UnavailableError as error:
@@ -74,7 +79,7 @@ class Shell(NamedTuple):
 
 
 class NoGradientError(Exception):
-    """An order cannot be carried out: which batches, and why."""
+    """An order cannot be carried out; names the batches and the reason."""
 
     def __init__(
         self, reason: FailedReason, batches: Sequence[Batch], detail: str, traceback: str = ""
@@ -86,19 +91,19 @@ class NoGradientError(Exception):
 
 
 class OrderComputer:
-    """Computes gradients of orders, at the weights that its model has.
+    """Computes gradients of orders with the model's current weights.
 
     Args:
-        worker: This worker's name.
+        worker: Name of this worker.
         computer: The model on its device.
         codec: Decodes records that are read back.
-        schemas: Finds the schemas of those; None: they need none.
+        schemas: Finds the schemas of those records. None if they need no schemas.
         cache: Batches in memory.
-        log: Reads the others back.
-        logger: Bound to job and worker.
-        measures: Of the job.
-        watchdog: Of the thread that computes.
-        topic_id: Says which topic a span was claimed of; see `Stream`.
+        log: Reads back the other batches.
+        logger: Bound to the job and the worker.
+        measures: Metrics of the job.
+        watchdog: Watchdog of the computing thread.
+        topic_id: Returns the id of the topic that a span was claimed from; see `Stream`.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -127,22 +132,23 @@ class OrderComputer:
         self._watchdog = watchdog
         self.times = StageTimes()
         self._topic_id = topic_id
-        self._logged = set[ErrorOrigin]()  # mistakes of the task that were logged
+        # Task errors that were logged.
+        self._logged = set[ErrorOrigin]()
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self._spans.close()
 
     def answer(
         self, compute: Compute, load: Callable[[], None], *, sparse: bool
     ) -> Gradient | Failed:
-        """Compute an order's gradient, or say why there is none.
+        """Compute an order's gradient, or return the reason for its failure.
 
         Args:
             compute: The order.
-            load: Gives the model its weights, once the records are there; may raise
+            load: Loads the model's weights once the records are available. May raise
                 `NoGradientError`.
-            sparse: Whether its numbers may leave zeros out.
+            sparse: True if the vector may omit zeros.
         """
         try:
             rows = [self._rows(batch) for batch in compute.batches]
@@ -166,7 +172,7 @@ class OrderComputer:
             )
 
     def _is_new(self, origin: ErrorOrigin) -> bool:
-        """Whether this mistake of the task was not told yet: a backlog repeats it by thousands."""
+        """Return True if a task error was not logged yet; a backlog repeats it many times."""
         if origin in self._logged:
             return False
         self._logged.add(origin)
@@ -184,7 +190,8 @@ class OrderComputer:
             blamed = _blamed(compute, error.batch_index)
             reason: FailedReason = "task" if isinstance(error, WrongTaskError) else "raised"
             raise NoGradientError(reason, blamed, error.summary, error.traceback) from error
-        except UserError as error:  # the module replaces its buffers
+        # The module replaces its buffers.
+        except UserError as error:
             raise NoGradientError("task", compute.batches, str(error)) from error
         self._measures.stage_s.labels("gradient").observe(self.times.add("gradient", started))
         vector = smallest(result.sparse) if sparse else result.vector
@@ -210,7 +217,7 @@ class OrderComputer:
         return self._read_back(batch) if rows is None else rows
 
     def _read_back(self, batch: Batch) -> Columns:
-        """Read an address from Kafka, without exactly those records that its indicator skipped."""
+        """Read a batch back from Kafka, without the records that its claim skipped."""
         skipped = {(s.topic, s.partition, o) for s in batch.skipped for o in s.offsets}
         parts = list[Columns]()
         there = 0
@@ -226,35 +233,41 @@ class OrderComputer:
                     parts.append(self._codec.decode(values).records)
         except ExpiredError as error:
             raise NoGradientError("expired", (batch,), str(error)) from error
-        except OutsideError as error:  # a topic that is gone is the leader's to notice
+        # The leader detects deleted topics.
+        except OutsideError as error:
             raise NoGradientError("unreadable", (batch,), str(error)) from error
         where = ", ".join(map(str, batch.address))
-        if there != batch.samples:  # such as compaction: they come back for nobody
+        # Compaction may have removed records. No worker can read them again.
+        if there != batch.samples:
             detail = f"{where} holds {there} records now, and held {batch.samples}"
             raise NoGradientError("expired", (batch,), detail)
         found = sum(len(next(iter(part.values()))) for part in parts)
-        if found != batch.samples:  # whoever claimed them runs another program, or this one does
+        # This program and the one that claimed the batch decode differently.
+        if found != batch.samples:
             detail = f"{found} of the {there} records at {where} decode here; all of them did"
             raise NoGradientError("raised", (batch,), detail)
         self._measures.batches_read_back.inc()
-        self._watchdog.beat()  # there may be many, of which each takes seconds
+        # There may be many batches, and each takes seconds.
+        self._watchdog.beat()
         return concatenate(parts)
 
     def _check_logs(self, read: Sequence[tuple[Span, Fetched]]) -> None:
-        """See that records are of the logs that their spans were claimed of.
+        """Check that records come from the logs that their spans were claimed from.
 
         Raises:
-            ExpiredError: If they are others, that came to have the same offsets.
+            ExpiredError: If they are other records, which have the same offsets now.
         """
         for span, fetched in read:
-            below = bisect_left(fetched.offsets, span.known)  # one above is later than the claim
+            # A record at or above `known` is later than the claim.
+            below = bisect_left(fetched.offsets, span.known)
             if below and 0 <= span.epoch < (epoch := fetched.epochs[below - 1]):
                 raise ExpiredError(
                     f"{span} ends with a record of leader epoch {epoch}, and ended with one of"
                     f" {span.epoch}: its log lost those that were claimed"
                 )
         claimed_of = {span: topic_id for span, _ in read if (topic_id := self._topic_id(span))}
-        # After all of them were read, once: it takes as long as a topic has partitions.
+        # Topic ids are checked once, after all reads: the request is slow for topics with many
+        # partitions.
         found = self._source.describe({span.topic for span in claimed_of})
         for span, topic_id in claimed_of.items():
             topic = found.get(span.topic)

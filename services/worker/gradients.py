@@ -1,4 +1,4 @@
-"""A worker's gradient thread: hear triggers, compute at the newest model, send (Algorithm 2)."""
+"""A worker's gradient thread: receive triggers, compute at the newest model, send (Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -33,18 +33,21 @@ if TYPE_CHECKING:
     from common.core.order_queue import Compute
     from services.worker.compute import OrderComputer, Shell
 
-SLOW_S = 0.1  # a gradient that took longer may have been asked for again: looking costs 0.2 ms
-LISTEN_S = 0.25  # longest wait for a trigger: how late the end of the job is noticed
+# Time after which the leader may have assigned the batch to another worker as well.
+# Checking for that costs 0.2 ms.
+SLOW_S = 0.1
+# Longest wait for a trigger, and so the longest delay before the end of the job is noticed.
+LISTEN_S = 0.25
 
 
 class GradientLoop:
     """Carries out this worker's orders, one at a time.
 
     Args:
-        worker: This worker's name.
-        compute: Computes them.
-        shell: What surrounds it.
-        digest: Digest of the model's layout: triggers of another model are not for this worker.
+        worker: Name of this worker.
+        compute: Computes the orders.
+        shell: Parts of the process that the thread uses.
+        digest: Digest of the model's layout. Triggers for another model are ignored.
     """
 
     def __init__(
@@ -62,17 +65,21 @@ class GradientLoop:
         self._watchdog, self._wait = shell.watchdog, shell.wait
         self._round_began, self._stream = shell.round_began, shell.stream
         self._orders = Assignments(worker)
-        self._lock = threading.Lock()  # guards the orders
+        # Guards `_orders`.
+        self._lock = threading.Lock()
         self._loaded: ModelId | None = None
-        self._missing: ModelId | None = None  # was not on the board, which the leader was told
+        # Model that was missing in Redis, as reported to the leader.
+        self._missing: ModelId | None = None
         self._board_outage, self._push = shell.outage, shell.push
         self._times = compute.times
         self._count = TrafficCounter(shell.measures)
-        self._received_s = 0.0  # when triggers were heard last, since 1970
-        self.slices: int | UnsetType = UNSET  # as the leader that was heard last has it
+        # When triggers were last received, in seconds since 1970.
+        self._received_s = 0.0
+        # Slices according to the leader that was last followed.
+        self.slices: int | UnsetType = UNSET
 
     def turn(self) -> None:
-        """One turn of the loop: hear what is new, carry out one order."""
+        """Receive new triggers, then carry out one order."""
         self._watchdog.beat()
         self._listen(0.0 if len(self._orders) else LISTEN_S)
         received_s = self._received_s
@@ -82,7 +89,8 @@ class GradientLoop:
             load = partial(self._load, compute)
             reply = self._compute.answer(compute, load, sparse=True)
             if isinstance(reply, Gradient) and reply.seconds > SLOW_S:
-                self._listen(0.0)  # who asked for it again meanwhile has it now
+                # If the leader asked again meanwhile, this reply is the answer to both.
+                self._listen(0.0)
             sent = self._send(reply, compute.reply_to)
             with self._lock:
                 self._orders.done()
@@ -95,11 +103,13 @@ class GradientLoop:
             triggers = self._board.triggers(
                 self._orders.last_trigger, timeout_s, self._orders.stream
             )
-            self._board_outage.quiet()  # it may answer, and refuse what is sent
+            # Redis may answer reads and refuse writes.
+            self._board_outage.quiet()
             self.slices = triggers[-1].slices if triggers else self.slices
             if any(trigger.digest not in (UNSET, self._digest) for trigger in triggers):
                 triggers = [self._understood(trigger) for trigger in triggers]
-            if triggers and self.slices is UNSET:  # else they are for a member
+            # Other triggers are for a group member.
+            if triggers and self.slices is UNSET:
                 self._received_s = time()
                 for trigger in triggers:
                     size = len(trigger.weights or b"") + len(trigger.changes or b"")
@@ -116,19 +126,19 @@ class GradientLoop:
             self._wait(LISTEN_S)
 
     def _understood(self, trigger: UpdateTrigger) -> UpdateTrigger:
-        """Return a trigger without its orders and changes, if it is of another model.
+        """Remove a trigger's orders and changes if it is for another model.
 
-        The process that had this worker's name before may have had the leader's model.
+        A previous process with this worker's name may have had the leader's model.
         """
         if trigger.digest in (UNSET, self._digest):
             return trigger
         return replace(trigger, orders=(), since=UNSET, changes=UNSET)
 
     def leave(self, *, finish: bool = True) -> None:
-        """Begin no further order, and tell the leader, so that others can; from any thread.
+        """Start no further order, and inform the leader. Safe to call from any thread.
 
         Args:
-            finish: Whether there is time to finish the order under way.
+            finish: True if there is time to finish the order under way.
         """
         with self._lock:
             worker_leaving, reply_to = self._orders.leave(finish=finish), self._orders.reply_to
@@ -136,12 +146,12 @@ class GradientLoop:
             self._send(worker_leaving, reply_to)
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self._compute.close()
         self._times.log(self._log)
 
     def _send(self, reply: Reply, to: str) -> bool:
-        """A reply that gets lost is asked for again, by the deadline of its round."""
+        """Send a reply. If it is lost, the leader asks again after the deadline of its round."""
         started = perf_counter()
         size = 0
         if isinstance(reply, Gradient):
@@ -155,7 +165,7 @@ class GradientLoop:
         return True
 
     def _change(self, trigger: UpdateTrigger) -> None:
-        """Make the trigger's model of the one that is loaded; else it is fetched, if asked for."""
+        """Change the loaded model to the trigger's. After an error it is fetched if needed."""
         started = perf_counter()
         self._loaded = None
         try:
@@ -167,17 +177,17 @@ class GradientLoop:
         self._measures.stage_s.labels("fetch").observe(self._times.add("fetch", started))
 
     def _catch_up(self, model: ModelId) -> None:
-        """Fetch what was missing, now that it was put whole.
+        """Fetch the model that was missing, after the leader has put it completely.
 
-        Its order is another worker's by now: who waited for the next would miss that model too, and
-        never know one that changes can be made to.
+        Another worker has its order by now. But if this worker waited for the next model, it would
+        miss that one, too, and never have a model that changes apply to.
         """
         self._missing = None
         with suppress(NoGradientError):
             self._fetch(model, ())
 
     def _load(self, compute: Compute) -> None:
-        """Take over the model of a round, once."""
+        """Load the model of an order unless it is loaded already."""
         if self._loaded == compute.model:
             return
         started = perf_counter()

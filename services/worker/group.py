@@ -1,12 +1,11 @@
-"""A worker of a job whose workers hold the weights and add gradients up among themselves.
+"""A worker of a job whose members hold the weights and sum gradients among themselves.
 
-    control      hears triggers, and carries out what `common.core.members.replica` makes of them
-    collective   forms groups and adds up in them, one after the other
+    control      receives triggers, and executes the commands of `common.core.members.replica`
+    collective   forms groups and reduces in them, one after another
     gradients    computes what is ordered, at the weights that are held (Algorithm 2)
-    copies       each in a thread of its own: all that is held, to another member or from one
+    copies       one thread for each copy of the state to or from another member
 
-What is held is guarded by one lock; what may take long, gradients, collectives, copies and uploads,
-is done without it.
+One lock guards the held state. Slow work (gradients, collectives, copies, uploads) runs without it.
 """
 
 from __future__ import annotations
@@ -67,35 +66,42 @@ if TYPE_CHECKING:
     from services.worker.compute import OrderComputer, Shell
     from services.worker.held_weights import Gradients, HeldWeights
 
-_Key: TypeAlias = tuple[tuple[int, ...], float]  # of a gradient: its batches, its local rate
+# Key of a gradient: its batches and its local rate.
+_Key: TypeAlias = tuple[tuple[int, ...], float]
 
-LISTEN_S = 0.25  # longest wait for a trigger or an order: how late the end of the job is noticed
-JOIN_S = 1.0  # for threads that were told to end: forming a group cannot be given up at once
+# Longest wait for a trigger or an order, and so the longest delay before the end of the job is
+# noticed.
+LISTEN_S = 0.25
+# Longest wait for ending threads. Forming a group cannot be interrupted at once.
+JOIN_S = 1.0
 NOBODY: tuple[Member, ...] = ()
-# To store what nobody else holds, or pass it on: the shortest notice leaves 10 s and more.
+# Time to store or pass on state that no other member holds. The shortest notice leaves at
+# least 10 s.
 LEAVE_S = 5.0
 
 
 class GroupAccess(NamedTuple):
-    """What a member needs beside what every worker has."""
+    """The additional access that a member needs."""
 
     groups: Groups
     checkpoints: CheckpointStore
-    origin: str = ""  # checksum of the weights that the job begins with; empty: as it specifies
-    leave_s: float = LEAVE_S  # so long a member that leaves may be needed
+    # Checksum of the initial weights. Empty if the job specifies none.
+    origin: str = ""
+    # How long a leaving member may be needed.
+    leave_s: float = LEAVE_S
 
 
 class GroupLoop:
     """Carries out this worker's orders and its part in the group.
 
     Args:
-        worker: This worker's name.
+        worker: Name of this worker.
         compute: Computes gradients.
-        shell: What surrounds it.
-        access: To the others, and to storage.
-        make_held: Makes the numbers with the weights of version 0.
-        machine: What this process runs on, where slices of the weights have owners.
-        slices: How many those are; 0: members hold everything.
+        shell: Parts of the process that the thread uses.
+        access: Access to other members and to storage.
+        make_held: Returns the state with the weights of version 0.
+        machine: Tier, start time and room of this process. None if slices have no owners.
+        slices: Number of slices. If 0, members hold the complete state.
     """
 
     def __init__(
@@ -110,38 +116,48 @@ class GroupLoop:
         slices: int = 0,
     ) -> None:
         self._own_slices = slices
-        self.slices: int | UnsetType = slices  # as the leader that was heard last has it
+        # Slices according to the leader that was last followed.
+        self.slices: int | UnsetType = slices
         self._compute = compute
         self._shell = shell
         self._access = access
         self._make_held = make_held
         self._member = Member(worker, randbits(LIFE_BITS))
         self._count = TrafficCounter(shell.measures)
-        self._changed = threading.Condition()  # guards what follows, up to the threads
+        # Guards the fields below, up to `_threads`.
+        self._changed = threading.Condition()
         runs_on = None if machine is None else MemberMachine(self._member, *machine)
         numbers = len(compute.computer.model.vector)
         self._replica = WeightReplica(self._member, access.groups.address, numbers, runs_on)
         self._orders = Assignments(worker)
-        self._held: HeldWeights | None = None  # what the replica says
-        self._vectors = dict[_Key, tuple["Vector", int]]()  # and samples
+        # The state whose version the replica tracks.
+        self._held: HeldWeights | None = None
+        # Gradients and their samples.
+        self._vectors = dict[_Key, tuple["Vector", int]]()
         self._formed: Formed | None = None
-        self._giving = 0  # copies that others take
+        # Number of copies that other members are taking.
+        self._giving = 0
         self._leaving = False
-        self._is_double = False  # another process of its name is a member
+        # True if another process with this name is a member.
+        self._is_double = False
         self._fault: BaseException | None = None
-        self._loaded: tuple[ModelId | None, int] = None, 0  # what gradients are computed at
-        self._received_s = 0.0  # when triggers were heard last, since 1970
+        # The version at which gradients are computed.
+        self._loaded: tuple[ModelId | None, int] = None, 0
+        # When triggers were last received, in seconds since 1970.
+        self._received_s = 0.0
         self._over = threading.Event()
-        self._tasks = SimpleQueue["Callable[[], None] | None"]()  # of the collective thread
+        # Tasks of the collective thread.
+        self._tasks = SimpleQueue["Callable[[], None] | None"]()
         self._uploader = StateUploader(access.checkpoints, self._over, shell.logger, self._stored)
         self._sharer = WeightsSharer(shell.board, self._count, compute.times, shell.logger)
-        self._threads = list[threading.Thread]()  # begun by the first turn
+        # Started by the first turn.
+        self._threads = list[threading.Thread]()
 
     def turn(self) -> None:
-        """One turn of the gradient thread: carry out one order.
+        """Carry out one order in the gradient thread.
 
         Raises:
-            BaseException: What ended one of the other threads.
+            BaseException: The fault that ended one of the other threads.
         """
         if not self._threads:
             for body, name in ((self._control, "group-control"), (self._collective, "group")):
@@ -172,14 +188,14 @@ class GroupLoop:
 
     @property
     def _is_another(self) -> bool:
-        """Whether a leader was heard whose workers hold other parts of the weights, or none."""
+        """True if a newer leader has its weights held in another layout."""
         return self.slices != self._own_slices
 
     def leave(self, *, finish: bool = True) -> None:
-        """Begin no further order, and tell the leader; from any thread.
+        """Start no further order, and inform the leader. Safe to call from any thread.
 
         Args:
-            finish: Whether there is time to finish the order under way.
+            finish: True if there is time to finish the order under way.
         """
         with self._changed:
             self._leaving = True
@@ -189,12 +205,12 @@ class GroupLoop:
 
     @property
     def pinned(self) -> bool:
-        """Whether what it holds keeps it from going to another job; from any thread."""
+        """True if the held state keeps this worker at its job. Safe to call from any thread."""
         with self._changed:
             return self._replica.pinned
 
     def close(self) -> None:
-        """Wait as long as this member is needed, if it leaves; then let go of everything."""
+        """Wait as long as others need this leaving member, then release everything."""
         until = monotonic() + self._access.leave_s
         with self._changed:
             while self._needed and (left_s := until - monotonic()) > 0:
@@ -212,13 +228,13 @@ class GroupLoop:
 
     @property
     def _needed(self) -> bool:
-        """Whether others wait for what it holds."""
+        """True if others wait for the state of this member."""
         return self._leaving and self._fault is None and (self._replica.needed or self._giving > 0)
 
-    # --- gradients ----------------------------------------------------------------------------
+    # --- gradients --------------------------------------------------------------------------------
 
     def _answered_before(self, compute: Compute) -> Reply | None:
-        """What is to be said of an order without computing; else its weights are loaded."""
+        """Return a reply that needs no computation; otherwise load the weights."""
         replica = self._replica
         known = replica.known(compute.batches, compute.local_rate)
         if known is not None:
@@ -232,7 +248,8 @@ class GroupLoop:
             self._loaded = held
             took_s = self._compute.times.add("fetch", started)
             self._shell.measures.stage_s.labels("fetch").observe(took_s)
-            # Not before: gradients wait for the weights, and nothing for this yet.
+            # The digest comes last, because gradients wait for the weights and nothing waits for
+            # the digest.
             self._tasks.put(partial(self._settle, self._held))
         return None
 
@@ -253,12 +270,12 @@ class GroupLoop:
                 if reply is ready and held is not None:
                     key = found.batches, compute.local_rate
                     part = self._vectors[key] = dense(found.vector), found.samples
-                    # While the others' are waited for.
+                    # Runs while other members still compute.
                     self._tasks.put(partial(self._add_own, held, key, part))
         sent = self._shell.push(reply, compute.reply_to)
         self._shell.traces.answered(compute, received_s, found, sent=sent)
 
-    # --- control ------------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def _control(self) -> None:
         while not (self._over.is_set() or self._is_another):
@@ -276,7 +293,8 @@ class GroupLoop:
             with self._changed:
                 triggers = self._orders.believed(found, self._own_slices)
             if found and not triggers:
-                self._over.wait(LISTEN_S)  # they are found again at once
+                # The same triggers would be found again at once.
+                self._over.wait(LISTEN_S)
             if triggers:
                 self._on_triggers(triggers)
                 self._shell.round_began(triggers[-1].id.epoch, triggers[-1].unsettled)
@@ -301,7 +319,7 @@ class GroupLoop:
         self._say(said)
 
     def _follow(self, epoch: int, orders: GroupOrders) -> None:
-        """Leave the group of the membership before, and form that of the next one."""
+        """Leave the group of the previous membership, and form that of the next one."""
         place, members = (epoch, orders.membership.number), orders.membership.members
         me = self._member
         others = [each for each in members if each.worker == me.worker and each != me]
@@ -326,7 +344,7 @@ class GroupLoop:
             self._tasks.put(partial(self._form, self._formed))
 
     def _carry_out(self, commands: Iterable[ReplicaCommand], orders: GroupOrders) -> list[Say]:
-        """Begin what is to be done; returns what is to be said."""
+        """Start the commands, and return what must be reported."""
         said = list[Say]()
         for command in commands:
             match command:
@@ -358,12 +376,13 @@ class GroupLoop:
             raise AssertionError("a result in hand is one upon what is held")
         started = perf_counter()
         self._held.apply()
-        for vector, _ in self._vectors.values():  # its attempt is over: nobody adds them any more
+        # The attempt is over, so these vectors are not needed any more.
+        for vector, _ in self._vectors.values():
             self._compute.computer.model.give_back(vector)
         self._vectors.clear()
         self._compute.times.add("apply", started)
 
-    # --- collectives --------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------
 
     def _collective(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -387,9 +406,9 @@ class GroupLoop:
             held.settle()
 
     def _add_own(self, held: HeldWeights, key: _Key, part: tuple[Vector, int]) -> None:
-        """Add a gradient, unless it is one of a version before.
+        """Add a gradient unless its version was replaced.
 
-        Its memory stays its own meanwhile: it is given back where a result is applied.
+        The vector stays valid meanwhile: it is released only when a result is applied.
         """
         with self._changed:
             stays = self._stays(held) and self._vectors.get(key) is part
@@ -397,7 +416,7 @@ class GroupLoop:
             held.add_own(*part)
 
     def _stays(self, held: HeldWeights) -> bool:
-        """Whether it is held, and nothing is applied to it before this thread has a result."""
+        """Return True if this state is still held and has no pending result."""
         return held is self._held and not held.is_pending
 
     def _enter(self, reduce: Reduce) -> None:
@@ -432,7 +451,7 @@ class GroupLoop:
         self._compute.times.add("reduce", started)
         self._say(said)
 
-    # --- copies -------------------------------------------------------------------------------
+    # --- copies -----------------------------------------------------------------------------------
 
     def _begin_copy(self, copy: CopyState, orders: GroupOrders) -> None:
         get = partial(self._begin_with, copy.made)
@@ -442,7 +461,7 @@ class GroupLoop:
         self._aside(partial(self._copy, copy, get))
 
     def _pair(self, source: Member, to: Member, ordered: TriggerId, orders: GroupOrders) -> Group:
-        """The group of two in which one copies from the other."""
+        """Return the group of two members for a copy from one to the other."""
         both = [Peer(each.worker, orders.addresses.get(each.worker, "")) for each in (source, to)]
         name = f"{ordered.epoch}-copy-{ordered.number}-{to.worker}"
         rank = (source, to).index(self._member)
@@ -480,14 +499,14 @@ class GroupLoop:
         self._say(said)
 
     def _begin_with(self, made: ModelId) -> tuple[bytes, int]:
-        """What the job begins with, or what a member has stored."""
+        """Return the job's initial weights, or the state that a member has stored."""
         checkpoints, origin = self._access.checkpoints, self._access.origin
         if made != GENESIS:
             return checkpoints.state(made), 0
         return checkpoints.origin(origin) if origin else b"", self._member.life
 
     def _receive(self, pair: Group) -> tuple[bytes, int]:
-        """Take over what the other end gives, and whose version 0 it is."""
+        """Receive the state of the other member, and the member that made its version 0."""
         pair.form()
         head = np.zeros(2, np.int64)
         pair.copy([head.view(np.float32)])
@@ -507,7 +526,8 @@ class GroupLoop:
     def _give(self, pair: Group, data: bytes, origin: int) -> None:
         payload = np.zeros(-(-len(data) // 4), np.float32)
         payload.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-        with suppress(GroupError):  # whoever copies says so, and is told anew
+        # The copying member reports the failure and gets new orders.
+        with suppress(GroupError):
             pair.form()
             pair.copy([np.array([len(data), origin], np.int64).view(np.float32)])
             pair.copy([payload])
@@ -516,7 +536,7 @@ class GroupLoop:
             self._changed.notify_all()
 
     def _store(self, made: ModelId, slices: Slices) -> None:
-        """Copy it now, and store it in place of what was to be stored before."""
+        """Copy the state now and store it, in place of an earlier state that still waits."""
         if self._held is not None and self._uploader.put(made, slices, self._held.stored(slices)):
             self._aside(self._uploader.run)
 
@@ -526,15 +546,15 @@ class GroupLoop:
         self._say(said)
 
     def _share(self) -> None:
-        """Leave weights on the board, once those before are there and that is some time ago."""
+        """Put weights in Redis, once the previous transfer has ended and its pause is over."""
         share = self._sharer.begin(None if self._held is None else self._replica.made)
         if share is not None and self._held is not None:
             self._aside(partial(self._sharer.put, share, self._held.model()))
 
-    # --- threads ------------------------------------------------------------------------------
+    # --- threads ----------------------------------------------------------------------------------
 
     def _aside(self, body: Callable[[], None]) -> None:
-        """Do what takes long in a thread of its own."""
+        """Run slow work in a separate thread."""
         threading.Thread(target=self._guarded, args=(body,), name="group-copy", daemon=True).start()
 
     def _guarded(self, body: Callable[[], None]) -> None:
@@ -547,4 +567,4 @@ class GroupLoop:
 
 
 def _nothing() -> None:
-    """The weights are loaded already."""
+    """Do nothing: the weights are loaded already."""

@@ -1,10 +1,10 @@
-"""What a member of a group holds, and how its gradients and those of the others become a step.
+"""The state that a group member holds, and how members' gradients become a step.
 
-    everything   all_reduce: the sum ────────────────────▶ the step, once its record was read back
-    slices       exchange: sums at owners ▶ steps, beside ▶ gather: all weights ▶ they count then
+    whole    all_reduce the sum ──────────────────▶ step, once its record was read back
+    slices   exchange sums ▶ owners prepare steps ▶ gather all weights ▶ commit, once read back
 
-All but `add_own`, `add_up` and `settle`, which are of the collective thread, are called with the
-lock of whoever has it.
+The collective thread calls `add_own`, `add_up` and `settle`. All other methods are called with the
+member's lock held.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ if TYPE_CHECKING:
     from common.learning.sliced_trainer import SlicedTrainer
     from common.learning.trainer import Trainer
 
-Gradients: TypeAlias = Sequence[tuple["Vector", int]]  # and their samples
+# Gradients and their samples.
+Gradients: TypeAlias = Sequence[tuple["Vector", int]]
 HeldWeights: TypeAlias = "HeldWhole | HeldSlices"
 
 
 @dataclass(slots=True)
 class Formed:
-    """A process group of one membership; whether it stands, its own thread knows."""
+    """A process group of one membership. Only the collective thread knows if it is formed."""
 
-    place: tuple[int, int]  # epoch and number of the membership
+    # Epoch and number of the membership.
+    place: tuple[int, int]
     membership: Membership
     rank: int
     group: Group
@@ -48,15 +50,15 @@ class Formed:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """In order of their ranks."""
+        """Members in order of rank."""
         return self.membership.members
 
 
 class _OwnSum:
-    """What this member adds to an update, from as soon as it is computed.
+    """This member's part of the sum, added up as soon as gradients are computed.
 
     Args:
-        out: (P + B,) float32, the sum.
+        out: (P + B,) float32, sum over the samples.
     """
 
     def __init__(self, out: Vector) -> None:
@@ -72,15 +74,16 @@ class _OwnSum:
         self._added.append((vector, samples))
 
     def take(self, wanted: Gradients) -> int:
-        """Let the sum be that of these alone, for others to add to; returns of how many samples."""
-        # By identity, of which none is another's: what was added is referred to until here.
+        """Make the sum that of `wanted` alone, and return its number of samples."""
+        # Vectors are compared by identity. That is safe because `_added` refers to them until here.
         if [id(vector) for vector, _ in self._added] != [id(vector) for vector, _ in wanted]:
             self._added.clear()
             for part in wanted:
                 self.add(*part)
         if not wanted:
             self._out[:] = 0
-        self._added.clear()  # it is another sum now
+        # Other members' gradients are added to the sum from now on.
+        self._added.clear()
         return sum(samples for _, samples in wanted)
 
 
@@ -93,23 +96,25 @@ def _check_samples(samples: float, members: int, reduce: Reduce, formed: Formed)
 
 
 class HeldWhole:
-    """All weights and optimizer state; the step is taken once its record was read back."""
+    """All weights and optimizer state. The step is taken once its record was read back."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        # (P + B + 2,) of gradients, samples and members
+        # (P + B + 2,) float32, sum of gradients, samples and members
         self._sum = np.empty(len(trainer.weights()) // 4 + 2, np.float32)
         self._own = _OwnSum(self._sum[:-2])
-        self._digest: int | None = None  # of the weights, once somebody has looked
-        self._reduce: Reduce | None = None  # whose result the sum is
+        # Digest of the weights; None until it is needed.
+        self._digest: int | None = None
+        # The attempt whose result `_sum` is.
+        self._reduce: Reduce | None = None
 
     def weights(self) -> memoryview:
-        """The weights' bytes, not copied."""
+        """Return the weights' bytes without copying them."""
         return self._trainer.weights()
 
     @property
     def is_pending(self) -> bool:
-        """Whether a result is in hand: the sum."""
+        """True if `_sum` is a result that was not applied."""
         return self._reduce is not None
 
     def add_own(self, vector: Vector, samples: int) -> None:
@@ -117,10 +122,10 @@ class HeldWhole:
         self._own.add(vector, samples)
 
     def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
-        """Sum all gradients; a result in hand is none any more.
+        """Sum all gradients, and drop a pending result.
 
         Raises:
-            GroupError: If the group breaks, or others have added to another update.
+            GroupError: If the group breaks, or other members reduced another update.
         """
         self._reduce = None
         counts = self._sum[-2:]
@@ -131,7 +136,7 @@ class HeldWhole:
         _check_samples(samples, members, reduce, formed)
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
-        """The digest of the sum, and of the weights that it is to be applied to.
+        """Return the digest of the sum and the weights below it, and the sum's squared norm.
 
         Raises:
             NotFiniteError: If the sum is not finite.
@@ -141,7 +146,8 @@ class HeldWhole:
             raise NotFiniteError("the gradient", None)
         weights = self._digested()
         self._reduce = reduce
-        found = (digest(total) ^ weights) >> 1  # what is written of it are 63 bits
+        # The record has room for 63 bits.
+        found = (digest(total) ^ weights) >> 1
         if not reduce.measured:
             return found, UNSET
         return found, squared_norm(total, self._trainer.parameter_count)
@@ -150,13 +156,14 @@ class HeldWhole:
         """Take the step."""
         if self._reduce is None:
             raise AssertionError("a result in hand is one of an attempt")
-        reduce, self._reduce = self._reduce, None  # the sum is none any more
+        # The sum is used up.
+        reduce, self._reduce = self._reduce, None
         rates = reduce.learning_rate, reduce.scale
         self._trainer.step(self._sum[:-2], reduce.samples, *rates)
         self._digest = None
 
     def settle(self) -> None:
-        """Know the weights by their bits."""
+        """Compute the digest of the weights ahead of its use."""
         self._digested()
 
     def _digested(self) -> int:
@@ -165,42 +172,46 @@ class HeldWhole:
         return self._digest
 
     def snapshot(self, slices: Slices) -> bytes:  # noqa: ARG002 -- everything
-        """Copy everything."""
+        """Copy the complete state."""
         return self._trainer.snapshot()
 
     stored = snapshot
 
     def model(self) -> bytes:
-        """Copy the weights alone."""
+        """Copy the weights without the optimizer state."""
         return self._trainer.snapshot(optimizer=False)
 
-    def restore(self, data: bytes, slices: Slices) -> None:  # noqa: ARG002 -- likewise
-        """Take over everything."""
+    def restore(self, data: bytes, slices: Slices) -> None:  # noqa: ARG002 -- as above
+        """Replace the complete state."""
         self._trainer.restore(data)
         self._digest = None
 
     def adopt(self, other: HeldWeights, slices: Slices) -> None:
-        """Nothing is ever held in part."""
+        """Do nothing: the state is always complete."""
 
 
 class HeldSlices:
-    """All weights, and the optimizer's state of some slices; a step is made beside what counts."""
+    """All weights, and the optimizer state of some slices. A step is prepared, then committed."""
 
     def __init__(self, trainer: SlicedTrainer) -> None:
         self._trainer = trainer
-        self._sum: Vector = np.empty_like(trainer.following)  # (P + B,) of own gradients
+        # (P + B,) float32, sum of this member's gradients
+        self._sum: Vector = np.empty_like(trainer.following)
         self._own = _OwnSum(self._sum)
-        self._owned: tuple[int, ...] = ()  # in the result in hand
-        self._square = 0.0  # |sum of gradients|^2 of it
-        self._pending = False  # whether there is one
+        # Slices that the pending result prepared.
+        self._owned: tuple[int, ...] = ()
+        # Squared norm of the gradient sum of the pending result.
+        self._square = 0.0
+        # True if there is a pending result.
+        self._pending = False
 
     def weights(self) -> memoryview:
-        """The weights' bytes, not copied."""
+        """Return the weights' bytes without copying them."""
         return self._trainer.weights()
 
     @property
     def is_pending(self) -> bool:
-        """Whether a result is in hand: the next weights."""
+        """True if the next weights are prepared and not committed."""
         return self._pending
 
     def add_own(self, vector: Vector, samples: int) -> None:
@@ -208,10 +219,10 @@ class HeldSlices:
         self._own.add(vector, samples)
 
     def add_up(self, formed: Formed, reduce: Reduce, mine: Gradients) -> None:
-        """Send gradients to the owners of their slices, step what is owned, have all weights.
+        """Reduce gradients at the owners of slices, prepare their steps, and gather all weights.
 
         Raises:
-            GroupError: If the group breaks, or others have added to another update.
+            GroupError: If the group breaks, or other members reduced another update.
             NotFiniteError: If the sum is not finite.
         """
         self._pending = False
@@ -220,7 +231,7 @@ class HeldSlices:
         samples = self._own.take(mine)
         firsts = [ranks[0] for ranks in owners]
         totals = self._at_first_owners(formed, firsts)
-        # By rank: samples, whether some of its slices' sums are not finite, |them|^2.
+        # Rows by rank: samples, 1 if a sum is not finite, and the squared norm of its slices' sums.
         facts = np.zeros((len(formed.members), 3))
         finite = all(map(is_finite, totals.values()))
         facts[rank] = samples, not finite, trainer.square(totals)
@@ -242,7 +253,7 @@ class HeldSlices:
         sent: Sequence[Collection[int]],
         received: Sequence[Collection[int]],
     ) -> list[dict[int, Vector]]:
-        """Send some slices to each rank; returns what came of each."""
+        """Send some slices to each rank, and return the received slices by rank."""
         of = vectors if callable(vectors) else vectors.__getitem__
         places = self._trainer.places
         parts = [of(number) for numbers in sent for number in numbers]
@@ -264,14 +275,15 @@ class HeldSlices:
         return found
 
     def _at_first_owners(self, formed: Formed, firsts: Sequence[int]) -> dict[int, Vector]:
-        """The sums of the slices whose first owner this is."""
+        """Return the sums of the slices whose first owner is this member."""
         ranks = range(len(formed.members))
         sent = [[n for n, first in enumerate(firsts) if first == rank] for rank in ranks]
         places = self._trainer.places
         own = sent[formed.rank]
         parts = self._exchange(formed, lambda n: self._sum[places[n]], sent, [own for _ in ranks])
         totals = {number: parts[0][number].copy() for number in own}
-        for part in parts[1:]:  # always in the order of ranks
+        # The order of ranks is fixed, so that sums have the same bits.
+        for part in parts[1:]:
             for number in own:
                 totals[number] += part[number]
         return totals
@@ -279,7 +291,7 @@ class HeldSlices:
     def _at_other_owners(
         self, formed: Formed, owners: Sequence[Sequence[int]], totals: Mapping[int, Vector]
     ) -> dict[int, Vector]:
-        """The sums of slices that this owns as well."""
+        """Return the sums of the slices that this member owns without being their first owner."""
         if all(len(ranks) == 1 for ranks in owners):
             return {}
         ranks, own = range(len(formed.members)), formed.rank
@@ -296,7 +308,7 @@ class HeldSlices:
             formed.group.gather(vector, sizes)
 
     def _gather_weights(self, formed: Formed, firsts: Sequence[int]) -> None:
-        """Each first owner sends the next weights of its slices to all."""
+        """Send the next weights of each slice from its first owner to all members."""
         following, places = self._trainer.following, self._trainer.places
         order = sorted(range(len(places)), key=lambda n: (firsts[n], n))
         arranged = np.concatenate([following[places[n]] for n in order])
@@ -308,38 +320,38 @@ class HeldSlices:
             following[place], start = arranged[start:end], end
 
     def result(self, reduce: Reduce) -> tuple[int, float | UnsetType]:
-        """The digest of the next weights: the same bits everywhere, whatever the machines."""
+        """Return the digest of the next weights (equal on all machines), and the squared norm."""
         self._pending = True
         return digest(self._trainer.following) >> 1, self._square if reduce.measured else UNSET
 
     def apply(self) -> None:
-        """What was prepared counts."""
+        """Commit the prepared step."""
         self._pending = False
         self._trainer.commit(self._owned)
 
     def settle(self) -> None:
-        """There is nothing to look at: all have the same bits."""
+        """Do nothing: all members have the same bits, so no digest of the weights is needed."""
 
     def _numbers(self, slices: Slices) -> tuple[int, ...]:
         return tuple(range(len(self._trainer.places))) if slices is UNSET else slices
 
     def snapshot(self, slices: Slices) -> bytes:
-        """Copy the weights and slices."""
+        """Copy the weights and the given slices."""
         return self._trainer.snapshot(self._numbers(slices))
 
     def stored(self, slices: Slices) -> bytes:
-        """Copy slices with their weights."""
+        """Copy the given slices with their weights."""
         return self._trainer.snapshot(self._numbers(slices), whole=False)
 
     def model(self) -> bytes:
-        """Copy the weights alone."""
+        """Copy the weights without the optimizer state."""
         return self._trainer.model()
 
     def restore(self, data: bytes, slices: Slices) -> None:
-        """Take over the weights and slices."""
+        """Replace the weights and the given slices."""
         self._trainer.restore(data, self._numbers(slices))
 
     def adopt(self, other: HeldWeights, slices: Slices) -> None:
-        """Take over slices of the version that is held."""
+        """Take over the given slices of the same version."""
         if isinstance(other, HeldSlices):
             self._trainer.adopt(other._trainer, self._numbers(slices))  # noqa: SLF001 -- of its kind

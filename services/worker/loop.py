@@ -1,4 +1,4 @@
-"""One worker at one job: its stream thread, its gradient thread, and how it begins and leaves."""
+"""One worker at one job: its stream thread, its gradient thread, and its start and end."""
 
 from __future__ import annotations
 
@@ -59,40 +59,41 @@ if TYPE_CHECKING:
     from services.worker.group import GroupAccess
     from services.worker.held_weights import HeldWeights
 
-# A gradient of a whole group's batches, or a GPU's first, takes a minute or two; whoever is late
-# has its batches computed by others long before, so that being patient delays nothing.
+# Computing the batches of a whole group, or a GPU's first gradient, takes a minute or two. A long
+# limit delays nothing, because other workers get a late worker's batches much earlier.
 GRADIENT_STILL_S = 300.0
-# Of batches that are kept decoded; of what exceeds it only the address is, and it is read again. A
-# worker's gradient and optimizer take more, and twice 2K batches of images fit.
+# Limit of decoded batches in memory; further batches are read back from Kafka. Twice 2K batches of
+# images fit. A worker's gradient and optimizer take more than this.
 CACHE_MIB = 256
 
 
 class Observers(NamedTuple):
-    """Whom a worker tells how it goes; of the process, whatever its job."""
+    """The process's metrics, traces and watchdogs, which outlive a job."""
 
     metrics: ProcessMetrics
     tracer: Tracer
     watchdogs: Watchdogs
-    watchdog: Watchdog  # of the thread that reads streams, and waits for a job
+    # Watchdog of the thread that reads streams or waits for a job.
+    watchdog: Watchdog
 
 
 class JobWorker:
     """One worker at one job.
 
     Args:
-        worker: This worker's name.
+        worker: Name of this worker.
         job: The job.
-        settings: Of the process.
+        settings: Settings of the process.
         log: Kafka.
-        board: The job's board; whoever made it closes it.
-        observers: Of the process.
+        board: The job's board in Redis. Its creator closes it.
+        observers: The observers of the process.
         logger: Bound to the worker.
-        access: Where workers hold the weights of a job as it is, to the others.
+        access: Returns the access to other members, if members hold the job's weights.
 
     Raises:
-        TaskMissingError: If this process has not got the task.
-        UserError: If the task refuses its options, makes no model, does not fit the records, or the
-            device is not there. Nothing is left open, whatever is raised.
+        TaskMissingError: If this process does not have the task.
+        UserError: If the task refuses its options, returns no model or does not fit the records, or
+            if the device does not exist. Everything is closed in any case.
     """
 
     def __init__(  # noqa: PLR0913 -- what a worker at a job is made of
@@ -110,8 +111,10 @@ class JobWorker:
         spec = job.spec
         self._log = logger.bind(job=spec.name)
         self._leave_s = settings.leave_s
-        self._ended = threading.Event()  # no further gradient is begun
-        self._deadline = 0.0  # of the one under way then
+        # Set once no further gradient may start.
+        self._ended = threading.Event()
+        # Deadline of the gradient that is then under way.
+        self._deadline = 0.0
         self._fault: BaseException | None = None
         task = task_of(spec, settings.tasks)
         computer = GradientComputer(
@@ -195,13 +198,13 @@ class JobWorker:
         self._thread = threading.Thread(target=self._compute, name="gradients", daemon=True)
 
     def _make_loop(self, slices: int | UnsetType) -> GradientLoop | GroupLoop:
-        """What carries out the orders of a leader.
+        """Return the loop that carries out a leader's orders.
 
         Args:
-            slices: As its `Lead` says it.
+            slices: Layout of the weights, as the leader's `Lead` has it.
 
         Raises:
-            UserError: If the weights are too many for this machine, or others cannot reach it.
+            UserError: If the weights do not fit into this machine, or others cannot reach it.
         """
         worker, shell, spec, settings = self._id, self._shell, self._spec, self._settings
         self._slices = slices
@@ -227,18 +230,18 @@ class JobWorker:
             groups.close()
 
     def run(self, look: Callable[[], JobSpec | None]) -> None:
-        """Work on the job as it is now, until it is none for this worker; then leave well.
+        """Work on the job until this worker must leave it, then leave in order.
 
-        Whatever is raised, the group is left and the gradient thread told to end: the process may
-        go on with another job.
+        In any case, the worker leaves the consumer group and ends its gradient thread,
+        because the process may continue with another job.
 
         Args:
-            look: The job, or None where this worker is to leave.
+            look: Returns the newest specification; None if this worker must leave.
 
         Raises:
-            BaseException: Whatever ended the gradient thread.
-            UnknownTopicError: If the job's control topic is gone.
-            OutsideError: If an announcement was refused, or the group does not take this member.
+            BaseException: The fault that ended the gradient thread.
+            UnknownTopicError: If the job's control topic does not exist any more.
+            OutsideError: If an announcement was refused, or the group rejects this member.
         """
         self._log.info("worker_joins")
         with ExitStack() as closing:
@@ -258,7 +261,7 @@ class JobWorker:
 
     @property
     def pinned(self) -> bool:
-        """Whether what it holds keeps this worker from going to another job; from any thread."""
+        """True if the held state keeps this worker at its job. Safe to call from any thread."""
         return isinstance(self._loop, GroupLoop) and self._loop.pinned
 
     def _turn(self) -> None:
@@ -266,18 +269,19 @@ class JobWorker:
         self._stream.turn()
 
     def _follow(self, spec: JobSpec) -> None:
-        """The owner may have changed the job: b counts from the next batch on."""
+        """Follow a changed job. A new b counts from the next batch on."""
         before, self._spec = self._spec, spec
         sizes = spec.batch_size, spec.waiting_bound, spec.largest_group
         if sizes != (before.batch_size, before.waiting_bound, before.largest_group):
             self._stream.resize(*sizes)
 
     def _leave(self) -> None:
-        """Say so, and finish the gradient under way if there is time."""
+        """Report that this worker leaves, and finish the gradient under way if there is time."""
         self._stream.leave()
         self._begin_no_gradient()
         while self._thread.is_alive() and monotonic() < self._deadline:
-            self._turn()  # goes on giving signs of life
+            # The stream's turns keep sending heartbeats.
+            self._turn()
 
     def _begin_no_gradient(self) -> None:
         self._deadline = monotonic() + self._leave_s
@@ -285,7 +289,7 @@ class JobWorker:
         self._loop.leave()
 
     def _end_gradients(self) -> None:
-        """End the gradient thread, also where the stream's failed and can give no sign of life."""
+        """End the gradient thread, even if the stream has failed and sends no heartbeats."""
         if not self._ended.is_set():
             self._begin_no_gradient()
         self._thread.join(max(self._deadline - monotonic(), 0.0))
@@ -307,7 +311,7 @@ class JobWorker:
             self._loop.close()
 
     def _replace_loop(self, slices: int | UnsetType) -> None:
-        """Others hold the weights now: what this worker held of them is in storage."""
+        """Switch to a new layout of the weights. The state of the old one is in storage."""
         self._log.info("aggregation_changed", slices=None if slices is UNSET else slices)
         self._loop.close()
         self._close_groups()

@@ -1,9 +1,9 @@
-"""Under which name a worker works: that of the slot that its machine is seated on.
+"""Finds the name under which a worker works: that of its machine's slot.
 
-A machine that was ordered for no slot is a spare until the job's
-provisioner says in the plans topic whose stream it has. Its worker waits for that before it joins
-the consumer group, and again whenever it begins anew: one that was fenced, because its machine was
-taken for lost and another has its slot, finds there that the slot is no longer its own.
+A machine that was ordered for no slot is a spare. Its worker waits until the job's provisioner
+assigns it a slot in the plans topic, and only then joins the consumer group. It checks again
+whenever it starts on the job. If its machine was taken for lost and another machine has the slot,
+the fenced worker learns here that the slot is no longer its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
 
 READ_RECORDS = 1000
-READ_S = 0.2  # between looks whether the worker is to leave
+# Longest read, and so the longest delay before a worker notices that it must leave.
+READ_S = 0.2
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
-    """All that a worker needs to know of any record of the plans topic."""
+    """The fields of a plans record that a worker needs."""
 
-    type: str  # tag of the record in `common.spot.provisioning.records`
+    # Tag of the record in `common.spot.provisioning.records`.
+    type: str
     term: Annotated[int, msgspec.Meta(ge=0)] = 0
     after: int | None = None
     launch: int = 0
@@ -49,11 +51,13 @@ SLOT_RECORD = MessageCodec("plan", msgspec.json.Decoder(SlotRecord), lambda _: N
 class _Machine:
     """A machine that was ordered."""
 
-    worker: str  # as it was ordered; the slot's name once it has one
+    # The ordered name, replaced by the slot's name once the machine has a slot.
+    worker: str
     slot: int | None
     ordered_for_slot: bool
     runs: bool = False
-    left: bool = False  # by its worker, or it has ended
+    # True once the worker has left or the machine has ended.
+    left: bool = False
 
     @property
     def has_slot(self) -> bool:
@@ -61,22 +65,23 @@ class _Machine:
 
 
 class SlotLedger:
-    """Which machine has which slot; `common.spot.provisioning.fleet_ledger` says what counts.
+    """Tracks which machine has which slot; `common.spot.provisioning.fleet_ledger` has the rules.
 
     Attributes:
-        own: The machine that was ordered with this worker, None if none was.
+        own: The machine that was ordered with this worker; None if none was.
     """
 
     def __init__(self, worker: str) -> None:
         self.own: _Machine | None = None
         self._worker = worker
-        self._open = dict[int, _Machine]()  # by launch
+        # Machines by launch.
+        self._open = dict[int, _Machine]()
         self._term = self._head = -1
         self._settled = False
         self._launches = 0
 
     def feed(self, offset: int, record: SlotRecord | None) -> None:
-        """Fold the record at `offset` (None: does not parse)."""
+        """Apply the record at `offset`; None if it does not parse."""
         if record is None:
             return
         if record.type == "provisioner-lead" and record.after == self._head:
@@ -111,26 +116,28 @@ class SlotLedger:
 def await_member_name(
     job: JobRecord, name: str, log: Log, stays: Callable[[], bool]
 ) -> WorkerId | None:
-    """Wait for the name to work under; a worker that is no spare has its own at once.
+    """Return the worker's name, waiting for a slot if its machine is a spare.
 
     Args:
         job: The job.
-        name: Of this worker, as it was started.
-        log: Where the job's plans topic is.
-        stays: Asked now and then; where it says no the worker is to leave, and gets no name.
+        name: Name that the worker was started with.
+        log: Has the job's plans topic.
+        stays: Called repeatedly; returns False if the worker must leave. Then there is no name.
 
     Raises:
         UnavailableError: If Kafka is unavailable.
         FutureFormatError: If a newer program wrote one of the plans.
     """
     spec = job.spec
-    spare = name.startswith(f"{job.id}-m")  # else it was started for a slot, or by hand
+    # Other workers were started for a slot, or by hand.
+    spare = name.startswith(f"{job.id}-m")
     if spec.provisioning is None or spec.on_preemption != "hold" or not spare:
         return WorkerId(name)
     plans = Partition(plans_topic(job.id), 0)
     try:
         bounds = log.bounds(plans)
-    except UnknownTopicError:  # nobody rents its machines
+    # No provisioner rents machines for this job.
+    except UnknownTopicError:
         return WorkerId(name)
     ledger = SlotLedger(name)
     with closing(log.tail(plans, bounds.start)) as tail:
@@ -139,7 +146,8 @@ def await_member_name(
                 ledger.feed(record.offset, decoded(SLOT_RECORD.decode, record))
             machine = ledger.own
             if machine is None and tail.position() >= bounds.end:
-                return WorkerId(name)  # an order stands there before its machine is asked for
+                # An order is written before its machine is requested, so this worker has no slot.
+                return WorkerId(name)
             if machine is not None and machine.has_slot:
                 return WorkerId(machine.worker)
     return None

@@ -1,14 +1,14 @@
-"""Memory of a worker: what is freed is kept, and no more weights are held than there is room for.
+"""A worker's memory: freed blocks are kept, and weights that do not fit are refused.
 
-A gradient frees and takes the same megabytes at each batch.
+A gradient frees and allocates the same megabytes at each batch. By default the allocator returns
+large blocks to the system at once and gets them again page by page, which took 20-29 % of the time
+of a small CNN's gradient. Only the main arena can keep them: other threads' arenas consist of
+pieces of 64 MB that are unmapped when empty. So all threads share the main arena. The gradient
+thread took 81 ms for a batch with an arena of its own, and 57 ms with the shared one.
 
-By default the allocator gives large blocks back to the system at once and takes them anew, page by
-page: 20-29 % of the time of a small CNN's gradient went into that. Only the main arena can do
-better, since those of other threads are made of pieces of 64 MB that are unmapped when empty; so
-all threads share it. The gradient thread took 81 ms for a batch with an arena of its own, 57 ms so.
-
-What is larger than the allocator keeps comes in pages of 2 MiB, where the system has them: 4,096
-bytes at a time 100 MB take 50 ms of a processor to come, and 10 ms so. NumPy asks for that itself.
+Blocks larger than the allocator keeps come in pages of 2 MiB, if the system has them. To map 100 MB
+takes 50 ms of a processor in pages of 4,096 bytes, and 10 ms in large pages. NumPy asks for large
+pages itself.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from pathlib import Path
 
 from common.errors import UserError
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
-KEPT_BYTES = 1 << 30  # freed memory that the process keeps at the top of its heap
+# Parameters of mallopt(3).
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+# Freed memory that the process keeps at the top of its heap.
+KEPT_BYTES = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
-# Read by torch at its first allocation.
+# Torch reads this at its first allocation.
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-# Numbers that a member holds for each of the model's: in the trainer weights, of the module weights
-# and gradient, what a backward pass makes before it is added, a gradient that waits, what is added
-# up in place, a copy on its way, and two on the way to the board.
+# Numbers that a member holds for each number of the model: the trainer's weights, the module's
+# weights and gradient, the intermediate result of a backward pass, a waiting gradient, the sum, a
+# copy in transit, and two on the way to Redis.
 _HELD = 9
-# Likewise where slices have owners: weights, the next ones, a sum; of the module weights and
-# gradient; a gradient that waits, what is sent, what is gathered; a copy on its way, twice, and two
-# on the way to the board.
+# The same if slices have owners: the weights, the next weights, and a sum; the module's weights and
+# gradient; a waiting gradient, a vector to send, and a gathered one; two of a copy in transit, and
+# two on the way to Redis.
 _HELD_OF_ALL = 12
-LARGEST_BYTES = 32 << 20  # the largest that glibc lets the heap serve; above it maps anyway
+# The largest block that glibc serves from the heap; it always maps larger ones.
+LARGEST_BYTES = 32 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library to keep what is freed; False where it does not take such advice.
+    """Make the C library keep freed memory; return False if it has no such setting.
 
-    Before any other thread is started: one that has an arena keeps it. And before torch makes its
-    first tensor: later it takes large pages no more.
+    Call this before starting any other thread, because a thread keeps its arena, and before torch
+    makes its first tensor, because torch reads its setting only once.
     """
     os.environ.setdefault(_LARGE_PAGES, "1")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -51,35 +54,35 @@ def keep_freed_memory() -> bool:
 
 
 def check_group_memory(numbers: int, states: int, allowed: int) -> None:
-    """Refuse weights for which a member of a group has no room.
+    """Refuse weights that do not fit into a group member.
 
     Args:
-        numbers: P + B, of the model.
-        states: How many the optimizer keeps for each.
+        numbers: P + B of the model.
+        states: Numbers that the optimizer keeps for each of them.
         allowed: Bytes, such as `group_bytes`.
 
     Raises:
-        UserError: If they are too many.
+        UserError: If the weights do not fit.
     """
-    # A copy has the optimizer's state, too.
+    # A copy includes the optimizer's state.
     _check_fits(4 * numbers * (_HELD + 2 * states), allowed)
 
 
 def room_for_slices(numbers: int, states: int, count: int, members: int, allowed: int) -> int:
-    """How many slices a member can own; refuses weights for which there is no room even so.
+    """Return how many slices a member can own; refuse weights that do not fit by themselves.
 
-    An owner holds of each slice the optimizer's state, the next one, one on its way to another
-    owner and one to storage, the weights with the latter, what all members send of it, and the sum.
+    For each slice an owner holds the optimizer's state, the next state, a state in transit to
+    another owner and one to storage with its weights, the gradients of all members, and their sum.
 
     Args:
-        numbers: P + B, of the model.
-        states: How many the optimizer keeps for each.
-        count: Of all slices.
-        members: How many send gradients of it.
+        numbers: P + B of the model.
+        states: Numbers that the optimizer keeps for each of them.
+        count: Number of all slices.
+        members: Number of members that send gradients of a slice.
         allowed: Bytes, such as `group_bytes`.
 
     Raises:
-        UserError: If they are too many.
+        UserError: If the weights do not fit.
     """
     base = 4 * numbers * _HELD_OF_ALL
     _check_fits(base, allowed)
@@ -88,12 +91,13 @@ def room_for_slices(numbers: int, states: int, count: int, members: int, allowed
 
 
 def group_bytes() -> int:
-    """Memory for the weights of a job and all that goes with them: half of the machine's.
+    """Return the bytes for a job's weights and everything beside them: half of the memory.
 
-    The rest is for torch, batches and the system. Of a container its limit counts.
+    The rest is for torch, batches and the system. In a container, its limit counts instead.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no cgroup, or "max"
+    # There is no cgroup, or its limit is "max".
+    with suppress(OSError, ValueError):
         machine = min(machine, int(_CGROUP.read_text()))
     return machine >> 1
 

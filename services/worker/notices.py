@@ -1,4 +1,4 @@
-"""Watches for the notice that this machine will be taken back, and then lets the worker leave."""
+"""Watches for the notice that this machine will be taken back, and makes the worker leave."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from common.notices.ec2 import Notice, PreemptionNotices
     from common.telemetry.logging import EventLogger
 
-# Amazon asks for a look every 5 s of the 120 s that a notice gives, but gives them by best effort,
-# and before a hibernation there are none. Every 2 s makes the most of a late notice, for about ten
-# packets a second of the 1,024 that the machine may exchange with such services, name lookups
-# included: dozens of workers on one machine are no trouble.
+# Amazon recommends polling every 5 s of the 120 s that a notice gives, but sends notices on a
+# best-effort basis, and none before a hibernation. Polling every 2 s leaves more time after a late
+# notice. It takes about ten packets a second of the 1,024 that a machine may exchange with such
+# services (DNS included), so dozens of workers on one machine are no problem.
 LOOK_S = 2.0
 
 
 class NoticeWatch:
-    """Looks from a thread of its own: a slow answer must not keep the worker from saying it lives.
+    """Polls in a separate thread, so that a slow answer does not delay heartbeats.
 
     Args:
-        leaving: Set when the worker shall leave; whoever else sets it ends the watch.
+        leaving: Set when the worker must leave. If anything else sets it, the watch ends.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class NoticeWatch:
         self._reported: Notice | None = None
 
     def start(self, every_s: float = LOOK_S) -> threading.Thread:
-        """Look once, before any work is begun, and then again and again until the worker leaves."""
+        """Poll once before any work begins, then repeatedly until the worker leaves."""
         self.look()
         thread = threading.Thread(target=self._watch, args=(every_s,), name="notices", daemon=True)
         thread.start()
         return thread
 
     def look(self) -> None:
-        """Look once; what was told before is not told again."""
+        """Poll once, and report a new notice."""
         try:
             notice = self._notices.look()
-        # A notice is a courtesy: without one the worker just dies. Whatever goes wrong with one
-        # look, the thread that looks must not end.
+        # Notices are optional: without one, the worker just dies. No failure of a poll may end the
+        # thread.
         except Exception as error:  # noqa: BLE001 -- see above
             self._outage.met(error)
             return

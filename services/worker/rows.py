@@ -1,7 +1,7 @@
-"""The records that a worker has decoded, by the batch they are in.
+"""A cache of decoded records by batch.
 
-What is kept is a cache keyed by address; correctness never depends on it. The stream thread puts
-and forgets, the gradient thread gets.
+Correctness never depends on it. The stream thread puts and forgets batches, the gradient thread
+reads them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def joined(slices: Iterable[RowSlice]) -> Columns:
 
 
 class BatchCache:
-    """Announced batches that are still in memory.
+    """Announced batches whose records are in memory.
 
     Args:
-        budget_bytes: Past it a batch keeps only its address, and is read back when it is needed.
-            The newest give way: batches are used in order of age.
+        budget_bytes: Limit of the cache. A batch that exceeds it is not kept, and is read back from
+            Kafka when it is needed. Older batches stay, because they are used first.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -47,11 +47,11 @@ class BatchCache:
             self._batches[address] = rows
 
     def get(self, address: Address) -> Columns | None:
-        """A batch's rows, or None where they are not in memory."""
+        """Return a batch's rows; None if they are not in memory."""
         return self._batches.get(address)
 
     def forget(self, addresses: Iterable[Address]) -> None:
-        """Let go of batches."""
+        """Drop batches."""
         for address in addresses:
             rows = self._batches.pop(address, None)
             if rows is not None:

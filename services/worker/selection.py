@@ -1,6 +1,6 @@
-"""Selects the job that this worker works for; `common.core.job_placement` decides which.
+"""Selects the job that this worker works for; `common.core.job_placement` decides.
 
-One thread follows the jobs topic, and the demand and the places that others publish. It does so
+One thread follows the jobs topic, and other processes' published demands and placements. It runs
 even while the worker leaves one job and joins another.
 """
 
@@ -32,40 +32,48 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
 
-JOBS_S = 0.5  # between looks at the jobs topic
-# Between looks at the others. Simulated with two seconds, 100 small jobs take 215 s on four workers
-# instead of 190; for 64 workers and 200 jobs, a look a second is 1.7 MB/s through Redis.
+# Interval of reads of the jobs topic.
+JOBS_S = 0.5
+# Interval of reads of demands and placements. In a simulation with two seconds instead, 100 small
+# jobs take 215 s on four workers, compared with 190 s. With 64 workers and 200 jobs, one read a
+# second is 1.7 MB/s through Redis.
 LOOK_S = 1.0
-JITTER = 0.25  # of it, either way: workers that were started together do not look together
-# What ends the part in a job by itself soon; a job that fails otherwise is left alone for longer.
+# Random share of the interval, in both directions, that spreads workers which were started
+# together.
+JITTER = 0.25
+# Pause after an outage, which ends soon. Other failures have longer pauses.
 UNAVAILABLE_S = 1.0
 PATIENCE = Patience(first_s=5.0, longest_s=300.0, healthy_s=60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectingWorker:
-    """Who selects."""
+    """The worker that jobs are selected for."""
 
     name: str
-    only: str = ""  # name or id of the only job that it is for; empty: any
-    tasks: tuple[str, ...] = ()  # that it can do: built in, or in its DOLL_TASKS
+    # Name or id of the only job that the worker may take. Empty if it may take any.
+    only: str = ""
+    # Tasks that the worker has: built-in ones and those in its DOLL_TASKS.
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Failing:
-    """A job that failed here."""
+    """A job that failed at this worker."""
 
-    failures: int  # in a row
-    until: float  # it is not tried before
+    # Number of consecutive failures.
+    failures: int
+    # Earliest time of the next attempt.
+    until: float
 
 
 class JobSelector:
-    """Selects jobs; `turn` belongs to one thread, the rest is for any.
+    """Selects jobs. One thread calls `turn`; everything else is safe to call from any thread.
 
     Args:
-        roster: What others publish.
-        random: Numbers from 0 to 1.
-        clock: Seconds that never go back.
+        roster: Published demands and placements.
+        random: Random numbers from 0 to 1.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -85,45 +93,52 @@ class JobSelector:
         self._log = logger
         self._random = random
         self._clock = clock
-        self._lock = threading.Lock()  # guards what the next four lines hold
+        # Guards `_job`, `_since`, `_jobs` and `_failing`.
+        self._lock = threading.Lock()
         self._pinned: Callable[[], bool] = _free
-        self._job = ""  # that it works for, or is to join
+        # The job that this worker works for or is to join.
+        self._job = ""
         self._since = 0.0
-        self._jobs: dict[str, JobRecord] = {}  # all that are not stopped
+        # All jobs that are not stopped.
+        self._jobs: dict[str, JobRecord] = {}
         self._failing = dict[str, _Failing]()
-        self._reported = set[tuple[str, ...]]()  # kinds of failures, each by job
-        self._left = set[str]()  # jobs that were told to be left to others
+        # Reported kinds of failures, each with its job.
+        self._reported = set[tuple[str, ...]]()
+        # Jobs that were reported as left to other workers.
+        self._left = set[str]()
         self._goes = ""
         self._number = 0
         self._look_at = 0.0
-        # True once all jobs were read: by the first records alone, a stopped one seems to run.
+        # True once all jobs were read. After the first records alone, a stopped job may seem to
+        # run.
         self._has_read = False
         self._sightings = Sightings()
         self._kafka_outage = Outage(logger, "kafka")
         self._roster_outage = Outage(logger, "redis")
-        self._spoke = False  # Redis has let us in
+        # True once Redis has accepted this worker.
+        self._spoke = False
 
     def selected(self) -> JobRecord | None:
-        """The job to work for, as it is now; None where there is none yet."""
+        """Return the newest record of the selected job; None if no job is selected."""
         with self._lock:
             return self._jobs.get(self._job)
 
     def still(self, job: JobRecord) -> JobSpec | None:
-        """A job that was selected, as it is now; None where this worker is to leave it."""
+        """Return the newest specification of a selected job; None if this worker must leave it."""
         record = self.selected()
         return record.spec if record is not None and record.is_same_job(job) else None
 
     def pinned_by(self, pinned: Callable[[], bool] | None) -> None:
-        """Whom to ask whether this worker must stay where it is; None: nobody."""
+        """Set the function that says if this worker must stay at its job. None means no."""
         self._pinned = pinned or _free
 
     def failed(self, job: str, error: BaseException) -> float:
-        """What ended this worker's part in a job, whoever's fault it is: it leaves it for a while.
+        """Leave a job for a while after an error of any kind.
 
-        Each kind of failure is told once, with its traceback.
+        Each kind of failure is logged once, with its traceback.
 
         Returns:
-            For how many seconds it does.
+            The pause in seconds.
         """
         unavailable = passes(error)
         self._metrics.job_faults.labels(job, "unavailable" if unavailable else "fault").inc()
@@ -152,10 +167,10 @@ class JobSelector:
         return pause_s
 
     def turn(self) -> None:
-        """Wait a moment for news of jobs, look at the others when it is time.
+        """Wait a moment for job records, and read demands and placements when due.
 
         Raises:
-            OutsideError: If Kafka or Redis did not let us in from the first.
+            OutsideError: If Kafka or Redis has refused this worker from the start.
         """
         try:
             self._read_jobs()
@@ -177,14 +192,15 @@ class JobSelector:
             self._follow(PlacementView(), now)
 
     def close(self) -> None:
-        """Say that this worker leaves, and let go of all connections."""
+        """Report that this worker leaves, and close all connections."""
         try:
             self._roster.remove(workers=[self._me.name])
-        except OutsideError as error:  # then the record runs out
+        # The published record then expires.
+        except OutsideError as error:
             self._roster_outage.met(error)
         self._job_store.close()
 
-    # --- jobs --------------------------------------------------------------------------------
+    # --- jobs -------------------------------------------------------------------------------------
 
     def _read_jobs(self) -> None:
         jobs = self._job_store.refresh(JOBS_S) if self._has_read else self._job_store.read()
@@ -193,7 +209,8 @@ class JobSelector:
         with self._lock:
             before, after = self._jobs.get(self._job), known.get(self._job)
             if after is None or (before is not None and not before.is_same_job(after)):
-                self._job = ""  # stopped, deleted, or another of its name
+                # The job was stopped or deleted, or is another job of the same name.
+                self._job = ""
             self._jobs = known
         for name, record in known.items():
             task = record.spec.task_name
@@ -214,10 +231,11 @@ class JobSelector:
             for name, record in self._jobs.items()
         }
 
-    # --- the others --------------------------------------------------------------------------
+    # --- demands and placements -------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        self._roster.put([self._placement(now)])  # first: who looks in this moment sees it
+        # The placement is published first, so that workers that read now see it.
+        self._roster.put([self._placement(now)])
         seen = self._sightings.see(self._roster.read(), now)
         if self._follow(seen, now):
             self._roster.put([self._placement(now)])
@@ -225,7 +243,7 @@ class JobSelector:
         self._roster.remove(jobs, workers)
 
     def _follow(self, seen: PlacementView, now: float) -> bool:
-        """Do what the plan says; returns whether that is news for others."""
+        """Carry out the next step of the plan; return True if other workers should know of it."""
         if self._me.only:
             return self._return_to(self._me.only, now)
         me = self._placement(now)
@@ -241,12 +259,13 @@ class JobSelector:
         return news
 
     def _return_to(self, only: str, now: float) -> bool:
-        """It is for one job alone: it waits for it, and tries it again when it has failed."""
+        """Select the only job of this worker, again after failures; return True if selected."""
         job = job_name(only)
         record = self._jobs.get(job)
         if self._job or record is None or job in self._avoided(now):
             return False
-        if only not in (job, record.id):  # a machine of one that was purged
+        # The worker is a machine of a purged job.
+        if only not in (job, record.id):
             return False
         self._select(job, now, "it is for this job alone")
         return True
@@ -267,9 +286,10 @@ class JobSelector:
         avoided, pinned = self._avoided(now), self._pinned()
         with self._lock:
             record = self._jobs.get(self._job)
-            # Where partitions wait for their worker's return it must not go elsewhere.
+            # If partitions wait for their worker to return, it must stay at its job.
             holds = record is not None and record.spec.on_preemption == "hold"
-            # Nor may what it alone holds of a job that runs: that would be learned again.
+            # A member that alone holds the state of a running job must stay, too, or updates are
+            # lost.
             holds |= pinned and record is not None and record.wanted == "running"
             return WorkerPlacement(
                 self._me.name,

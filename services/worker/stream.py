@@ -1,7 +1,7 @@
 """A worker's stream thread: poll, decode, batch, announce (Algorithm 1).
 
-It never waits for a gradient. `common.core.worker_reading` decides what to do; this file carries it
-out on Kafka and on the board.
+It never waits for a gradient. `common.core.worker_reading` decides, and this file carries out the
+decisions in Kafka and in Redis.
 """
 
 from __future__ import annotations
@@ -40,38 +40,40 @@ if TYPE_CHECKING:
     from services.worker.rows import BatchCache
     from services.worker.time_lag import TimeLag
 
-POLL_RECORDS = 2000  # of one poll: a few milliseconds of decoding at most
-POLL_S = 0.05  # longest wait for records: how late a rebalance may be noticed
+# Records of one poll; decoding them takes a few milliseconds at most.
+POLL_RECORDS = 2000
+# Longest wait for records, and so the longest delay before a rebalance is noticed.
+POLL_S = 0.05
 
 
 class WorkerInbox:
-    """What other threads deliver: triggers, which may give room to read.
+    """Receives triggers from other threads, because they may give room to read.
 
-    `round_began` is for any thread, the rest for the stream's.
+    `round_began` is safe to call from any thread; the rest belongs to the stream thread.
 
     Args:
-        is_news: Returns True if what a trigger says is worth a turn at once.
+        is_news: Returns True if a trigger deserves an immediate turn.
     """
 
     def __init__(self, is_news: Callable[[int, Unsettled | None], bool]) -> None:
         self._is_news = is_news
-        # The newest says all that the others do.
+        # The newest trigger replaces all earlier ones.
         self._triggers = deque[events.RoundBegan](maxlen=1)
         self._woken = threading.Event()
 
     def round_began(self, epoch: int, unsettled: Unsettled | None) -> None:
-        """Deliver what a trigger says: of which leader it is, and what waits in the job."""
+        """Deliver a trigger's leader epoch and its counts of waiting batches."""
         self._triggers.append(events.RoundBegan(epoch, unsettled))
         if self._is_news(epoch, unsettled):
             self._woken.set()
 
     def take(self) -> events.RoundBegan | None:
-        """Take out the newest trigger; None if there is none."""
+        """Remove and return the newest trigger; None if there is no trigger."""
         self._woken.clear()
         return self._triggers.popleft() if self._triggers else None
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for news, no longer than this."""
+        """Wait for a trigger, at most this long."""
         self._woken.wait(timeout_s)
 
 
@@ -79,17 +81,17 @@ class Stream:
     """One member of the job's consumer group.
 
     Args:
-        machine: Decides.
+        machine: Makes the decisions.
         reader: Reads the job's streams as this member.
-        claims: Sends what is announced.
-        board: Where this worker gives signs of life.
-        gate: Keeps records back that cannot be decoded yet.
+        claims: Sends claims.
+        board: Sends heartbeats and reads the leader's status.
+        gate: Delays records that cannot be decoded yet.
         codec: Decodes records.
-        cache: Where announced batches go.
+        cache: Receives announced batches.
         time_lag: Reports partitions that lag far behind.
         logger: Bound to the job.
-        measures: Of the worker.
-        clock: Seconds that never go back.
+        measures: Metrics of the worker.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of the shell, each used once
@@ -119,17 +121,19 @@ class Stream:
         self._log = logger
         self._measures = measures
         self._clock = clock
-        self._truncated = dict[Partition, LogTruncated]()  # as told last
+        # The truncations that were logged last.
+        self._truncated = dict[Partition, LogTruncated]()
         self._outage = Outage(logger, "kafka")
         self._reading = False
-        self._events = deque[events.WorkerEvent]()  # the first is being carried out
+        # The first event is being carried out.
+        self._events = deque[events.WorkerEvent]()
 
     def turn(self) -> None:
-        """One turn of the loop: due decisions, one poll, delivery reports.
+        """Make due decisions, poll once, and process delivery reports.
 
         Raises:
-            UnknownTopicError: If the control topic is gone: what it held is lost, and the leader
-                holds the job.
+            UnknownTopicError: If the control topic does not exist any more. Its records are lost,
+                and the leader holds the job.
             DeliveryError: If an announcement was refused.
         """
         began = self.inbox.take()
@@ -148,19 +152,20 @@ class Stream:
             self._take(read)
         self._claims.send()
         if not room and not happened:
-            self.inbox.wait(wait_s)  # for room
+            # Wait for room.
+            self.inbox.wait(wait_s)
         self._report_deliveries()
         if self._time_lag.due(self._clock()):
             self._time_lag.look(self._reader.lag())
 
     def resize(self, batch_size: int, bound: int, group_size: int) -> None:
-        """Announce batches of `batch_size`, for groups of K, from now on; up to `bound` wait."""
+        """Announce batches of a new size from now on, for groups of K; at most `bound` wait."""
         self._log.info("batches_resized", batch_size=batch_size, bound=bound)
         self._feed(events.SizesChanged(batch_size, bound, group_size))
         self._claims.send()
 
     def leave(self) -> None:
-        """Stop reading and say so; the group is left with `close`."""
+        """Stop reading and report it. `close` leaves the group."""
         self._gate.clear()
         self._feed(events.Leaving())
 
@@ -168,7 +173,7 @@ class Stream:
         """Leave the group and send what is announced.
 
         Raises:
-            DeliveryError: If an announcement was refused; everything is closed nevertheless.
+            DeliveryError: If an announcement was refused. Everything is closed nevertheless.
         """
         with ExitStack() as closing:
             closing.callback(self._claims.close)
@@ -176,7 +181,7 @@ class Stream:
             self._reader.close()
             self._claims.flush()
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _poll(self, room: int, wait_s: float) -> tuple[StreamEvent, ...]:
         try:
@@ -214,7 +219,8 @@ class Stream:
                 self._log.warning("records_expired", partition=str(partition), start=bounds.start)
                 self._feed(events.FellBehind(partition, bounds.start))
             case LogTruncated(partition, at, recreated):
-                if self._truncated.get(partition) != event:  # it tries again, now and then
+                # The reader repeats this event at intervals.
+                if self._truncated.get(partition) != event:
                     self._truncated[partition] = event
                     reason = (
                         "its topic was deleted and created anew"
@@ -225,14 +231,15 @@ class Stream:
                 self._feed(events.Truncated(partition, recreated))
 
     def _read(self, fetched: Fetched) -> None:
-        """Take in what lies above the position, in runs of one leader epoch."""
+        """Process the records above the position, in runs of one leader epoch."""
         position = self._machine.position(fetched.partition)
         begin = 0 if position is None else bisect_left(fetched.offsets, position)
         if begin:
             self._feed(events.RecordBelow(fetched.partition, fetched.epochs[begin - 1]))
         while begin < len(fetched.offsets):
             epoch = fetched.epochs[begin]
-            end = bisect_right(fetched.epochs, epoch, begin)  # of one log they never go back
+            # Leader epochs of one log never decrease.
+            end = bisect_right(fetched.epochs, epoch, begin)
             self._feed(events.Decoded(self._decode(fetched, begin, max(end, begin + 1))))
             begin = max(end, begin + 1)
 
@@ -259,16 +266,17 @@ class Stream:
             self._outage.met(error)
 
     def _feed(self, event: events.WorkerEvent) -> None:
-        """Take in an event, and then what came of it: no decision cuts into an earlier one's."""
+        """Process an event, then those that it caused: no decision interrupts another."""
         self._events.append(event)
         if len(self._events) > 1:
-            return  # one is being carried out: this one is next
+            # The event under way comes first.
+            return
         while self._events:
             for command in self._machine.on(self._events[0], self._clock()):
                 self._do(command)
             self._events.popleft()
 
-    # --- what to do ---------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def _do(self, command: WorkerCommand) -> None:  # noqa: C901 -- one case per command
         match command:
@@ -296,7 +304,7 @@ class Stream:
                 self._board.beat(missing or status)
             case do.ReadLeaderStatus():
                 if (seen := self._board.leader_status()) is not None:
-                    # First the reports: a claim that it has decided must be known as sent.
+                    # Reports come first: a claim that the status has decided must be known as sent.
                     self._report_deliveries()
                     self._feed(seen)
             case do.Forget(addresses):

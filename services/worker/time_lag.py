@@ -1,6 +1,7 @@
-"""Notices partitions that lag far behind the others in time: a model then learns two ages at once.
+"""Reports partitions whose records are far older than those of other partitions.
 
-Only reported: what is read next never depends on timestamps, see `common.core.weighted_turns`.
+The model then learns from two ages at once. Timestamps never decide what is read next; see
+`common.core.weighted_turns`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.worker import WorkerMetrics
 
-LOOK_S = 2.0  # between two looks
+LOOK_S = 2.0  # seconds
 
 
 class TimeLag:
-    """The ages of what one worker reads."""
+    """Tracks the ages of the records that one worker reads."""
 
     def __init__(
         self, streams: tuple[str, ...], logger: EventLogger, measures: WorkerMetrics
@@ -33,27 +34,27 @@ class TimeLag:
         self._look_at = float("-inf")
 
     def read(self, fetched: Fetched) -> None:
-        """Records were read."""
+        """Note the age of fetched records."""
         self._newest_s[fetched.partition] = fetched.last_arrival_s
 
     def revoke(self, partitions: Iterable[Partition]) -> None:
-        """Somebody else reads these now."""
+        """Forget partitions that another worker reads now."""
         for partition in partitions:
             self._newest_s.pop(partition, None)
             self._far_behind.discard(partition)
 
     def due(self, now: float) -> bool:
-        """Whether it is time for a look; if so, the next one is due later."""
+        """Return True if a comparison is due, and schedule the next one."""
         if now < self._look_at:
             return False
         self._look_at = now + LOOK_S
         return True
 
     def look(self, backlog: Mapping[Partition, int]) -> None:
-        """Compare, and say what has changed.
+        """Compare partitions, and report changes.
 
         Args:
-            backlog: Records that each partition is behind.
+            backlog: Number of unread records by partition.
         """
         behind = behind_s(self._newest_s, backlog)
         for stream in self._streams:

@@ -1,4 +1,4 @@
-"""What a worker tells of the batches that are traced; of the others nothing is worked out."""
+"""A worker's spans of the traced batches. Other batches cost nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BatchTraces:
-    """One worker's part in the traces of one job's batches; may be shared between threads.
+    """One worker's spans in the traces of one job's batches. Safe to use from several threads.
 
     Args:
         clock: Seconds since 1970.
@@ -29,7 +29,7 @@ class BatchTraces:
         self._clock = clock
 
     def announced(self, claim: Claim) -> Callable[[], None]:
-        """A claim goes to Kafka; returns what is to be called when it is there."""
+        """Trace a claim on its way to Kafka; return a function to call once it has arrived."""
         tracer, worker = self._tracer, self._worker
         if not isinstance(claim, BatchReady):
             return _nothing
@@ -37,7 +37,8 @@ class BatchTraces:
         if trace is None:
             return _nothing
         sent_s = self._clock()
-        arrived_s = claim.first_arrival_s or sent_s  # 0: it has no records, only such as are bad
+        # The arrival is 0 if all records of the claim are bad.
+        arrived_s = claim.first_arrival_s or sent_s
         tracer.span(
             trace,
             "batch.read",
@@ -56,13 +57,13 @@ class BatchTraces:
     def answered(
         self, compute: Compute, received_s: float, reply: Gradient | Failed, *, sent: bool
     ) -> None:
-        """An order has its answer: one gradient of all its batches, or none.
+        """Trace the answer to an order: one gradient of all its batches, or a failure.
 
         Args:
             compute: The order.
-            received_s: When it was heard; since 1970.
-            reply: What came of it.
-            sent: Whether the board took it.
+            received_s: When the order was received, in seconds since 1970.
+            reply: The answer.
+            sent: True if Redis accepted it.
         """
         error = f"{reply.reason}: {reply.detail}" if isinstance(reply, Failed) else ""
         if not error and not sent:
@@ -84,4 +85,4 @@ class BatchTraces:
 
 
 def _nothing() -> None:
-    """Tell nothing: it is not traced."""
+    """Do nothing: the batch is not traced."""

@@ -1,4 +1,4 @@
-"""What a worker counts of its traffic: weights and gradients, whoever they are sent to."""
+"""Counts a worker's traffic: the bytes of weights and gradients that it sends and receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIFE_BITS = 53
 
 
 class TrafficCounter:
-    """Counts bytes from its making on; shared between threads."""
+    """Counts bytes from its creation on. Safe to use from several threads."""
 
     def __init__(self, measures: WorkerMetrics) -> None:
         self._measures = measures
@@ -27,11 +27,11 @@ class TrafficCounter:
 
     @property
     def traffic(self) -> Traffic:
-        """The count as it is now."""
+        """The current count."""
         return Traffic(self._life, self._total)
 
     def moved(self, sent: int = 0, received: int = 0) -> None:
-        """So many bytes are over."""
+        """Count transferred bytes."""
         with self._lock:
             self._total += sent + received
         self._measures.moved_bytes.labels("sent").inc(sent)
@@ -39,16 +39,16 @@ class TrafficCounter:
 
 
 class CountedGroup:
-    """A member's part in a group, whose collectives are counted once they are over.
+    """A member's part in a group. Counts each collective once it is over.
 
-    What a library sends is not to be seen. Counted is what a ring takes, which is the least that
-    any order of sending takes of all members together: each sends as much as it receives.
+    A library's traffic is not visible. So each collective counts as the bytes of a ring, which is
+    the minimum for all members together: each sends as much as it receives.
 
     Args:
-        group: Which.
-        members: How many.
-        rank: Of this one.
-        count: Takes the bytes.
+        group: The group.
+        members: Number of members.
+        rank: Rank of this member.
+        count: Receives the bytes.
     """
 
     def __init__(self, group: Group, members: int, rank: int, count: TrafficCounter) -> None:
@@ -58,7 +58,7 @@ class CountedGroup:
         self.form, self.abort = group.form, group.abort
 
     def all_reduce(self, vector: Vector) -> None:
-        """Sum the vectors of all members, in place: each part goes round twice."""
+        """Sum the vectors of all members in place. Each part goes round twice."""
         self._group.all_reduce(vector)
         each = 2 * vector.nbytes * (self._members - 1) // self._members
         self._count.moved(each, each)
@@ -66,20 +66,20 @@ class CountedGroup:
     def exchange(
         self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
     ) -> None:
-        """Send a part of a vector to each member, and get one from each."""
+        """Send a part of a vector to each member, and receive one from each."""
         self._group.exchange(outgoing, sent, incoming, received)
         away, here = sum(sent) - sent[self._rank], sum(received) - received[self._rank]
         self._count.moved(away * outgoing.itemsize, here * incoming.itemsize)
 
     def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
-        """Let every member have the parts of all, in place: each passes on all but one."""
+        """Give every member the parts of all, in place. Each member passes on all parts but one."""
         self._group.gather(vector, lengths)
         following = (self._rank + 1) % self._members
         size, total = vector.itemsize, sum(lengths)
         self._count.moved((total - lengths[following]) * size, (total - lengths[self._rank]) * size)
 
     def copy(self, vectors: Sequence[Vector]) -> None:
-        """Send rank 0's vectors to all others, and return when all have all of them."""
+        """Send rank 0's vectors to all others, and return once all members have them."""
         self._group.copy(vectors)
         size = sum(vector.nbytes for vector in vectors)
         if self._rank == 0:
@@ -89,7 +89,7 @@ class CountedGroup:
 
 
 def counted(groups: Groups, count: TrafficCounter) -> Callable[[str, Sequence[Peer], int], Group]:
-    """Makes groups as a process does, which are counted."""
+    """Return a function that makes groups whose traffic is counted."""
 
     def group(name: str, members: Sequence[Peer], rank: int) -> Group:
         return CountedGroup(groups.group(name, members, rank), len(members), rank, count)

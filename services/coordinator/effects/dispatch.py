@@ -1,8 +1,8 @@
-"""Carries out what a coordinator decides: which part does what, by the type of the command.
+"""Carries out a coordinator's commands: one handler per type of command.
 
-`common.core.coordinator` decides; `loop` hands each command here, in order, in the job's turn. What
-would take long is done by actors apart, and what is asked of the board again and again goes through
-the exchange that all jobs share: its answers come to the inbox.
+`common.core.coordinator` decides; `loop` passes each command to `Effects`, in order, in the job's
+turn. Slow work runs in separate actors. Frequent requests to Redis go through the exchange that all
+jobs share, and its answers come to the inbox.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
     from services.coordinator.replica import JobContext
 
-AWAITED_TTL_S = 3 * SEARCH_AGAIN_S  # of what the board says of a checkpoint that is not found
+# Lifetime in Redis of the reason why a checkpoint is awaited.
+AWAITED_TTL_S = 3 * SEARCH_AGAIN_S
 
 
 class Effects:
-    """The hands of one job's coordinator.
+    """Carries out the commands of one job's coordinator.
 
     Args:
-        job: What its parts share.
+        job: State that the effects share.
         lease_ttl_s: Lifetime of the lease.
     """
 
@@ -79,12 +80,13 @@ class Effects:
         }
 
     def carry_out(self, command: CoordinatorCommand) -> Iterator[events.CoordinatorEvent]:
-        """Carry out a command; yields what it brings about at once."""
+        """Carry out a command, and yield the events that it causes at once."""
         started = perf_counter()
         try:
             yield from self._handlers[type(command)](command) or ()
         except UnavailableError as error:
-            # What was lost on the board is asked for again: once it answers, by a tick, a lease.
+            # Requests lost in Redis are repeated: by a tick, by a lease request, or by
+            # `OrdersLost`.
             self._job.outage.met(error)
             match command:
                 case do.PostTrigger() | do.PublishModel():
@@ -94,11 +96,11 @@ class Effects:
         self._times.add(type(command).__name__, started)
 
     def poll(self) -> None:
-        """Run delivery reports, and do what waited for them, for Kafka, or for others.
+        """Run delivery reports, and continue work that waited for Kafka or for other jobs.
 
         Raises:
-            BaseException: What ended a step apart; a DeliveryError if an audit record was not
-                delivered: this actor must not go on.
+            BaseException: The fault that ended slow work, or a DeliveryError if an audit record was
+                not delivered. The actor must end.
         """
         if self._job.fault is not None:
             raise self._job.fault
@@ -112,7 +114,7 @@ class Effects:
         self.ending.poll()
 
     def close(self) -> None:
-        """End what was begun; what was appended is delivered."""
+        """End everything, and deliver the appended records."""
         self.leadership.end()
         self.snapshots.close()
         self._job.replica.candidates.leave(self._job.id)
@@ -158,7 +160,7 @@ class Effects:
         self.leadership.stand_by()
 
     def _await_checkpoint(self, command: do.AwaitCheckpoint) -> None:
-        """Leave the job to other replicas until the next search, and say why."""
+        """Leave the job to other replicas until the next search, and report why."""
         reason = self.ending.named(command.reason)
         if self._job.changes("awaited", reason):
             self._job.log.warning("checkpoint_awaited", reason=reason)

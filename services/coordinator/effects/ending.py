@@ -1,4 +1,4 @@
-"""How a job stops: held until a person resumes it, left to a checkpoint, or done."""
+"""The end of a job: it is held until a person resumes it, or finished."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ if TYPE_CHECKING:
     from services.coordinator.leadership import Leadership
     from services.coordinator.replica import JobContext
 
-UPLOAD_S = 60.0  # for the last checkpoint of a job that ends
-WRITE_RETRY_S = 2.0  # between attempts to write down that a job is held, or at its end
+# Longest wait for the last checkpoint of a job that ends.
+UPLOAD_S = 60.0
+# Pause between attempts to write that a job is held or finished.
+WRITE_RETRY_S = 2.0
 
 _UNNAMED = re.compile(r"`doll job resume(?=`| --)")
 
 
 class _Waiting(NamedTuple):
-    """A job that has come to its end, until that is written down."""
+    """A job that ends, until that is written."""
 
     end: do.Finish
-    until: float  # how long the upload of its last checkpoint is waited for
+    # Deadline for the upload of its last checkpoint.
+    until: float
 
 
 class JobEnding:
-    """Writes down in the jobs topic that a job is held, or at its end."""
+    """Writes to the jobs topic that a job is held or finished."""
 
     def __init__(
         self,
@@ -54,22 +57,24 @@ class JobEnding:
         self._snapshots = snapshots
         self._records = records
         self._leadership = leadership
-        self.finished = False  # all that is to be done at the job's end is done
-        # The job as the jobs topic has it after a hold. It runs if somebody resumed it in between.
+        # True once all work at the job's end is done.
+        self.finished = False
+        # The job's record after a hold was written. It says "running" if somebody has resumed the
+        # job.
         self.hold_written: JobRecord | None = None
-        # While the jobs topic does not say it: a hold, and the job as it was decided for.
+        # A hold that is not written yet, and the record of the job that it was decided for.
         self._held: tuple[do.Hold, JobRecord] | None = None
         self._waiting: _Waiting | None = None
         self._write_at = 0.0
 
     def due(self) -> float:
-        """When `poll` has something to do that nobody would wake it for."""
+        """Return when `poll` has work that no event wakes the actor for."""
         if self._waiting is not None:
             return monotonic() + self._lease.ttl_s / RENEWALS
         return self._write_at if self._held is not None else inf
 
     def poll(self) -> None:
-        """Do what waited for Kafka, or for an upload."""
+        """Continue work that waits for Kafka or for an upload."""
         if self._held is not None:
             self._write_hold(*self._held)
         if self._waiting is not None:
@@ -82,16 +87,17 @@ class JobEnding:
         self._write_hold(*self._held)
 
     def named(self, reason: str) -> str:
-        """Complete the commands in a reason: who decides knows topics at most, and not the name."""
+        """Add the job's name to commands in a reason, because the core does not know the name."""
         return _UNNAMED.sub(f"\\g<0> {self._job.record.spec.name}", reason)
 
     def _write_hold(self, held: do.Hold, record: JobRecord) -> None:
-        """Write down why the job is held, until the jobs topic has it: else nobody would know."""
+        """Write why the job is held. Retry until the jobs topic has it, or nobody would know."""
         if monotonic() < self._write_at:
             return
         try:
             if self._job.newest() is not None:
-                with suppress(NotFoundError):  # it was deleted since
+                # The job was deleted meanwhile.
+                with suppress(NotFoundError):
                     job_store = self._job.replica.job_store
                     reason = self.named(held.reason)
                     self.hold_written = job_store.hold(record, reason, held.detail)
@@ -105,7 +111,8 @@ class JobEnding:
         self._job.log.info("job_ends", reason=command.reason)
         if self._job.record.spec.evaluation:
             try:
-                self._models.offer()  # the last version is worth judging, whatever its number
+                # The last version is always evaluated, even if its number is not due.
+                self._models.offer()
             except UnavailableError as error:
                 self._job.outage.met(error)
         self._job.ends = True
@@ -113,9 +120,9 @@ class JobEnding:
         self._go_on_ending(self._waiting)
 
     def _go_on_ending(self, waiting: _Waiting) -> None:
-        """Wait for the last snapshot and its upload without holding a thread, then write it down.
+        """Write the end after the last snapshot and its upload, without holding a thread.
 
-        Until then the lease is prolonged, or another replica would lead the job once more.
+        Until then the lease is renewed, so that no other replica leads the job again.
         """
         self._lease.ask()
         now = monotonic()
@@ -125,7 +132,8 @@ class JobEnding:
             self._job.log.error("last_checkpoint_late", waited_s=UPLOAD_S)
         if now < self._write_at:
             return
-        if (name := self._snapshots.unnamed) is not None:  # the leader that would name it has ended
+        # The leader that would have named the checkpoint has ended.
+        if (name := self._snapshots.unnamed) is not None:
             self._snapshots.unnamed = None
             deque(self._records.append(CheckpointStored(*name)), maxlen=0)
         try:
@@ -144,10 +152,11 @@ class JobEnding:
             return
         if record is not None and not end.stopped:
             try:
-                with suppress(NotFoundError):  # it was deleted since
+                # The job was deleted meanwhile.
+                with suppress(NotFoundError):
                     job.replica.job_store.finish(job.id, end.reason, end.revision)
             except ConflictError as error:
-                # Its deadline may be another: whoever leads it next decides.
+                # The job may have another deadline now. The next leader decides.
                 job.log.info("job_goes_on", reason=str(error))
                 return
         job.log.info("job_finished", reason=end.reason)

@@ -1,4 +1,4 @@
-"""The lease in Redis: it says who may try to lead the job."""
+"""The lease in Redis, which decides who may try to lead a job."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from common.core import commands as do
     from services.coordinator.replica import JobContext
 
-# Between attempts to begin with a job whose task is not here: somebody may install it, but an
-# attempt keeps the lease from others for a moment.
-UNABLE_S = (5.0, 60.0)  # the first, and doubled up to this
+# Pauses between attempts if this replica lacks the job's task: the first, doubled up to the second.
+# Somebody may install the task, but each attempt keeps the lease from others for a moment.
+UNABLE_S = (5.0, 60.0)
 
 
 class Lease:
-    """Asks for the lease, prolongs it and gives it back.
+    """Acquires, renews and releases the lease.
 
     Args:
         ttl_s: Lifetime of the lease.
@@ -29,23 +29,25 @@ class Lease:
         self._job = job
         self._exchange, self._candidates = job.replica.exchange, job.replica.candidates
         self.ttl_s = ttl_s
-        self._asked = False  # since it was given back last
-        self._may_ask = True  # else it waits until there may be another candidate
+        # True after a request, until the lease is released.
+        self._asked = False
+        # False while too many other jobs are candidates.
+        self._may_ask = True
         self._unable_until = 0.0
         self._unable_pause_s = UNABLE_S[0]
 
     @property
     def unable(self) -> bool:
-        """True if it leaves the job to others for now."""
+        """True while this replica leaves the job to others."""
         return monotonic() < self._unable_until
 
     def poll(self) -> None:
-        """Ask again if there was no place for a further candidate."""
+        """Request the lease again if there was no place for another candidate."""
         if not self._may_ask:
             self.ask()
 
     def ask(self, command: do.AskLease | None = None) -> None:
-        """Take or prolong it, unless that would be of no use now."""
+        """Acquire or renew the lease, unless that would be useless now."""
         job = self._job
         self.ttl_s = self.ttl_s if command is None else command.ttl_s
         if job.role == "standby":
@@ -60,7 +62,7 @@ class Lease:
 
     def _answered(self, held: bool) -> Iterator[events.CoordinatorEvent]:  # noqa: FBT001 -- an answer
         job = self._job
-        # Either it was given back meanwhile, or it only keeps others from beginning.
+        # The lease was released meanwhile, or only keeps others away while the job ends.
         if not self._asked or job.ends:
             return
         if job.changes("lease", held) and not held:
@@ -75,22 +77,22 @@ class Lease:
             self._candidates.leave(job.id)
 
     def release(self, _: do.ReleaseLease | None = None) -> None:
-        """Give it back; while the job ends, others must not begin before that is written down."""
+        """Release the lease. While the job ends, keep it until the end is written."""
         if not self._job.ends:
             self._asked = False
             self._exchange.release_lease(self._job.id, self._job.replica.name)
 
     def close(self) -> None:
-        """Give it back if it was asked for, so that others need not wait for it to run out."""
+        """Release a requested lease, so that others need not wait until it expires."""
         if self._asked:
             self._exchange.release_lease(self._job.id, self._job.replica.name)
 
     def leave_to_others(self) -> None:
-        """Give it back, and ask for none for a while: other replicas may have the task."""
+        """Release the lease and pause requests: other replicas may have the task."""
         self._unable_until = monotonic() + self._unable_pause_s
         self._unable_pause_s = min(2 * self._unable_pause_s, UNABLE_S[1])
         self.release()
 
     def is_able(self) -> None:
-        """This replica has the task: a next pause is a first one."""
+        """Reset the pause, because this replica has the task."""
         self._unable_pause_s = UNABLE_S[0]

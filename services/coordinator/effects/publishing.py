@@ -1,4 +1,4 @@
-"""What a leader puts on the board for workers and evaluators: models, triggers, its status."""
+"""Publishes a leader's models, triggers and status in Redis, for workers and evaluators."""
 
 from __future__ import annotations
 
@@ -24,24 +24,30 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from services.coordinator.replica import JobContext
 
-INLINE_BYTES = 64 << 10  # a model up to here travels inside its trigger: one round trip less
-MOST_MEMBER_LINES = 200  # lines of one leadership about members: whoever forges names fills no disk
+# Models up to this size travel in their trigger, which saves workers a round trip.
+INLINE_BYTES = 64 << 10
+# Log lines about members in one leadership. The limit keeps forged names from filling the disk.
+MOST_MEMBER_LINES = 200
 _UNCHANGED: tuple[ModelId | UnsetType, bytes | UnsetType] = (UNSET, UNSET)
 
 
 class ModelPublisher:
-    """Takes a leader's steps, and puts each model where workers find it."""
+    """Applies a leader's updates, and publishes each model."""
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
-        self.view: KnownWeights | None = None  # of a leader that sends workers what changes
-        self._viewed: ModelId | None = None  # the model that the view is of
-        self._changed = _UNCHANGED  # since which model, and how, for the next trigger
+        # Weights as workers know them, if the leader sends changes only.
+        self.view: KnownWeights | None = None
+        # Version that `view` belongs to.
+        self._viewed: ModelId | None = None
+        # The base and the changes of the next trigger.
+        self._changed = _UNCHANGED
         self._offered: ModelId | None = None
-        self._progress = -1.0, 0.0  # before the version in hand, and with it
+        # Progress before the version in hand, and with it.
+        self._progress = -1.0, 0.0
 
     def begin(self, snapshot: Snapshot) -> None:
-        """A leadership begins with a snapshot's weights."""
+        """Start a leadership with a snapshot's weights."""
         self.view = None
         self._progress = snapshot.progress - 1, snapshot.progress
         if not self._job.members:
@@ -54,7 +60,7 @@ class ModelPublisher:
             self._job.trainer.add(command.round, gradient.vector, gradient.samples)
 
     def apply(self, command: do.Apply) -> Iterator[events.CoordinatorEvent]:
-        """Take the step of an update."""
+        """Take the optimizer step of an update."""
         number, update = command.round, command.update
         if command.measured:
             model = ModelId(update.epoch, update.version)
@@ -63,11 +69,11 @@ class ModelPublisher:
         self._progress = self._progress[1], update.progress
 
     def discard(self, command: do.DiscardSum) -> None:
-        """Forget a sum."""
+        """Discard a sum."""
         self._job.trainer.discard(command.round)
 
     def publish(self, command: do.PublishModel) -> None:
-        """Put the weights in hand where workers find them, and where evaluators do."""
+        """Publish the weights in hand for workers, and for evaluators if the version is offered."""
         self._job.in_hand = command.model
         if self.view is None or command.whole:
             self._put_whole(command.model)
@@ -76,14 +82,14 @@ class ModelPublisher:
             self.offer()
 
     def offer(self) -> None:
-        """Leave the weights in hand for evaluators, once."""
+        """Offer the weights in hand to evaluators, once per version."""
         model = self._job.in_hand
         if model is not None and model != self._offered:
             self._job.board.offer_model(model, self._job.trainer.snapshot(optimizer=False))
             self._offered = model
 
     def complete(self, trigger: UpdateTrigger) -> UpdateTrigger:
-        """Return a trigger with the weights, or with what has changed since the last trigger."""
+        """Return a trigger with the weights, or with their changes since the last trigger."""
         members = self._job.members
         trigger = replace(
             trigger,
@@ -99,12 +105,12 @@ class ModelPublisher:
         return replace(trigger, since=since, changes=changes)
 
     def change(self) -> None:
-        """Go by a job that was changed; its compression counts from the next version on."""
+        """Follow a changed job. Its compression takes effect with the next version."""
         if self._job.role == "leader" and not self._job.members:
             self._compress()
 
     def _put_whole(self, model: ModelId) -> None:
-        """Put a model where whoever does not know it finds it."""
+        """Put a complete model in Redis for workers that do not have it."""
         if self.view is not None:
             self._follow(self.view, model)
         if self.view is not None:
@@ -113,11 +119,12 @@ class ModelPublisher:
             self._job.board.put_model(model, self._job.trainer.weights())
 
     def _follow(self, view: KnownWeights, model: ModelId) -> None:
-        """Let the view be one of this model; it is put whole where most of it has changed."""
+        """Move the view to this model, and put a complete model if most of it has changed."""
         if self._viewed == model:
             return
         since, self._viewed, self._changed = self._viewed, model, _UNCHANGED
-        if self._job.spec.compression is None:  # any more: from this model on all is told
+        # Compression was removed from the job: from this model on, all weights are sent.
+        if self._job.spec.compression is None:
             self.view = None
             self._put_whole(model)
             return
@@ -129,9 +136,9 @@ class ModelPublisher:
             self._changed = since, encode_sparse(changes)
 
     def _compress(self) -> None:
-        """Let workers know the weights in hand, and of later ones what changes; or what they know.
+        """Begin to send changes only, starting from the weights in hand, if the job compresses.
 
-        A model that has a name stays what it is: who holds it has the same bits.
+        A model that has an id never changes: all its holders have the same bits.
         """
         if self._job.spec.compression is None or self._travels_inside:
             return
@@ -146,33 +153,40 @@ class ModelPublisher:
 
     @property
     def _travels_inside(self) -> bool:
-        """True if the model is in each trigger: then nobody asks the board for it."""
+        """True if each trigger carries the model, so that nobody needs to fetch it."""
         return not self._job.members and len(self._job.trainer.weights()) <= INLINE_BYTES
 
 
 class OrderPublisher:
-    """Posts triggers, puts the leader's status, and asks which workers are alive."""
+    """Posts triggers, puts the leader's status and requests heartbeats."""
 
     def __init__(self, job: JobContext, models: ModelPublisher) -> None:
         self._job = job
         self._models = models
-        self.lost = False  # a model or a trigger of this leader could not be put
-        self._stated = False  # this leader has put its status
-        self._status: LeaderStatus | None = None  # the newest
-        self._triggers = ""  # the stream that its triggers are in
-        self._stage = 0  # of those who own slices, in this leadership
-        self._reported_members = set[tuple[str, str, str]]()  # what the log says of its members
-        # Workers as seen last, and in which leadership; of the thread that sees them.
+        # True if a model or a trigger of this leader could not be put.
+        self.lost = False
+        # True if this leader has put its status.
+        self._stated = False
+        # The newest status.
+        self._status: LeaderStatus | None = None
+        # Stream of this leader's triggers.
+        self._triggers = ""
+        # Stage of the slices' owners in this leadership.
+        self._stage = 0
+        # Lines about members that are in the log.
+        self._reported_members = set[tuple[str, str, str]]()
+        # The leadership and the workers of the last answer. Used only by the thread that receives
+        # it.
         self._seen: tuple[int, dict[WorkerId, Heartbeat]] | None = None
 
     def begin(self) -> None:
-        """A leadership begins, of which nobody has seen anything."""
+        """Start a leadership without observations."""
         self.lost = self._stated = False
         self._status, self._triggers, self._stage = None, "", 0
         self._reported_members.clear()
 
     def post(self, command: do.PostTrigger) -> None:
-        """Post a trigger, in a new stream if it moves or if something there keeps it out."""
+        """Post a trigger, in a new stream if so ordered or if the old stream rejects it."""
         job, moves = self._job, command.moves
         trigger = self._models.complete(command.trigger)
         if not moves and job.board.post_trigger(trigger, self._triggers):
@@ -192,7 +206,7 @@ class OrderPublisher:
         self._put(self._status)
 
     def read_heartbeats(self, _: do.ReadHeartbeats) -> None:
-        """Ask which workers are alive; the actor is woken if that is news."""
+        """Request workers' heartbeats. The actor is woken if they have changed."""
         job, leadership = self._job, self._job.inbox.leadership
 
         def are_news(beats: dict[WorkerId, Heartbeat]) -> bool:
@@ -203,13 +217,14 @@ class OrderPublisher:
         job.replica.exchange.alive(job.id, seen, soon=not job.idle)
 
     def _put(self, leader_status: LeaderStatus) -> None:
-        job, lost = self._job, self.lost  # then the actor waits for an answer, to put them again
+        # If orders were lost, the answer wakes the actor, which puts them again.
+        job, lost = self._job, self.lost
         said = replace(leader_status, triggers=self._triggers)
         answered = job.inbox.answer(self._put_answered, wakes=lambda stood: lost or not stood)
         job.replica.exchange.put_leader_status(job.id, said, answered, soon=not job.idle)
 
     def _put_answered(self, stood: bool) -> Iterator[events.CoordinatorEvent]:  # noqa: FBT001 -- an answer
-        """The status is on the board; if none stood there before, the board came back empty."""
+        """Note that the status was put. If there was none before, Redis came back empty."""
         if not stood and self._stated:
             self._job.log.warning("board_wiped")
             yield events.BoardWiped()
@@ -218,7 +233,7 @@ class OrderPublisher:
         self._stated, self.lost = True, False
 
     def _log_members(self, leader_status: LeaderStatus) -> None:
-        """Log other owners of slices, who takes no part, and for whom updates wait, once each."""
+        """Log new owners of slices, workers left out, and workers that delay updates, once each."""
         group, log = leader_status.group, self._job.log
         if group is UNSET:
             return

@@ -1,4 +1,4 @@
-"""What a coordinator writes to Kafka: its decisions, and openings of partitions."""
+"""Writes a coordinator's records to Kafka: its decisions, and openings of partitions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RecordWriter:
         self._writer = job.replica.log.writer(waits=False, on_ready=job.inbox.wake)
 
     def open_partition(self, command: do.OpenPartition) -> Iterator[events.CoordinatorEvent]:
-        """Write it; what gets lost is ordered anew after the next look at the streams."""
+        """Write an `Opened`. If it is lost, the next poll of the streams orders it again."""
         record, topic = command.record, control_topic(self._job.id)
         try:
             self._writer.append(topic, wire.encode_claim(record))
@@ -45,7 +45,7 @@ class RecordWriter:
         )
 
     def append(self, record: AuditRecord) -> Iterator[events.CoordinatorEvent]:
-        """Write a decision; one that cannot be written must not be believed."""
+        """Write a decision. If that fails, the attempt fails: an unwritten decision is void."""
         topic = updates_topic(self._job.id)
         delivered = partial(self._delivered, record) if isinstance(record, Lead) else None
         try:
@@ -57,7 +57,8 @@ class RecordWriter:
             yield events.HoldRequired(deleted(topic))
             return
         if isinstance(record, Lead):
-            # What costs something is done: until Kafka gives it back, others can go on.
+            # The expensive part is done, so other candidates may start while Kafka delivers the
+            # record.
             self._job.replica.candidates.leave(self._job.id)
             self._job.log.info(
                 "stands_to_lead",
@@ -74,15 +75,16 @@ class RecordWriter:
         """Run delivery reports.
 
         Raises:
-            DeliveryError: If an audit record was not delivered: this actor must not go on.
+            DeliveryError: If an audit record was not delivered. The actor must end.
         """
         self._writer.poll()
         self._job.outage.watch(self._writer)
 
     def close(self) -> None:
-        """Deliver what was appended."""
+        """Deliver the appended records and close the writer."""
         try:
-            with suppress(BrokenWriterError):  # `poll` has raised: it is what ends this
+            # `poll` has raised this error already.
+            with suppress(BrokenWriterError):
                 self._writer.flush(FLUSH_S)
         finally:
             self._writer.close()

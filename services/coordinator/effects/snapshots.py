@@ -1,4 +1,4 @@
-"""A leader's snapshots: hot ones on the board, checkpoints in object storage by a thread apart."""
+"""A leader's snapshots: hot ones in Redis, and checkpoints in object storage."""
 
 from __future__ import annotations
 
@@ -43,37 +43,42 @@ if TYPE_CHECKING:
 FORGED = (
     "no coordinator of this job wrote it: somebody else may write to Redis; it counts for nothing"
 )
-RETRY_S = 2.0  # between attempts while object storage is unavailable
+# Pause between attempts while object storage is unavailable.
+RETRY_S = 2.0
 
 
 class _Made(NamedTuple):
-    """A snapshot that is to become a checkpoint, and when it was made."""
+    """A snapshot that becomes a checkpoint, and when it was made."""
 
     saved: SnapshotFile
     at_s: float
-    state: bool  # it is stored as members copy it, too
+    # True if it is also stored in the form that members copy.
+    state: bool
 
 
 class Lasting(NamedTuple):
     """The checkpoints that a candidate found in storage."""
 
     found: list[FoundSnapshot]
-    torn: dict[ModelId, str]  # listed, and why they cannot be read
-    said: str  # where it looked, and what was there
-    failed: bool = False  # True if storage gave no list
+    # Reason for each listed checkpoint that cannot be read.
+    torn: dict[ModelId, str]
+    # Where the candidate searched, and what it found.
+    said: str
+    # True if storage returned no list.
+    failed: bool = False
 
 
 class SnapshotStore:
-    """Where one job's snapshots go, and come from.
+    """Writes and finds one job's snapshots.
 
     Args:
-        board: For the hot ones.
-        checkpoints: For the lasting ones, None where the settings name no object storage.
-        steps: Runs uploads, which take their time.
-        wake: Told when an upload is done.
+        board: Holds the hot snapshots.
+        checkpoints: Holds the checkpoints. None without object storage.
+        steps: Runs uploads, which are slow.
+        wake: Called after an upload.
         fail: Ends the job's part in this process with a fault.
-        stored: Told which version is in storage as members copy it.
-        verified: Told the name of a checkpoint that was written and read back.
+        stored: Called with the version that is in storage in the form that members copy.
+        verified: Called with the name of a checkpoint that was written and read back.
         clock: Seconds since 1970.
     """
 
@@ -106,29 +111,37 @@ class SnapshotStore:
         self._verified = verified
         self._clock = clock
         self._outage = Outage(logger, "storage")
-        self._unreadable = dict[ModelId, str]()  # checkpoints that were passed over, and why
-        self._hint = ""  # what is wrong with the hint in storage
-        self._begun: ModelId | None = None  # the first snapshot of the leader that writes here
-        self._newest_s: float | None = None  # when the newest checkpoint was made
+        # Checkpoints that were skipped, and why.
+        self._unreadable = dict[ModelId, str]()
+        # Problem with the hint in storage.
+        self._hint = ""
+        # First snapshot of the current leader.
+        self._begun: ModelId | None = None
+        # When the newest checkpoint was made.
+        self._newest_s: float | None = None
         self._next: _Made | None = None
-        self._look = False  # a leader has begun: see what is there
-        self._lock = threading.Lock()  # guards the four above
+        # True after a leader began, until storage was listed.
+        self._look = False
+        # Guards `_begun`, `_newest_s`, `_next`, `_look` and `_busy`.
+        self._lock = threading.Lock()
         self._busy = False
-        self._running: Supervised | None = None  # from the first snapshot on
+        # None until the first snapshot.
+        self._running: Supervised | None = None
 
-    # --- what a candidate finds --------------------------------------------------------------
+    # --- snapshots of a candidate -----------------------------------------------------------------
 
     def hot(self) -> list[FoundSnapshot]:
-        """Every hot snapshot that can be read whole.
+        """Return every hot snapshot that can be read completely.
 
         Raises:
             FutureFormatError: If a newer program wrote one.
-            UnavailableError: If the board is unavailable: a better one might be there.
+            UnavailableError: If Redis is unavailable, because a better snapshot might be there.
         """
         found = list[FoundSnapshot]()
         for data in self._board.snapshots():
             try:
-                # First: nobody but a coordinator may say that a newer program is needed.
+                # The seal is checked first: only a coordinator may claim that a newer program is
+                # needed.
                 if self._record.seal and not is_sealed(data, self._record.seal):
                     self._log.warning("hot_snapshot_forged", reason=FORGED)
                     continue
@@ -138,7 +151,7 @@ class SnapshotStore:
         return found
 
     def _with_weights(self, hot: FoundSnapshot) -> FoundSnapshot:
-        """Where members hold the weights, their own storage may have them."""
+        """Add the state that members have stored to a hot snapshot without weights."""
         snapshot, checkpoints = hot.snapshot, self._checkpoints
         if hot.has_weights or not snapshot.in_storage:
             return hot
@@ -149,7 +162,7 @@ class SnapshotStore:
         return hot._replace(trainer=partial(checkpoints.state, snapshot.made))
 
     def lasting(self) -> Lasting:
-        """Every checkpoint, all but its weights; those that cannot be read are passed over.
+        """Return every readable checkpoint, without its weights; skip the others.
 
         Raises:
             FutureFormatError: If a newer program wrote one.
@@ -160,7 +173,8 @@ class SnapshotStore:
             content = from_store(self._checkpoints)
         except FutureFormatError:
             raise
-        except DollError as error:  # it may be mended: whoever searches waits
+        # The error may be temporary, so the candidate waits.
+        except DollError as error:
             return Lasting([], {}, f"{self._checkpoints.where}: {error}", failed=True)
         found, known = content.readable, self._unreadable
         self._unreadable = {name: known[name] for name in known.keys() & found.keys()}
@@ -181,9 +195,9 @@ class SnapshotStore:
 
     @property
     def unreadable(self) -> str:
-        """Which checkpoints were passed over because they cannot be read; empty where none was.
+        """Reasons why checkpoints were skipped as unreadable; empty without any.
 
-        To begin again in silence would take back all that they hold.
+        A job that started from version 0 without a word would lose what those checkpoints hold.
         """
         reasons = [
             f"{format_model_id(name)}: {why}" for name, why in sorted(self._unreadable.items())
@@ -194,12 +208,12 @@ class SnapshotStore:
         return f"there are checkpoints, but none to go on from ({'; '.join(reasons)})"
 
     def first(self, positions: Positions) -> FoundSnapshot:
-        """What the job begins with, where nothing was learned yet.
+        """Return version 0, which the job starts from if nothing was learned yet.
 
         Raises:
-            CorruptError: If it is to begin with another job's weights, and these are not what was
-                written.
-            UnavailableError: If object storage is unavailable, which has these weights.
+            CorruptError: If the job starts with another job's weights, and these differ from what
+                was written.
+            UnavailableError: If object storage, which has these weights, is unavailable.
         """
         data, origin = self._origin(), self._record.origin
         title = "version 0" + (f", the weights of {origin}" if origin else "")
@@ -218,7 +232,8 @@ class SnapshotStore:
             return self._checkpoints.origin(origin.sha256)
         except CorruptError as error:
             raise CorruptError(f"the job begins with the weights of {origin}: {error}") from error
-        except DollError as error:  # it may be mended: whoever searches tries again
+        # The error may be temporary, so the candidate tries again.
+        except DollError as error:
             raise UnavailableError(str(error)) from error
 
     def _read(self, name: ModelId, trainer: Callable[[], bytes]) -> bytes:
@@ -227,25 +242,26 @@ class SnapshotStore:
         except CorruptError as error:
             self._pass_over(name, str(error))
             raise
-        self._unreadable.pop(name, None)  # somebody brought it back
+        # The checkpoint was restored.
+        self._unreadable.pop(name, None)
         return weights
 
     def _pass_over(self, name: ModelId, reason: str) -> None:
         self._unreadable[name] = reason
         self._log.warning("checkpoint_unreadable", name=format_model_id(name), reason=reason)
 
-    # --- what a leader leaves ----------------------------------------------------------------
+    # --- snapshots of a leader --------------------------------------------------------------------
 
     def put(self, saved: SnapshotFile, *, checkpoint: bool, state: bool = False) -> None:
-        """Publish a snapshot; a checkpoint is uploaded later, the newest where several wait.
+        """Publish a snapshot. A checkpoint is uploaded later; if several wait, only the newest is.
 
         Args:
             saved: The snapshot.
-            checkpoint: Whether it is one.
-            state: Whether that is stored as members copy it, too.
+            checkpoint: True if it becomes a checkpoint.
+            state: True if it is also stored in the form that members copy.
 
         Raises:
-            UnavailableError: If the board is unavailable.
+            UnavailableError: If Redis is unavailable.
         """
         if self._checkpoints is not None:
             with self._lock:
@@ -262,28 +278,29 @@ class SnapshotStore:
             self._log.info("hot_snapshot_withheld", reason="another replica has the lease")
 
     def age_s(self) -> float | None:
-        """Seconds since the newest checkpoint was made; None where there is nothing to tell.
+        """Return the age of the newest checkpoint in seconds; None before a leadership.
 
-        Until storage has said when that was, they count from the moment when the leader began.
+        Until storage has named that checkpoint, the age counts from the beginning of the
+        leadership.
         """
         newest_s = self._newest_s
         return None if newest_s is None else max(0.0, self._clock() - newest_s)
 
     @property
     def all_uploaded(self) -> bool:
-        """Whether the last checkpoint has arrived."""
+        """True if the last checkpoint is uploaded."""
         with self._lock:
             return self._next is None and not self._busy
 
     def end(self) -> None:
-        """Upload no more; what has not begun is lost."""
+        """Stop uploading. Checkpoints whose upload has not started are lost."""
         if self._running is not None:
             self._running.end()
 
-    # --- its turns ---------------------------------------------------------------------------
+    # --- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
-        """Upload the newest checkpoint that waits."""
+        """Upload the newest waiting checkpoint."""
         with self._lock:
             made, look = self._next, self._look
             self._next, self._look, self._busy = None, False, made is not None
@@ -293,10 +310,11 @@ class SnapshotStore:
             self._write(made)
             self._outage.over()
         except DollError as error:
-            # Storage is unavailable, or does not let us in: that may be mended.
+            # Storage is unavailable or denies access; both may be temporary.
             self._metrics.checkpoint_failures.inc()
             self._outage.met(error)
-            with self._lock:  # the same one later, unless a newer one has come by then
+            # Retry with the same checkpoint, unless a newer one arrives.
+            with self._lock:
                 self._next, self._look = self._next or made, True
             return monotonic() + RETRY_S
         except BaseException as fault:  # noqa: BLE001 -- raised again by the job's own actor
@@ -306,19 +324,21 @@ class SnapshotStore:
             with self._lock:
                 self._busy = False
             self._wake()
-        return monotonic()  # another may have come meanwhile
+        # Another checkpoint may be waiting.
+        return monotonic()
 
     def close(self) -> None:
-        """There is nothing to let go of; for the supervisor."""
+        """Do nothing: the store owns no resources."""
 
     def _write(self, made: _Made | None) -> None:
-        """Write a checkpoint and read it back, if there is one; then delete those beyond `keep`."""
+        """Write a checkpoint, if there is one, read it back, and delete those beyond `keep`."""
         if self._checkpoints is None:
             return
         if made is not None:
             saved, name = made.saved, made.saved.name
             of, members = saved.snapshot.made, saved.snapshot.slices is not UNSET
-            if members:  # they have stored what they hold
+            # Members have stored their state.
+            if members:
                 saved = saved._replace(trainer=self._checkpoints.state(of))
                 self._offer(saved)
             elif made.state:
@@ -355,7 +375,7 @@ class SnapshotStore:
             self._newest_s = kept[0].manifest.created_s
 
     def _offer(self, saved: SnapshotFile) -> None:
-        """Leave its weights for evaluators: no other version of members comes by here."""
+        """Offer the weights to evaluators: only stored versions of members pass through here."""
         if self._record.spec.evaluation is not None:
             self._board.offer_model(saved.snapshot.made, model_in(saved.trainer))
 
@@ -365,7 +385,8 @@ class _Unpublished(NamedTuple):
 
     saved: SnapshotFile
     checkpoint: bool = False
-    state: bool = False  # as members copy it, too
+    # True if it is also stored in the form that members copy.
+    state: bool = False
 
 
 class SnapshotPublisher:
@@ -400,19 +421,19 @@ class SnapshotPublisher:
         # A checkpoint that the updates topic may not name yet.
         self.unnamed: ModelId | None = None
         self._copy = b""
-        # Times are seconds since 1970: of the copy of the weights, and of the version of the newest
-        # snapshot, which keeps its time in later snapshots of it.
+        # Times of the copied weights, and of the newest snapshot's version, in seconds since 1970.
+        # Later snapshots of a version keep its time.
         self._copied_at_s = 0.0
         self._version = GENESIS, 0.0
         self._unpublished: _Unpublished | None = None
 
     @property
     def all_stored(self) -> bool:
-        """True if every snapshot is published, and the last checkpoint uploaded."""
+        """True if every snapshot is published and the last checkpoint is uploaded."""
         return self._unpublished is None and self.store.all_uploaded
 
     def begin(self, snapshot: Snapshot) -> None:
-        """A leadership begins with a snapshot."""
+        """Start a leadership with a snapshot."""
         self._copy, self._version = b"", (snapshot.made, snapshot.made_at_s or time())
 
     def copy(self, _: do.CopyWeights) -> None:
@@ -420,7 +441,7 @@ class SnapshotPublisher:
         self._copy, self._copied_at_s = self._job.trainer.snapshot(), time()
 
     def take(self, command: do.PublishSnapshot) -> None:
-        """Publish a snapshot of the weights that were copied, now or later."""
+        """Publish a snapshot with the copied weights, now or once dead letters are delivered."""
         snapshot = command.snapshot
         if snapshot.made != self._version[0]:
             self._version = snapshot.made, time() if self._job.members else self._copied_at_s
@@ -434,7 +455,7 @@ class SnapshotPublisher:
         self.publish()
 
     def publish(self) -> None:
-        """Publish the snapshot that waits, once the dead letters that it leaves are delivered."""
+        """Publish the waiting snapshot once its dead letters are delivered."""
         if self._unpublished is None or not self.dead_letters.all_delivered:
             return
         waited, self._unpublished = self._unpublished, None
@@ -444,11 +465,11 @@ class SnapshotPublisher:
             self._job.outage.met(error)
 
     def end_leadership(self) -> None:
-        """Publish nothing of it any more."""
+        """Drop the waiting snapshot."""
         self._unpublished = None
 
     def close(self) -> None:
-        """Write no more letters, and upload no more."""
+        """Stop writing dead letters and checkpoints."""
         self.dead_letters.end()
         self.store.end()
 

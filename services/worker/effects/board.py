@@ -1,4 +1,4 @@
-"""A stream thread's part on the job's board: signs of life, and what the leader says."""
+"""A stream thread's traffic with Redis: heartbeats, leader status and reports."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from common.redis.port import Board
     from common.telemetry.logging import EventLogger
 
-HEARTBEAT_TTL_S = 1.2  # four beats: one lost and one late are no death
+# Four heartbeats, so that a worker survives one lost and one late heartbeat.
+HEARTBEAT_TTL_S = 1.2
 # Time between two reports in Redis.
 AGAIN_S = 10.0
 # Lifetime of a report in Redis: one report may be late.
 TTL_S = 2.5 * AGAIN_S
-# Number of bytes to read of a hot snapshot: enough for the layout of ten thousand tensors.
+# Bytes read of a hot snapshot: enough for the layout of ten thousand tensors.
 HEAD_BYTES = 1 << 20
 
 
 class WorkerBoard:
-    """Gives signs of life, reads the leader's status, and reports what this worker meets.
+    """Sends heartbeats, reads the leader's status, and reports this worker's problems.
 
     Args:
-        worker: This worker's name.
-        board: Board of the job, in Redis.
+        worker: Name of this worker.
+        board: The job's board in Redis.
         layout: Layout of this worker's model.
-        logger: Logger bound to the job and the worker.
-        clock: Monotonic clock, in seconds.
+        logger: Bound to the job and the worker.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -56,19 +57,21 @@ class WorkerBoard:
         self._clock = clock
         self._outage = Outage(logger, "redis", clock)
         self._notifier = OutageNotifier(board, worker, self._outage.job, clock)
-        self._reported = ""  # why the leader leaves this worker out
+        # Why the leader leaves this worker out, as reported.
+        self._reported = ""
         self._again_at = float("-inf")
 
     def beat(self, status: str) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         try:
             self._board.beat(self._worker, status, HEARTBEAT_TTL_S, self._digest)
-            self._outage.quiet()  # it may answer, and refuse what is written
+            # Redis may answer reads and refuse writes.
+            self._outage.quiet()
         except UnavailableError as error:
             self._outage.met(error)
 
     def leader_status(self) -> events.LeaderStatusSeen | None:
-        """Read the leader's status, and report what there is to report; None without Redis."""
+        """Read the leader's status and report problems; return None if Redis is unavailable."""
         try:
             found = self._board.get_leader_status()
             self._report_left_out(found)
@@ -80,7 +83,7 @@ class WorkerBoard:
         return events.LeaderStatusSeen(found)
 
     def _report_left_out(self, leader_status: LeaderStatus | None) -> None:
-        """Report why the leader leaves this worker out: if that is new, and each `AGAIN_S`."""
+        """Report why the leader leaves this worker out: at each change, and every `AGAIN_S`."""
         why = leader_status.left_out.get(self._worker, "") if leader_status is not None else ""
         if leader_status is None or not why:
             self._reported = ""

@@ -1,4 +1,4 @@
-"""Claims of a worker, on their way to the control topic."""
+"""Sends a worker's claims to the control topic."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.worker import WorkerMetrics
     from services.worker.traces import BatchTraces
 
-FLUSH_S = 5.0  # for the last claims when the worker leaves
+# Longest wait for the last claims of a worker that leaves.
+FLUSH_S = 5.0
 
 
 class ClaimSender:
-    """Sends the claims of one worker, and reports where each one stands.
+    """Sends one worker's claims, and reports their offsets.
 
     Args:
         log: Kafka.
-        job: Id of the job.
+        job: Identifier of the job.
         logger: Bound to the job.
-        measures: Of the worker.
-        traces: Of the worker's batches.
+        measures: Metrics of the worker.
+        traces: Traces of the worker's batches.
     """
 
     def __init__(
@@ -50,17 +51,18 @@ class ClaimSender:
         self._log = logger
         self._measures = measures
         self._traces = traces
-        self._outage = Outage(logger, "kafka")  # Kafka may answer reads and refuse writes
+        # Kafka may answer reads and refuse writes.
+        self._outage = Outage(logger, "kafka")
         self._times = StageTimes()
         self._unsent = list["Announce"]()
         self._delivered = list[tuple[int, int | None]]()
         self._writer = log.writer()
 
     def add(self, order: Announce) -> None:
-        """Count a claim, and send it with all that the turn makes.
+        """Count a claim, and send it with the other claims of this turn.
 
-        One by one they would go in as many requests as the turn takes lingers of the client, each
-        of which costs the broker and whoever reads them as much as one with all.
+        Sent one by one, the claims would go in several requests, one per linger of the client. Each
+        request costs the broker and every reader as much as one with all claims.
         """
         self._unsent.append(order)
         measures, claim = self._measures, order.claim
@@ -75,10 +77,10 @@ class ClaimSender:
                 measures.records_expired.labels(span.topic).inc(span.end - span.start)
 
     def send(self) -> None:
-        """Send what was added.
+        """Send the claims that were added.
 
         Raises:
-            UnknownTopicError: If the control topic is gone.
+            UnknownTopicError: If the control topic does not exist any more.
             DeliveryError: If a claim was refused.
         """
         unsent, self._unsent = self._unsent, []
@@ -91,11 +93,11 @@ class ClaimSender:
             )
 
     def delivered(self) -> Iterator[events.Delivered]:
-        """Run the delivery reports that are there, and yield what they say.
+        """Run the available delivery reports, and yield the highest possible offset of each claim.
 
         Raises:
-            UnavailableError: If Kafka did not say where a claim stands, and does not say up to
-                where the topic reaches; the rest is yielded by a later call.
+            UnavailableError: If Kafka knows neither the offset of a claim nor the end of the topic.
+                A later call yields the rest.
             DeliveryError: If a claim was refused.
         """
         self._writer.poll()
@@ -108,7 +110,7 @@ class ClaimSender:
             yield events.Delivered(number, highest)
 
     def flush(self) -> None:
-        """Wait for what was sent, but not for long.
+        """Wait for the sent claims, at most `FLUSH_S`.
 
         Raises:
             DeliveryError: If a claim was refused.
@@ -119,7 +121,7 @@ class ClaimSender:
             )
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the writer."""
         self._times.log(self._log)
         self._writer.close()
 

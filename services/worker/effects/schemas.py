@@ -1,6 +1,6 @@
-"""Finds the schemas of a worker's records, and keeps records back whose schema is not known yet.
+"""Finds the schemas of a worker's records, and delays records with unknown schemas.
 
-The stream thread never waits for one.
+The stream thread never waits for a schema.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
 
 RETRY_S = 1.0
-# So long an id of which the registry had no schema counts as none, before it is asked again.
+# Time until a schema that the registry did not have is looked up again.
 ABSENT_S = 30.0
 _STATUSES: dict[type[Exception], str] = {
     LateError: REGISTRY_LATE,
@@ -41,10 +41,10 @@ OfPartition: TypeAlias = Fetched | LogEndReached | OutOfRange | LogTruncated
 
 
 class SchemaFinder:
-    """Gives the codec the schemas that records need.
+    """Teaches the codec the schemas that records need.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -57,17 +57,19 @@ class SchemaFinder:
         self._codec = codec
         self._schemas = schemas
         self._outage = Outage(logger, "schema_registry")
-        # Heartbeat status that says why the last schema is missing. Empty: none is missing.
+        # Heartbeat status that says why the last schema is missing. Empty if none is.
         self.missing = ""
         self._clock = clock
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # guards what follows
+        # Guards the fields below.
+        self._lock = threading.Lock()
         self._wanted = set[int]()
-        self._absent = dict[int, float]()  # until when
+        # Deadlines until which ids count as absent.
+        self._absent = dict[int, float]()
         self._asking = False
 
     def ready(self, values: Sequence[bytes | None]) -> bool:
-        """Whether what these records need was looked for; if not, that begins now."""
+        """Return True if these records' schemas were looked up; otherwise start the lookup."""
         now = self._clock()
         with self._lock:
             unknown = self._codec.unknown(values)
@@ -78,15 +80,16 @@ class SchemaFinder:
             return not self._wanted
 
     def find(self, values: Sequence[bytes | None]) -> None:
-        """Find what these records need, which somebody has claimed and so found before.
+        """Find the schemas of these records, which the claiming worker has found before.
 
         Raises:
-            UnavailableError: If it is not in the job's topic, and Kafka or the registry is away.
+            UnavailableError: If a schema is not in the job's topic, and Kafka or the registry is
+                unavailable.
         """
         self._schemas.teach(self._codec, values)
 
     def close(self) -> None:
-        """Look for nothing any more."""
+        """Stop looking for schemas."""
         self._closed.set()
 
     def _learn(self, number: int) -> None:
@@ -118,32 +121,33 @@ class SchemaFinder:
 
 
 class SchemaGate:
-    """Keeps back what a worker read until its schema is known, and all that comes after, in order.
+    """Delays records with an unknown schema, and all later ones, in order.
 
     Args:
-        finder: Finds the schemas; None: records need none.
+        finder: Finds the schemas. None if records need none.
     """
 
     def __init__(self, finder: SchemaFinder | None) -> None:
         self._finder = finder
-        self._held = deque[OfPartition]()  # the first awaits a schema
+        # The first one waits for a schema.
+        self._held = deque[OfPartition]()
 
     @property
     def is_closed(self) -> bool:
-        """True while something is kept back."""
+        """True while records are delayed."""
         return bool(self._held)
 
     @property
     def missing(self) -> str:
-        """Heartbeat status that says why a schema is missing; empty: none is."""
+        """Heartbeat status that says why a schema is missing. Empty if none is."""
         return "" if self._finder is None else self._finder.missing
 
     def add(self, event: OfPartition) -> None:
-        """Take in what was read of a partition."""
+        """Add an event of a partition."""
         self._held.append(event)
 
     def ready(self) -> Iterator[OfPartition]:
-        """Take out, one by one, what nothing is missing for."""
+        """Yield, one by one, the events that are ready."""
         while self._held:
             first = self._held[0]
             if isinstance(first, Fetched) and self._finder and not self._finder.ready(first.values):
@@ -151,14 +155,14 @@ class SchemaGate:
             yield self._held.popleft()
 
     def drop(self, partitions: Collection[Partition]) -> None:
-        """Forget what waits of these partitions: it was read from where they do not stand now."""
+        """Drop the events of these partitions, because their positions have changed."""
         self._held = deque(each for each in self._held if each.partition not in partitions)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all events."""
         self._held.clear()
 
     def close(self) -> None:
-        """Look for no schema any more."""
+        """Stop looking for schemas."""
         if self._finder is not None:
             self._finder.close()

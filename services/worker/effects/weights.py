@@ -1,4 +1,4 @@
-"""Weights that a member of a group leaves where others find them: in storage, and on the board."""
+"""Publishes a group member's weights: in storage and in Redis."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger, StageTimes
     from services.worker.traffic import TrafficCounter
 
-STORE_S = 1.0  # between attempts to reach storage
-# Times as long as it took to put the weights on the board: not again before. Large ones make their
-# way as seldom as that, whatever the job's settings say.
+# Pause between attempts while storage is unavailable.
+STORE_S = 1.0
+# Pause between two transfers of weights to Redis, as a multiple of the time that the last one took.
+# It limits large weights to a small share of the time under any settings of the job.
 PAUSE = 20
 
 
 class StateUploader:
-    """Stores what a member is to store; the newest takes the place of what was not stored yet.
+    """Stores a member's state. A newer state replaces one that is not stored yet.
 
     Args:
-        checkpoints: Where to.
-        over: Set once the member has come to its end.
+        checkpoints: Receives the state.
+        over: Set once the member has ended.
         logger: Bound to the job.
         stored: Called with the version and the slices that were stored.
     """
@@ -49,19 +50,20 @@ class StateUploader:
         self._over = over
         self._stored = stored
         self._outage = Outage(logger, "storage")
-        self._lock = threading.Lock()  # guards what follows
+        # Guards the fields below.
+        self._lock = threading.Lock()
         self._waiting: tuple[ModelId, Slices, bytes] | None = None
         self._runs = False
 
     def put(self, made: ModelId, slices: Slices, data: bytes) -> bool:
-        """Take in what is to be stored; returns True if a thread must `run`."""
+        """Set the state to store; return True if a thread must `run`."""
         with self._lock:
             self._waiting = made, slices, data
             begins, self._runs = not self._runs, True
             return begins
 
     def run(self) -> None:
-        """Store what is newest, and go on trying until it is there."""
+        """Store the newest state, and retry until it is stored."""
         while True:
             with self._lock:
                 waiting = self._waiting
@@ -86,12 +88,12 @@ class StateUploader:
 
 
 class WeightsSharer:
-    """Puts weights on the board, with snapshots of the leader's or as a version that is offered.
+    """Puts weights in Redis, with the leader's snapshots or as an offered version.
 
-    `begin` is called with the member's lock held, `put` in a thread of its own.
+    `begin` is called with the member's lock held, `put` in a separate thread.
 
     Attributes:
-        due: What the leader has ordered last, until it is begun.
+        due: The leader's latest order, until it is begun.
     """
 
     def __init__(
@@ -102,11 +104,13 @@ class WeightsSharer:
         self._count = count
         self._times = times
         self._log = logger
-        self._began = 0.0  # 0: nothing is being put
-        self._again_at = 0.0  # with hot snapshots, at the earliest
+        # When the transfer under way began; 0 if there is no transfer.
+        self._began = 0.0
+        # Earliest next transfer for hot snapshots.
+        self._again_at = 0.0
 
     def begin(self, made: ModelId | None) -> ShareWeights | None:
-        """Return what to `put` now, if it is time for it and of the version that is held."""
+        """Return the order to `put` now if it is due and for the version held; otherwise None."""
         share, now = self.due, perf_counter()
         if share is None or self._began:
             return None
@@ -119,14 +123,15 @@ class WeightsSharer:
         return share
 
     def put(self, share: ShareWeights, weights: bytes) -> None:
-        """Put the weights on the board."""
+        """Put the weights in Redis."""
         try:
             if share.offered:
                 self._board.offer_model(share.made, weights)
                 self._count.moved(sent=len(weights))
             for hot in self._board.snapshots(share.by) if share.hot else ():
                 whole = with_weights(hot, share.made, weights)
-                if whole is not None:  # else the leader has put a newer one
+                # If None, the leader has put a newer snapshot.
+                if whole is not None:
                     self._board.put_whole_snapshot(share.by, whole)
                     self._count.moved(sent=len(whole))
         except OutsideError as error:
