@@ -657,6 +657,9 @@ class SimulatedCoordinator(SimulatedProcess):
             raise Violation("starves", f"batch {oldest} since {since}: {update.version}")
 
     def _count_poison(self, record: AuditRecord) -> None:
+        if isinstance(record, Quarantined) and record.batch.offset == self.figures.oldest[0]:
+            # The batch is settled. If an operator requeues it, it waits from then on.
+            self.figures.oldest = None, 0
         if isinstance(record, Quarantined) and not record.expired:
             self.figures.in_a_row += 1
             if self.figures.in_a_row > self.settings.poison_in_a_row:
