@@ -69,7 +69,9 @@ def broken(said: Reduced) -> Broken:
 def await_updates(group: Group, more: int) -> None:
     """Let the group work until there are more updates, for ten seconds at most."""
     bench, before = group.bench, len(group.updates)
-    until, entered = bench.now + WITHIN_S, {id(each.entered) for each in group.of.values()}
+    until = bench.now + WITHIN_S
+    # The values keep the objects alive, so that no later object gets the id of an earlier one.
+    entered = {id(each.entered): each.entered for each in group.of.values()}
     while len(group.updates) < before + more:
         assert bench.now < until, f"no update: {bench.leader_status.group}"
         assert of_kind(bench.said, do.Hold) == []
@@ -85,7 +87,7 @@ def await_updates(group: Group, more: int) -> None:
             for member in each.entered.membership.members
             if member not in {process.member for process in group.of.values()}
         }
-        entered |= {id(each.entered) for each in new.values()}
+        entered |= {id(each.entered): each.entered for each in new.values()}
         for worker, process in new.items():
             if process.entered is not None and strangers:  # whom nobody reaches
                 attempt = process.entered.reduce.attempt
