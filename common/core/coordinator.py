@@ -1,9 +1,9 @@
 """The coordinator of one job: leader election by compare-and-set in the updates topic.
 
-    standby ──lease──▶ searching ──weights in hand──▶ candidate ──own Lead read back──▶ leading ▲ │
-        │ another was faster               │ a later
-        └───────────────────┴──────────────────────────────┴────────────────────────────────┘ Lead
-        counts, or another gets the lease
+    standby ──lease──▶ searching ──weights in hand──▶ candidate ──own Lead read back──▶ leading
+       ▲                   │                              │ another was faster               │ a later
+       └───────────────────┴──────────────────────────────┴────────────────────────────────┘ Lead
+                                                         counts, or another gets the lease
 
 The lease in Redis only decides which replica may try. `SnapshotSearch` finds a candidate's start,
 and `Leader` makes the decisions of a leader. This file handles no batches or gradients. The shell

@@ -1,8 +1,9 @@
 """The leader's side of aggregation by members that hold the weights. It computes no numbers.
 
-    all K gradients ready ──Reduce──▶ members enter ──Reduced──▶ UpdateApplied, naming the attempt ▲
-        │ Broken, silence              │ read back └── without lost members ◀─────┘ ▼ the next
-        trigger names the attempt: members apply it
+    all K gradients ready ──Reduce──▶ members enter ──Reduced──▶ UpdateApplied, naming the attempt
+          ▲                              │ Broken, silence              │ read back
+          └── without lost members ◀─────┘                              ▼
+                                              the next trigger names the attempt: members apply it
 
 Members apply a result only after its audit record was read back, so a takeover undoes nothing: the
 next leader finds members at the newest update, or one before it with the result prepared. A member
@@ -73,8 +74,8 @@ STILL_S = 1.0
 REPORT_S = 0.2
 # Time after which an unconfirmed copy is ordered again.
 COPY_S = 1.0
-# Longest time that an update waits for a copy, whatever sizes the members report. 600 s are enough
-# for 15 billion numbers.
+# Longest time that an update waits for a copy, whatever sizes the members report. 600 s are
+# enough for 15 billion numbers.
 MOST_HEAL_S = 600.0
 # Time that the status shows a refused report or a silent member.
 REFUSED_S = 60.0

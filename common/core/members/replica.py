@@ -1,8 +1,8 @@
 """State machine of a member: the version of the weights it holds, and the result of an attempt.
 
-    trigger names a version ──▶ the member holds it       gradients can be computed ──▶ it has
-        prepared it        it applies the result, and holds the version ──▶ otherwise
-        it reports its state, and is told to copy
+    trigger names a version ──▶ the member holds it       gradients can be computed
+                            ──▶ it has prepared it        it applies the result, and holds the version
+                            ──▶ otherwise                 it reports its state, and is told to copy
 
 Only decisions of the leader move a member from one version to the next. The audit record names the
 attempt whose result applies. A member enters an attempt only with the named version and with all
@@ -173,9 +173,7 @@ class WeightReplica:
 
     @property
     def needed(self) -> bool:
-        """True if other members may need this one, so that it must stay until the leader excludes
-        it.
-        """
+        """True if this member must stay until the leader excludes it, because others may need it."""
         return self._orders is not None and self._member in self._orders.membership.members
 
     @property
@@ -389,6 +387,6 @@ class WeightReplica:
         return (self._report(unreachable),)
 
     def stored(self, made: ModelId, slices: Slices = UNSET) -> tuple[Say, ...]:
-        """Report that a version, or slices of it, are in storage. Empty slices: they are not here."""
+        """Report a version, or slices of it, as stored. Empty slices mean that none are held."""
         self._stored |= (made, slices) == self._asked
         return (Say(Stored(self._member.worker, self._model, self._member.life, made, slices)),)
