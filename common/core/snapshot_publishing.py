@@ -165,7 +165,7 @@ class SnapshotSchedule:
     def take(
         self, snapshot: Snapshot, now: float, *, checkpoint: bool
     ) -> tuple[CopyWeights | PublishSnapshot, ...]:
-        """Take a snapshot now. It replaces a pending one, and stays a checkpoint if that was one."""
+        """Take a snapshot now. It replaces a pending one, and is a checkpoint if that was one."""
         checkpoint = checkpoint or (self._pending is not None and self._pending.checkpoint)
         previous = _LastSnapshot(now, snapshot.progress, snapshot.control_position)
         self._hot = previous
