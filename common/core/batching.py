@@ -217,7 +217,7 @@ class Batcher:
         self._reading[partition] = _Reading(position, generation, offset, epoch)
 
     def pass_over(self, partition: Partition, end: int) -> Span:
-        """Continue at `end` and return the span up to there, in which no record was read.
+        """Continue at `end` and return the span up to there, which has no record that was read.
 
         Raises:
             ValueError: If the open batch holds records of the partition, which must be claimed

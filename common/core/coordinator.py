@@ -1,7 +1,7 @@
 """The coordinator of one job: leader election by compare-and-set in the updates topic.
 
     standby ──lease──▶ searching ──weights in hand──▶ candidate ──own Lead read back──▶ leading
-       ▲                   │                              │ another was faster               │ a later
+       ▲                   │                              │ another was faster             │ a later
        └───────────────────┴──────────────────────────────┴────────────────────────────────┘ Lead
                                                          counts, or another gets the lease
 
@@ -72,7 +72,7 @@ class _Candidacy:
     exact: bool
     # Candidate name in its Lead record. Empty until the record is appended.
     candidacy_id: str = ""
-    # Digest of the restored model. Empty if there is none.
+    # Digest of the restored model. Empty if members hold the weights.
     digest: str = ""
 
 

@@ -304,7 +304,7 @@ class Verdict(NamedTuple):
     hopeless: tuple[Batch, ...] = ()
     # Reason for the quarantine.
     reason: str = ""
-    # Reason to hold the job without blaming a batch. Empty if there is none.
+    # Reason to hold the job without blaming a batch, or empty.
     hold: str = ""
 
 

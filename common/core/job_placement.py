@@ -64,7 +64,7 @@ class WorkerPlacement(msgspec.Struct, frozen=True):
     worker: NonEmpty[str]
     # Publication number.
     number: Count = 0
-    # Current job. Empty if there is none.
+    # Current job, or empty.
     job: str = ""
     # Time since the worker joined that job.
     stay_s: Seconds = 0.0
@@ -100,7 +100,7 @@ class SpreadSettings:
     shortest_stay_s: float = 30.0
     # Maximum wait of a job with work and no worker, divided by its weight. Then it goes first.
     longest_wait_s: float = 60.0
-    # Time in which the needed workers clear the backlog.
+    # Time that the needed workers take to clear the backlog.
     drain_s: float = 60.0
     # Factor on the rank of an occupied slot. Without it, two jobs with similar backlogs would
     # exchange workers for ever.
@@ -325,7 +325,7 @@ def next_step(view: PlacementView, worker: str) -> PlacementStep:
     if job is None or job == me.job:
         return PlacementStep("", now=False, reason="nobody needs it more")
     if not me.job:
-        # It leaves no job alone.
+        # No job loses a worker, so no announcement is needed.
         return PlacementStep(job, now=True, reason="it was nowhere")
     return PlacementStep(job, now=False, reason="it is needed there more")
 

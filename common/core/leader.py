@@ -265,7 +265,7 @@ class Leader:
 
     @property
     def busy(self) -> float:
-        """Share of recent time in which workers computed."""
+        """Share of recent time that workers spent computing."""
         return self._modes.busy
 
     @property
@@ -543,7 +543,7 @@ class Leader:
     ) -> Iterator[CoordinatorCommand]:
         self._modes.pass_time(now, len(self._liveness.live) if len(self.rounds) else 0)
         if self._changed is not None and self._changed.slices != self._settings.slices:
-            # Without this, a round that waits for the change would block it.
+            # A round may be stuck because of what the owner changes, so no round is waited for.
             yield from self._abandon(self.rounds)
         if self._changed is not None and not len(self.rounds) and not self._completion.reason:
             yield from self._take_change(self._changed, now)
@@ -554,7 +554,7 @@ class Leader:
             self._fill()
             while not self._completion.reason and (round_ := self._ripe(now)) is not None:
                 yield from self._apply(round_, now)
-                # With more rounds always in flight, this is the only update boundary.
+                # If rounds overlap, there may never be a moment without one.
                 if self._changed is not None and not self._completion.reason:
                     yield from self._take_change(self._changed, now)
             if self._completion.reason:
@@ -666,7 +666,7 @@ class Leader:
         """Assign batches that no worker has, and begin rounds if possible."""
         able, version = self._aggregation.able(self._liveness.live), self._made.version
         trusted = self._liveness.trusted(now)
-        # Otherwise all of them are trusted.
+        # The same object means that all workers are trusted.
         if trusted is not able:
             trusted = (able & trusted) or able
         orders = self.rounds.assigner.orders(now, trusted, version)

@@ -69,9 +69,9 @@ class Liveness:
 
     Args:
         grace_s: Time without any heartbeat after which all workers count as dead. Before that, a
-            wiped Redis is more likely. It is longer than two heartbeats, so that all workers are
-            back. Also the time for which an overdue worker is doubted: then its heartbeat expires,
-            or it is alive.
+            wiped Redis is more likely. It is longer than two heartbeats, so that all workers can
+            report again. A worker with an overdue order is doubted for the same time. By then its
+            heartbeat has expired, or it is alive.
         digest: Digest of the job's model. A worker with another one gets no work. Empty if unknown.
     """
 

@@ -38,7 +38,7 @@ def rate_scale(group_size: int, own: int, noise_scale: float | None) -> float:
     """Return the factor on the learning rate, which is that of the job's own K, for a mean of K.
 
     The best rate for n records is proportional to 1 / (1 + noise scale / n) (McCandlish et al.,
-    section 2.2): proportional to K if there is only noise, and independent of K if there is none.
+    section 2.2): proportional to K if there is only noise, and independent of K without noise.
 
     Args:
         group_size: K.

@@ -121,7 +121,7 @@ class Assignments:
                     self._add(Compute(model, batches, None, to, order.local_rate, order.squared))
 
     def next(self) -> Compute | None:
-        """Begin the next order and return it. After `leave` there is none."""
+        """Begin the next order and return it. Return None after `leave`."""
         self._under_way = None
         if self._queue and self._model is not None and not self._left:
             order = self._queue.popleft()

@@ -43,7 +43,7 @@ class PartialHistory(History):
         return None if self._guesses or self.epoch < 0 else self.slices
 
     def find(self, version: int) -> ModelId | None:
-        """Return the effective update that made a version, or None if it is unknown or forgotten."""
+        """Return the effective update that made a version, or None if it is not known."""
         place = version - self._path[0].version
         return self._path[place] if 0 <= place < len(self._path) else None
 

@@ -49,7 +49,7 @@ class Round:
 
     Args:
         number: Number of the round under this leader.
-        mode: Mode of the round to its end, whatever the job changes or switches to.
+        mode: Mode of the round to its end, even if the job changes or switches.
         live: Number of living workers.
         settings: Settings of the round to its end.
         batches: The group, in order of fairness.

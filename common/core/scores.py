@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 BINS = 64
-# In logits. It corresponds to at most 0.06 of a probability.
+# Measured in logits. One bin is at most 0.06 of a probability.
 BIN_WIDTH = 0.25
-# Length of a window in seconds, and the number of steps in which it moves.
+# Length of a window in seconds, and the number of its slots. It moves by one slot.
 WINDOW_S, SLOTS = 60.0, 12
 # Metrics of a window that are not means over records. All other metrics of a task are means.
 WINDOWED = ("auc", "calibration_error", "f1", "precision", "recall")

@@ -119,7 +119,7 @@ class AggregationSettings:
 
     @staticmethod
     def of(slices: int | UnsetType) -> AggregationSettings | None:
-        """Return the settings of a leader of which only `Lead.slices` is known."""
+        """Return the settings of a leader if only its `Lead.slices` is known."""
         if slices is UNSET:
             return None
         return AggregationSettings(slices=SliceSettings(slices) if slices else None)

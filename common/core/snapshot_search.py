@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LATE = 5
 # Interval of searches for a missing checkpoint. A list costs one request to the storage.
 SEARCH_AGAIN_S = 10.0
-# Time for which a torn checkpoint is read again before an older one is used. Stores show all of an
+# A torn checkpoint is read again for this time before an older one is used. Stores show all of an
 # object within seconds of its write.
 TORN_S = 60.0
 
@@ -119,7 +119,7 @@ class SnapshotSearch:
         """Evaluate the answer of a source and return the next step.
 
         Args:
-            found: Answer of the source that was asked last.
+            found: Answer of the current source.
             request: Newest request of the job's owner.
             now: Current time.
         """
@@ -132,7 +132,7 @@ class SnapshotSearch:
         lost = [(each, why[each.rank]) for each in whole if why[each.rank]]
         choice = _choose([each for each in whole if not why[each.rank]], found.updates)
         if found.source == "hot":
-            # Or there was no leader before.
+            # An empty updates topic means that there was no leader before.
             if lost or found.end == 0:
                 return self._look("all")
             if choice is None and self.rolls:

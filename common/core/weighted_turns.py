@@ -32,7 +32,7 @@ MOST_TURNS = 4.0
 # Minimum share of a party, relative to an even share. By backlog alone, a trickling stream beside
 # 20,000 records waits for more than a thousand updates; with this minimum for one or two.
 FLOOR = 0.2
-# Lag in time behind the other partitions from which a partition is reported.
+# A partition that is further behind the others is reported, in seconds.
 FAR_BEHIND_S = 600.0
 
 
@@ -107,7 +107,7 @@ class PartitionRecords(NamedTuple):
 
 
 class RunsInTurn:
-    """Order in which a worker reads its partitions: in turn by their lag, in short runs.
+    """Reading order of a worker's partitions: in turn by their lag, in short runs.
 
     If a worker read one partition after the other, it would learn a backlog of two streams as two
     data sets, the second over the first: on NSL-KDD in two streams the held-out accuracy was 0.52

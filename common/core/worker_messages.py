@@ -74,7 +74,7 @@ class Delivered(WorkerFact, frozen=True):
 
 
 class LeaderStatusSeen(WorkerFact, frozen=True):
-    """The leader's status on the board, or None if there is none."""
+    """The leader's status on the board, or None if it is missing."""
 
     leader_status: LeaderStatus | None
 

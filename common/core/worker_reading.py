@@ -485,7 +485,7 @@ class Worker:
             self._send(address, now)
             yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
             self._ends.pop(partition, None)
-        # Otherwise the expired records are below `claimed` and above the last known record.
+        # If nothing was expired here, the gap is below `claimed`, above the last known record.
         begin = LogPosition(max(start, position), self._topic_ids[partition])
         yield do.Place({partition: begin})
 

@@ -74,7 +74,7 @@ STILL_S = 1.0
 REPORT_S = 0.2
 # Time after which an unconfirmed copy is ordered again.
 COPY_S = 1.0
-# Longest time that an update waits for a copy, whatever sizes the members report. 600 s are
+# Longest time that an update waits for a copy, for any size that members report. 600 s are
 # enough for 15 billion numbers.
 MOST_HEAL_S = 600.0
 # Time that the status shows a refused report or a silent member.
@@ -139,11 +139,11 @@ class _Owned:
     """Ownership of the slices of the weights."""
 
     stage: Stage | None = None
-    # Members with the whole state of each slice.
+    # Holders of each slice's optimizer state, among the members with the current weights.
     holders: tuple[tuple[Member, ...], ...] = ()
     # True if all staying members lack the memory for some slices.
     cramped: bool = False
-    # True if no member can pass on some slices.
+    # True if some slice has no holder that could pass it on.
     stranded: bool = False
 
 
@@ -153,11 +153,11 @@ class _Since:
 
     asked_at: float = float("-inf")
     looked_at: float = float("-inf")
-    # Since when no visible member holds the newest update.
+    # Time since which no visible member holds the newest update.
     lost: float = float("inf")
-    # Since when some member, or every member, lacks the weights.
+    # Time since which some member, or every member, lacks the weights.
     unclear: float = float("inf")
-    # Until then all members may report, before the first one that reports has to do everything.
+    # Time until which the leader collects reports before it chooses the first members.
     patient: float = float("inf")
 
 
@@ -439,7 +439,7 @@ class GroupAggregation:
             self._tries.doubtful = 0
             self._tries.times.observe(now - attempt.begun)
         elif self._tries.verdict == "over":
-            # Otherwise the attempt ended before these were due.
+            # Before it was due, the attempt did not wait for its silent members.
             if now >= attempt.due:
                 self._reports.forget(member.worker for member in attempt.silent(there))
             self._end_attempt()

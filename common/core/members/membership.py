@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from common.core.messages import Member, WorkerId
 
 _LOOPBACK = ("127.", "[::1]")
-# Time for which two members are kept apart. Afterwards the link may work again.
+# Time that two members are kept apart. Afterwards the link may work again.
 ACCUSED_S = 60.0
 
 
@@ -37,7 +37,7 @@ class Accusations:
     def clique(
         self, members: Iterable[Member], needed: Collection[Member], now: float
     ) -> frozenset[Member]:
-        """Return members of which no two are kept apart. The most reported ones are left out.
+        """Return members without any pair that is kept apart. The most reported ones are left out.
 
         Args:
             members: Candidates.

@@ -1,8 +1,8 @@
 """State machine of a member: the version of the weights it holds, and the result of an attempt.
 
     trigger names a version ──▶ the member holds it       gradients can be computed
-                            ──▶ it has prepared it        it applies the result, and holds the version
-                            ──▶ otherwise                 it reports its state, and is told to copy
+                            ──▶ it has prepared it        it applies it, and holds the version
+                            ──▶ otherwise                 it reports its state, and must copy
 
 Only decisions of the leader move a member from one version to the next. The audit record names the
 attempt whose result applies. A member enters an attempt only with the named version and with all
@@ -154,7 +154,7 @@ class WeightReplica:
         self._attempt: AttemptId | None = None
         # The attempt that was entered or broken off last.
         self._last: AttemptId | None = None
-        # The membership in which an attempt was broken off.
+        # The membership of the attempt that was broken off.
         self._broken: tuple[int, int] | None = None
         self._copying: Copy | None = None
         # True if the leader named another process under this worker's name.
@@ -173,7 +173,7 @@ class WeightReplica:
 
     @property
     def needed(self) -> bool:
-        """True if this member must stay until the leader excludes it, because others may need it."""
+        """True if others may need this member: it must then stay until the leader excludes it."""
         return self._orders is not None and self._member in self._orders.membership.members
 
     @property

@@ -52,7 +52,7 @@ def stage_of(machines: Iterable[MemberMachine], before: Stage | None) -> Stage:
 
     Args:
         machines: Machines of all members.
-        before: Current stage. None if there is none.
+        before: Current stage. None at the start.
     """
     count = Counter(each.tier for each in machines)
     if not count["spot"]:
@@ -69,7 +69,7 @@ def stage_of(machines: Iterable[MemberMachine], before: Stage | None) -> Stage:
 def servers_of(
     machines: Iterable[MemberMachine], stage: Stage, settings: SliceSettings
 ) -> tuple[Member, ...]:
-    """Return the members that should own slices, sorted: more than configured if memory is short."""
+    """Return the members that should own slices, sorted. More than configured if room is short."""
     wanted = "reliable" if stage == 1 else "spot"
     ranked = sorted(
         (each for each in machines if each.room != 0),

@@ -146,7 +146,7 @@ class StateReports:
         return self._believed.get(member.worker, MemberProcess(0, float("-inf"))).last_seen_s
 
     def stood_still(self, pause_s: float) -> None:
-        """Exclude a time from all silences in which the leader itself was delayed."""
+        """Exclude the leader's own delay from the silence of all members."""
         self._silent_since = {w: since + pause_s for w, since in self._silent_since.items()}
 
     def gone(self, workers: Iterable[WorkerId]) -> None:
