@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from common.core.poison import Suspects
     from common.core.rounds import Round
 
-# Growth of a deadline with each reassignment of a batch.
+# Factor on a deadline for each reassignment of a batch.
 GROWTH = 1.5
 # Maximum number of growths: 17 times the first deadline, and the power cannot overflow.
 MOST_GROWTHS = 7

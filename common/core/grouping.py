@@ -235,7 +235,7 @@ class _Heads:
         return found
 
     def taken(self, worker: WorkerId) -> None:
-        """Record that a batch of this worker was taken, which moves its next one up a rank."""
+        """Record that a batch of this worker was taken, so that its next one ranks lower."""
         rank = self._ranks[worker] = self._ranks.get(worker, 0) + 1
         for stream, offsets in self._queues.get(worker, NOTHING).items():
             heap = self._heaps[stream]

@@ -86,7 +86,7 @@ def drawn_at_s(number: int) -> float:
 
 
 class TriggerId(NamedTuple):
-    """Trigger id. Ids increase across leaders: a trigger of a deposed leader is always older."""
+    """Trigger id, ordered across leaders: triggers of a deposed leader come before later ones."""
 
     epoch: OrNone
     # Counter of this leader's triggers, from 1.
@@ -238,8 +238,8 @@ class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     staleness: Count = 0
     # True if one worker computes the whole group, so that no worker waits for another.
     single_worker: bool = False
-    # Rate at which a worker updates its own copy of the weights between the batches of one order
-    # (model averaging). 0 if it does not.
+    # Learning rate of a worker's steps on its own copy of the weights between the batches of one
+    # order (model averaging). 0 if it takes no such steps.
     local_rate: Rate = 0.0
 
     @property
@@ -329,10 +329,10 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
     digest: Count | UnsetType = UNSET
     # Number of members that have the whole result.
     copies: Ordinal | UnsetType = UNSET
-    # Bytes of weights and gradients that an average worker sent and received for one update,
-    # counted since the update before.
+    # Bytes of weights and gradients that a worker sent and received for one update: the mean of the
+    # counts that arrived since the update before.
     moved: Count | UnsetType = UNSET
-    # Number of samples that have a value, by metric. Metrics that all samples have are left out.
+    # Number of samples that have a value, by metric. Metrics of all samples are left out.
     measured: dict[str, Ordinal] | UnsetType = UNSET
 
     def samples_with(self, metric: str) -> int:
@@ -513,7 +513,7 @@ class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
         """Return the start position of a reader, with what is known of the last claimed record."""
         claimed = self.claimed[partition]
         known = self.known.get(partition, LogPosition(claimed))
-        # Without a leader epoch, the offset below `claimed` is of no use. An offset above is
+        # Without a leader epoch, a known offset below `claimed` proves nothing. One above it is
         # forged.
         whole = known.epoch >= 0 and known.offset <= claimed
         return known if whole else LogPosition(claimed, known.topic_id)

@@ -189,7 +189,7 @@ class CoordinatorSettings:
 
     # Mode of rounds that begin while no rule applies.
     mode: Mode
-    # The workers' bound, which shows that no worker can fill a round.
+    # The workers' bound, used to end a round that no worker can fill.
     bound: int
     # Revision of the settings, which each update names.
     revision: int = 0

@@ -102,6 +102,6 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The group revoked these partitions, with or without a rebalance protocol."""
+    """The group revoked these partitions, or this member lost them without notice."""
 
     partitions: tuple[Partition, ...]

@@ -32,7 +32,7 @@ MOST_TURNS = 4.0
 # Minimum share of a party, relative to an even share. By backlog alone, a trickling stream beside
 # 20,000 records waits for more than a thousand updates; with this minimum for one or two.
 FLOOR = 0.2
-# A partition that is further behind the others is reported, in seconds.
+# Lag in time above which a partition that is behind the others is reported.
 FAR_BEHIND_S = 600.0
 
 

@@ -1,8 +1,8 @@
 """A worker's reading state: positions and claims (Algorithm 1).
 
-The leader's status is the worker's only source of positions. The worker starts there, and restarts
-there after a rebalance or a lost race, at the offset below which everything is claimed. It does so
-only when the leader has decided all claims that the worker ever made on the partition.
+The leader's status is the worker's only source of positions. A worker starts a partition at the
+offset below which, by that status, everything is claimed. It starts there again after a rebalance
+or a lost race, once the leader has decided all claims that the worker ever made on the partition.
 
     announced   [0:10]  [10:20]  [20:30]             offsets of p; control offsets 4, 7, 9
     status      control 8, claimed[p]=20             4 and 7 decided, 20 is the end of 7: in place
@@ -253,8 +253,8 @@ class Worker:
             case events.Truncated(partition, recreated):
                 yield from self._leave_alone(partition, inf if recreated else now + LOST_S)
             case events.RecordBelow(partition, epoch):
-                # The log lost records after `claimed` was its end, and was written to again.
-                # Earlier records are covered by an empty claim, because retention had deleted them.
+                # A later epoch means that the log lost its end after `claimed`, and was written to
+                # again. Other records here were claimed as expired: retention had deleted them.
                 if 0 <= self._batcher.epoch(partition) < epoch:
                     yield from self._leave_alone(partition, now + LOST_S)
             case events.EndReached(partition, end):
