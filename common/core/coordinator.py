@@ -355,8 +355,8 @@ class Coordinator:
                 "",
             )
         elif counts and self.leader is not None and record is not None:
-            # A later fallback ends this leadership anyway. But some members may be a few versions
-            # behind.
+            # A Lead with an older base ends this leadership anyway, so older updates are not
+            # needed. But members may be a few versions behind.
             behind = 0 if history.slices is UNSET else MOST_BEHIND
             history.forget_before(history.head.version - behind)
             yield from self.leader.audit_read(record, now)

@@ -80,7 +80,7 @@ _ANSWERS = (Gradient, GradientReady, Failed)
 # Longest plausible time of a gradient that was begun under an earlier leader. A worker that reports
 # a longer time is wrong, and its report would inflate deadlines.
 BEFORE_S = 600.0
-# A Kafka record has a size limit, and the text of an exception may exceed it.
+# Maximum length of a quarantine's reason. The text of an exception may not fit into a record.
 REASON_CHARACTERS = 2_000
 
 
@@ -255,7 +255,7 @@ class Leader:
 
     @property
     def unheard(self) -> bool:
-        """True if an own record does not come back from Kafka: the topic must be read again."""
+        """True if Kafka does not return an own record: the leader must step down and read again."""
         return self._publisher.lost
 
     @property

@@ -9,7 +9,7 @@ noise: its squared norm is G² + S / n on average. The messages of a round are s
 weights, and so is their sum, so both numbers can be estimated (McCandlish et al., "An Empirical
 Model of Large-Batch Training", 2018, appendix A.1). At S / G² records, the noise scale, the noise
 is as large as the gradient. An update of many more records is hardly a better step. An update of
-fewer goes in wrong directions.
+far fewer mostly follows the noise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_STEP = 2
 
 
 def rate_scale(group_size: int, own: int, noise_scale: float | None) -> float:
-    """Return the factor on the learning rate, which is that of the job's own K, for a mean of K.
+    """Return the factor that adapts the learning rate of the job's own K to another K.
 
     The best rate for n records is proportional to 1 / (1 + noise scale / n) (McCandlish et al.,
     section 2.2): proportional to K if there is only noise, and independent of K without noise.

@@ -43,7 +43,7 @@ class Mode:
     group_size: int  # K
     # None for the job's rate in a rule, and for the trainer's rate in the job's own mode.
     learning_rate: float | None = None
-    # This and the following as in `Synchrony`.
+    # As in `Synchrony`, like `single_worker` and `local_rate`.
     staleness: int = 0
     # Additional staleness for each living worker.
     staleness_per_worker: int = 0
@@ -147,8 +147,8 @@ class RateSchedule:
     kind: ScheduleKind = "constant"
     # Updates of linear growth to the full rate.
     warmup: int = 0
-    # n, counted from the end of the warmup: interval of steps, end of the cosine, or time to 1 /
-    # sqrt(2).
+    # n, counted from the end of the warmup: interval of steps, end of the cosine, or time until
+    # the share is 1 / sqrt(2).
     updates: int = 1
     # Factor of a step.
     factor: float = 0.1

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 
-# Answered polls of the streams after which an unread own record counts as lost. If it is only late,
-# the next leader is not harmed by that.
+# Answered polls of the streams after which an unread own record counts as lost. A record
+# that is only late does no harm to the next leader.
 LOOKS = 15
 # Tolerance of rounding errors in the progress: ten tenths may be slightly less than one.
 _NEARLY = 1e-6
@@ -50,7 +50,7 @@ class _LastSnapshot:
         every_s: float | None,
         every_updates: int | None,
     ) -> bool:
-        """True if the job has made progress, and one of the intervals has passed."""
+        """True if progress or control position has changed, and an interval has passed."""
         if progress == self.progress and control_position == self.control_position:
             return False
         if every_s is not None and now - self.at >= every_s:
@@ -145,7 +145,7 @@ class SnapshotSchedule:
     def consider(
         self, now: float, progress: float, control_position: int
     ) -> Literal["hot", "checkpoint"] | None:
-        """Return the kind of snapshot that is due, or None. None is due without progress."""
+        """Return the kind of snapshot that is due, or None. Without changes nothing is due."""
         if self._pending is not None:
             return None
         settings, moved_to = self._settings, (now, progress, control_position)

@@ -6,9 +6,9 @@
 
 A snapshot is covered if the control topic and the updates topic still have all records that it
 contains. After Kafka lost acknowledged records, an uncovered snapshot may contain decisions that no
-log can prove, so no part of it is trusted. The job is then held until its owner permits a start
-from the best covered snapshot. The Lead that does so settles the matter for all snapshots before
-it.
+log can prove, so no part of it is trusted. If it is better than any covered snapshot, the job is
+held until its owner permits a start from the best covered one. The Lead that does so settles the
+matter for all earlier snapshots.
 
 A leader publishes a hot snapshot as soon as it leads. If the board has none of the leader in force,
 the board was probably wiped, and that leader may still be alive with its state. So the candidate

@@ -45,7 +45,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     failure_counts: dict[int, int] = {}
     # Batches put back once by `on_missing: proceed`.
     returned: tuple[int, ...] = ()
-    # Batches quarantined by earlier leaders at or above `control_position`, see `Leader`.
+    # Batches quarantined by earlier leaders at or above `control_position`, see `ReplayFilter`.
     quarantined: tuple[Batch, ...] = ()
     # Number of samples trained since the job began.
     samples: int = 0
@@ -133,7 +133,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 def genesis(first: Positions, known: Mapping[Partition, LogPosition] | None = None) -> Snapshot:
-    """Return version 0 as a snapshot, which the data of the submission always allow.
+    """Return the snapshot of version 0, which can always be rebuilt from the submission.
 
     Args:
         first: Start of every partition.

@@ -134,7 +134,7 @@ class RunsInTurn:
 
         The plan ends when a partition runs out of local records but has more in Kafka. Otherwise
         the other partitions would take its turns and fill the room with long runs. The caller
-        decides how long to wait for it.
+        decides how long to wait for more.
 
         Args:
             here: Records of each partition that are available locally.
