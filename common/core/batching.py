@@ -21,12 +21,12 @@ from common.core.spans import Address, LogPosition, Partition, Span, address_of
 # Usable size of one Kafka record. Clients refuse to write more than 1,000,000 bytes and brokers
 # more than 1,048,588. The difference is for metrics and a traceback.
 RECORD_BYTES = 900_000
-# Size of the bad records in a claim at which a batch is closed.
+# Size of a claim's entries for bad records at which the batch is closed.
 SKIPPED_BYTES = 200_000
 # Number of bad records at which a batch is closed, too, because their dead letters are written
 # together. If the batch has samples, but fewer than `min_batch`, only `SKIPPED_BYTES` closes it.
 MAX_SKIPPED = 1000
-# The dead letter has the whole record, which shows the rest.
+# Maximum length of a reason. The dead letter has the record itself, which shows the rest.
 REASON_CHARACTERS = 200
 # Size of the addresses of all batches of an update. Each batch may use a K-th part.
 ADDRESSES_BYTES = 600_000

@@ -404,7 +404,7 @@ class Coordinator:
         settings = self._settings
         return SnapshotSearch(settings.lease_ttl_s, rolls=settings.aggregation is not None)
 
-    # --- and back ----------------------------------------------------------------------------
+    # --- holding and stepping down -----------------------------------------------------------
 
     def _hold(self, reason: str, detail: str) -> Iterator[CoordinatorCommand]:
         """Hold the job until a person resumes it, because no program may decide this."""

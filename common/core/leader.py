@@ -526,7 +526,7 @@ class Leader:
         times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
         return min(times)
 
-    # --- what now? ---------------------------------------------------------------------------
+    # --- rounds ------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
         self._aggregation.look(self._liveness.there, self._liveness.live, self.rounds, now)
@@ -770,7 +770,7 @@ class Leader:
         linger_s = self._settings.group_linger_s
         return linger_s is not None and now - self._moved_at >= linger_s
 
-    # --- what goes wrong ---------------------------------------------------------------------
+    # --- failures and quarantine -------------------------------------------------------------
 
     def _is_over(self, reply: Gradient | GradientReady | Failed) -> bool:
         """True if the reply is no longer awaited, or is of weights that this leader never had."""

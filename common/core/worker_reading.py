@@ -455,7 +455,7 @@ class Worker:
         self._ends.pop(partition, None)
         yield do.Unplace(partition)
 
-    # --- announcements -----------------------------------------------------------------------
+    # --- claims ------------------------------------------------------------------------------
 
     def _announce(self, cut: Cut, now: float) -> do.Announce:
         claim = BatchReady(

@@ -118,7 +118,8 @@ class Attempt:
             return "diverged"
         there, silent = frozenset(there).intersection(self.members), self.silent(there)
         has_it = self.finished.keys() & there
-        # If no member is known to be dead, one is about to be, and must not take part again.
+        # Only a known death makes an attempt hopeless. Before that, the next attempt would include
+        # the dead member again.
         hopeless = len(there) < len(self.members) and not self._is_enough(
             has_it | silent, there, copies
         )

@@ -439,7 +439,7 @@ class GroupAggregation:
             self._tries.doubtful = 0
             self._tries.times.observe(now - attempt.begun)
         elif self._tries.verdict == "over":
-            # Before it was due, the attempt did not wait for its silent members.
+            # An attempt that ends earlier has not waited for its silent members.
             if now >= attempt.due:
                 self._reports.forget(member.worker for member in attempt.silent(there))
             self._end_attempt()

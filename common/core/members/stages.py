@@ -5,7 +5,7 @@
            3   the same, and reliable machines compute no gradients: above 15 spot per reliable one
 
 A fixed hash draws a slice's owners among those, so that few slices move if a machine comes or goes.
-First ownership is balanced.
+Each of them is the first owner of about the same number of slices.
 """
 
 from __future__ import annotations
