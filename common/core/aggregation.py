@@ -1,7 +1,7 @@
-"""Who adds gradients up: here the coordinator, from vectors that pass the board.
+"""Aggregation by the coordinator, from gradient vectors that pass through the board.
 
-The other form, members among themselves, is `common.core.members.leading`; a leader asks both the
-same questions.
+The alternative, aggregation among members, is `common.core.members.leading`. A leader uses both
+through the same interface.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class BoardAggregation:
-    """The coordinator holds the weights, adds gradients to sums, and takes each step at once."""
+    """The coordinator holds the weights, adds up the gradients and takes each step immediately."""
 
     news = storing = wants_checkpoint = False
     error = ""
@@ -43,7 +43,8 @@ class BoardAggregation:
     def __init__(self, settings: CoordinatorSettings) -> None:
         self.unread_audits = settings.unread_audits
         self._parts = False
-        self.stored = tuple["ModelId", ...]()  # versions that members find in storage
+        # Versions that members can load from storage.
+        self.stored = tuple["ModelId", ...]()
 
     def look(
         self,
@@ -52,69 +53,69 @@ class BoardAggregation:
         rounds: Rounds,
         now: float,
     ) -> None:
-        """Nothing of it depends on who lives."""
+        """Do nothing. The aggregation does not depend on the living workers."""
 
     def dismiss(self) -> None:
-        """Nobody waits to be let go."""
+        """Do nothing. No worker waits for permission to leave."""
 
     def due(self) -> float:
-        """It waits for nothing."""
+        """Return infinity. There is nothing to wait for."""
         return float("inf")
 
     def able(self, workers: frozenset[WorkerId]) -> frozenset[WorkerId]:
-        """Whoever lives can fetch the model."""
+        """Return all workers. Each of them can fetch the model."""
         return workers
 
     def why_not(self, gradient: Gradient | GradientReady) -> str:
-        """Why it does not count: its numbers must have come with it."""
+        """Return why a gradient does not count. It must contain its vector."""
         return "" if isinstance(gradient, Gradient) else "its numbers stayed where they are"
 
     def is_rival(self, gradient: Gradient | GradientReady) -> bool:  # noqa: ARG002
-        """Return False: a worker is as good as another process of its name."""
+        """Return False. Any process of a worker's name may compute."""
         return False
 
     def receive(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
-        """Nobody was asked for it."""
+        """Reject a message of a group."""
         return (do.Drop(reply, "of a group, and this job has none"),)
 
     def take_reborn(self) -> frozenset[WorkerId]:
-        """A worker is as good as another that comes back under its name."""
+        """Return no worker. A restarted process is as good as the old one."""
         return frozenset()
 
     def finished(self, round_: Round, draft: Callable[[], UpdateApplied], now: float) -> bool:  # noqa: ARG002
-        """The sum is complete once all gradients are in it."""
+        """Return True. The sum is complete once it contains all gradients."""
         return True
 
     def sign(self, draft: UpdateApplied) -> UpdateApplied:
-        """The update as it is appended."""
+        """Return the update unchanged."""
         return draft
 
     def apply(
         self, round_: Round, update: UpdateApplied, *, measured: bool
     ) -> tuple[CoordinatorCommand, ...]:
-        """Take the step."""
+        """Order the step."""
         return (do.Apply(round_.number, update, round_.learning_rate, measured),)
 
     def read_back(self, update: UpdateApplied) -> float | UnsetType:  # noqa: ARG002
-        """The step was taken before."""
+        """Do nothing. The step was taken before."""
         return UNSET
 
     def discard(self, round_: Round) -> tuple[CoordinatorCommand, ...]:
-        """Forget the sum."""
+        """Order to drop the sum."""
         return (do.DiscardSum(round_.number),)
 
     def publish(self, model: ModelId, *, whole: bool = True) -> tuple[CoordinatorCommand, ...]:
-        """Put the weights where workers find them."""
+        """Publish the weights on the board."""
         return (do.PublishModel(model, whole),)
 
     def orders(self, trigger: TriggerId) -> UnsetType:  # noqa: ARG002
-        """Nobody holds anything."""
+        """Return UNSET. There are no members."""
         return UNSET
 
     def snapshots(
         self, commands: Iterable[do.CopyWeights | do.PublishSnapshot]
     ) -> Iterator[do.CopyWeights | do.PublishSnapshot]:
-        """Weights travel beside each; members are to find them, too, if they are to have them."""
+        """Pass the commands on. Before a hand-over, checkpoints are also stored for members."""
         for command in commands:
             if isinstance(command, do.PublishSnapshot) and self._parts:
                 yield replace(command, state=command.checkpoint)
@@ -122,14 +123,14 @@ class BoardAggregation:
                 yield command
 
     def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:  # noqa: ARG002
-        """The job was changed; whether others are to hold the weights."""
+        """Record that the job was changed, and if members are to take over the weights."""
         self._parts = parts
 
     def keep(self, made: ModelId) -> None:
-        """A version is where members copy it from."""
+        """Record that members can load a version from storage."""
         self.stored = (made,)
 
     def marked(self, snapshot: Snapshot) -> Snapshot:
-        """Of members nothing is to be said but that they may begin with it."""
+        """Record that members may start from this snapshot."""
         stored = snapshot.made in self.stored
         return replace(snapshot, stored=self.stored) if stored else snapshot

@@ -1,9 +1,9 @@
-"""The proof, from Kafka alone, that every record was used once: which spans built which version.
+"""Proof from Kafka alone that every record was used once, with the spans of each version.
 
-Two folds side by side: the history over the updates topic, the ledger over the control topic. What
-an update or a quarantine settles must be an accepted claim, each batch once; and the spans of each
-partition must tile it without gap or overlap, from where the job began to where it is settled.
-What lay above where a log was cut, or in a topic that was created anew since, is told apart.
+The audit folds the updates topic into the history and the control topic into the ledger. Every
+batch of an update or a quarantine must be an accepted claim and must occur only once. The spans of
+each partition must tile it without gap or overlap, from the start of the job to the settled
+frontier. Records of a log that was cut, or of a topic that was recreated, are listed separately.
 """
 
 from __future__ import annotations
@@ -33,54 +33,67 @@ if TYPE_CHECKING:
 
 
 class Flaw(NamedTuple):
-    """Something that must not be: a gap, an overlap, an update of a batch that nobody claimed."""
+    """A violation: a gap, an overlap, or an update of a batch that no worker claimed."""
 
     kind: str
     where: str
 
 
 class Restart(NamedTuple):
-    """A Lead that began again at version 0 although updates were in force."""
+    """A Lead that started at version 0 although updates were in force."""
 
     epoch: int
     taken_back: int  # updates
-    loss: str  # what its owner accepted to lose; empty if nobody was asked
+    # Description of the loss that the owner accepted. Empty if the owner was not asked.
+    loss: str
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the two topics say together."""
+    """Result of an audit of both topics."""
 
-    updates: tuple[UpdateApplied, ...]  # the effective ones, by version
-    quarantined: tuple[Quarantined, ...]  # those that were not taken back
-    requeued: tuple[Requeued, ...]  # quarantines that operators ended; later ones may follow
-    replayed: tuple[Replayed, ...]  # quarantined for good: their records were produced anew
-    expired: tuple[Span, ...]  # deleted before anybody read them; the last not claimed yet
-    lost: tuple[Span, ...]  # trained, then lost: their log was cut, or their topic created anew
-    takeovers: int  # Lead records that counted
-    taken_back: int  # updates that a later Lead took back, or that came too late
-    trained: int  # samples in effective updates
-    skipped: int  # records of accepted batches that did not decode, each once
-    unsettled: int  # samples accepted and in no update yet
-    settled: Positions  # per partition: everything below is in exactly one place
+    # Effective updates, by version.
+    updates: tuple[UpdateApplied, ...]
+    # Quarantines in force.
+    quarantined: tuple[Quarantined, ...]
+    # Quarantines that operators ended. The same batch may be quarantined later.
+    requeued: tuple[Requeued, ...]
+    # Final quarantines, whose records were produced again.
+    replayed: tuple[Replayed, ...]
+    # Spans deleted before they were read. The last ones are not claimed yet.
+    expired: tuple[Span, ...]
+    # Spans that were trained and then lost: their log was cut or their topic recreated.
+    lost: tuple[Span, ...]
+    # Number of Lead records that counted.
+    takeovers: int
+    # Number of updates that a later Lead took back, or that came too late.
+    taken_back: int
+    # Number of samples in effective updates.
+    trained: int
+    # Number of records of accepted batches that did not decode, each counted once.
+    skipped: int
+    # Number of accepted samples without an update.
+    unsettled: int
+    # Offset of each partition below which every record is in exactly one place.
+    settled: Positions
     flaws: tuple[Flaw, ...]
     restarts: tuple[Restart, ...] = ()
 
     @property
     def expired_records(self) -> int:
-        """Records that Kafka deleted before they were trained, whoever had claimed them."""
+        """Number of records that Kafka deleted before they were trained, claimed or not."""
         batches = [each.batch for each in self.quarantined if each.expired]
         unread = sum(span.end - span.start for span in self.expired)
         return unread + sum(batch.samples for batch in batches)
 
     @property
     def switches(self) -> int:
-        """Updates that were made in another mode than the one before."""
+        """Number of updates made in another mode than the one before."""
         return sum(before.mode != after.mode for before, after in pairwise(self.updates))
 
     @property
     def lost_records(self) -> int:
-        """Records that are in the model, and in Kafka no more: it lost what it had acknowledged."""
+        """Number of records that are in the model but no longer in Kafka, which lost them."""
         return sum(span.end - span.start for span in self.lost)
 
 
@@ -91,21 +104,22 @@ def audit(
     starts: Mapping[Partition, int] | None = None,
     known: Mapping[Partition, LogPosition] | None = None,
 ) -> Audit:
-    """Fold both topics and compare them.
+    """Fold both topics and compare the results.
 
     Args:
-        first: Where every partition of the job begins.
-        control: The whole control topic, by offset; None for what does not parse.
-        updates: The whole updates topic, likewise.
-        starts: Where the logs of partitions begin now; what nobody claimed below has expired.
-        known: What was known of their logs there, when the job was submitted.
+        first: Start of every partition of the job.
+        control: The whole control topic by offset, with None for records that do not parse.
+        updates: The whole updates topic in the same form.
+        starts: Current start of each log. Unclaimed records below it have expired.
+        known: Positions of the logs at the submission of the job.
     """
     history, effective, operators, restarts, lead_count, void = _effective(updates)
     flaws = list[Flaw]()
 
     ledger = Ledger.of(genesis(first, known))
     accepted = dict[int, Batch]()
-    spans = list[Span]()  # settled without an update: expired, or nothing in them decoded
+    # Spans settled without an update: expired, or without any record that decodes.
+    spans = list[Span]()
     expired = list[Span]()
     skipped = 0
     for offset, record in control:
@@ -121,7 +135,7 @@ def audit(
         else:
             accepted[offset] = decision.batch.without_skipped()
 
-    # A quarantine of a batch whose claim was lost is of nothing: its records are in other batches.
+    # A quarantine of a batch whose claim was lost is void: other batches contain its records.
     quarantined = tuple(
         record
         for offset, record in history.quarantined.items()
@@ -171,7 +185,7 @@ def audit(
 
 
 def _miscounted(updates: Iterable[UpdateApplied]) -> list[Flaw]:
-    """Updates that say other samples than their batches have, or break their own synchrony."""
+    """Return flaws of updates with a wrong number of samples, or outside of their own synchrony."""
     flaws = list[Flaw]()
     for update in updates:
         samples = sum(batch.samples for batch in update.batches)
@@ -216,23 +230,25 @@ def _effective(
 
 
 def _beginnings(first: Positions, ledger: Ledger) -> Positions:
-    """Where the job begins in the logs of today; partitions included that were added."""
+    """Return the job's start in the current logs, including partitions added later."""
     begin = dict(first)
     for place, openings in ledger.opened.items():
         topic_id = ""
         for each in openings:
-            if each.after is None:  # as it was when the job began, or when it was added
+            # The state when the job began, or when the partition was added.
+            if each.after is None:
                 begin.setdefault(place, each.start)
             elif "" != topic_id != each.topic_id != "":
                 begin[place] = each.start
-            else:  # perhaps cut below where the job began
+            # The log may have been cut below the job's start.
+            else:
                 begin[place] = min(begin[place], each.start)
             topic_id = each.topic_id
     return begin
 
 
 def _in_log(ledger: Ledger, spans: Iterable[Span]) -> Iterator[Span]:
-    """What of accepted spans is in the logs of today."""
+    """Yield the parts of accepted spans that are in the current logs."""
     for span in spans:
         end = ledger.end_in_log(span)
         if end > span.start:
@@ -242,7 +258,7 @@ def _in_log(ledger: Ledger, spans: Iterable[Span]) -> Iterator[Span]:
 def _tile(
     first: Positions, spans: Iterable[Span], unsettled: Iterable[Span]
 ) -> tuple[Positions, list[Flaw]]:
-    """Lay the settled spans side by side; a hole is a flaw unless accepted batches wait there."""
+    """Tile the settled spans. A hole is a flaw unless accepted batches wait there."""
     by_place: dict[Partition, list[Span]] = {partition: [] for partition in first}
     flaws = list[Flaw]()
     waiting = set(unsettled)
@@ -254,7 +270,8 @@ def _tile(
     frontier = dict(first)
     for place, found in by_place.items():
         furthest = Span(*place, first[place], first[place])
-        whole = True  # up to here, no hole and nothing that waits
+        # True while there is no hole and no waiting batch.
+        whole = True
         for span in sorted(found):
             if span.start > furthest.end:
                 flaws.append(Flaw("gap", f"{Span(*place, furthest.end, span.start)}"))

@@ -1,6 +1,6 @@
-"""Which worker computes a batch, until when, and who else is asked if that takes too long.
+"""Assignment of batches to workers: first choice, deadline, and reassignment.
 
-It does not matter for the model which worker computes a batch, so the leader may reassign batches
+The model does not depend on which worker computes a batch, so the leader may reassign batches
 freely.
 """
 
@@ -20,26 +20,31 @@ if TYPE_CHECKING:
     from common.core.poison import Suspects
     from common.core.rounds import Round
 
-GROWTH = 1.5  # of a deadline with each time that a batch is handed out again
-MOST_GROWTHS = 7  # times that it grows: to 17 times the first deadline, and no power overflows
-RECENT_TIMES = 64  # gradient times remembered: a few rounds of a small fleet
-# Newest times of one worker that its usual time is the median of: two slow gradients out of five
-# change it little, and three rounds are enough to notice that a machine became slow.
+# Factor on a deadline for each reassignment of a batch.
+GROWTH = 1.5
+# Maximum number of growths: 17 times the first deadline, and the power cannot overflow.
+MOST_GROWTHS = 7
+# Number of recent gradient times: a few rounds of a small fleet.
+RECENT_TIMES = 64
+# Number of times of one worker whose median is its usual time. Two slow gradients of five change
+# the median little, and three rounds are enough to notice that a machine became slow.
 OWN_TIMES = 5
-# Times that it takes to believe that a worker is slow: the first gradient of a process warms it up.
+# Times before a worker is considered slow, because the first gradient of a process warms it up.
 BELIEVED_TIMES = 3
-# A worker whose last time is older than this is tried with one batch that it holds. So no worker
-# has nothing to do for 5 s, and a trial costs little, since others compute its batch, too.
+# Age of a worker's last time after which it gets one of its own batches as a trial. No worker then
+# idles for 5 s, and a trial costs little because other workers compute the batch, too.
 TRIED_AGAIN_S = 4.0
-READ_BACK_S = 0.01  # that a worker needs to read a batch from Kafka which it does not hold
-# Time of a batch at another worker, over its usual time there, at which that worker gets it instead
-# of the holder. Usual times of equal workers seldom differ by more.
+# Time to read a batch from Kafka that the worker does not have in memory.
+READ_BACK_S = 0.01
+# Reassign a batch only to a worker at least this many times faster than its current owner. Usual
+# times of equal workers rarely differ by more.
 FASTER = 1.75
-QUANTILE = 0.95  # of recent times: one slow gradient in twenty may cost a needless re-dispatch
+# Quantile of recent times. One slow gradient in twenty may cost a needless reassignment.
+QUANTILE = 0.95
 
 
 class GradientTimes:
-    """Times that recent gradients took. Deadlines and the choice of workers depend on them.
+    """Times of recent gradients, which deadlines and the choice of workers depend on.
 
     Args:
         floor_s: Shortest deadline, in seconds. It is the deadline while no time is known.
@@ -49,7 +54,7 @@ class GradientTimes:
         self._floor_s = floor_s
         # Seconds per batch, of all workers.
         self._recent = deque[float](maxlen=RECENT_TIMES)
-        # The recent times, sorted. The list is empty until somebody needs it.
+        # The recent times, sorted on demand. Empty if the order is not known.
         self._ordered = list[float]()
         # Newest seconds per batch of each worker.
         self._own = dict[WorkerId, deque[float]]()
@@ -57,7 +62,7 @@ class GradientTimes:
         self._usual = dict[WorkerId, float]()
         # When a worker's last time was observed, or its last trial began.
         self._asked_at = dict[WorkerId, float]()
-        # Usual time of the fastest worker, or None until somebody needs it.
+        # Usual time of the fastest worker, computed on demand.
         self._fastest_s: float | None = None
 
     def observe(self, worker: WorkerId, seconds: float, batches: int, now: float) -> None:
@@ -119,59 +124,68 @@ class GradientTimes:
 
 
 class Dispatch(msgspec.Struct, eq=False, gc=False):
-    """What one order put into one worker's hands and is still expected back."""
+    """An order in progress: batches of one round that one worker still has to compute."""
 
     worker: WorkerId
-    round: int  # that all of it is of
+    # Number of the round of all batches.
+    round: int
     offsets: set[int]
-    version: int  # of the weights that it is computed at, or of later ones
+    # Oldest version at which the gradient may be computed.
+    version: int
     deadline: float
-    alone: bool  # the order was of one batch: what went wrong with it is this batch's doing
-    usual_at: float  # when its worker would usually be done with it
+    # True if the order has one batch, so that a failure is caused by that batch.
+    alone: bool
+    # Expected time of the reply.
+    usual_at: float
 
     def left_s(self, now: float) -> float:
-        """Return in what time its gradient is expected.
+        """Return the time until the gradient is expected.
 
-        A worker that is later than usual is taken to need as long again as it is late.
+        A worker that is already late is expected to take as long again as it is late.
         """
         return abs(self.usual_at - now)
 
 
 class _Fleet:
-    """The live workers, and what each has to do, while batches are handed out.
+    """Living workers and their load during one pass of assignments.
 
     Args:
-        live: Workers that may be asked.
-        busy_s: For how long each is expected to compute what it has been asked to.
+        live: Workers that may get batches.
+        busy_s: Time that each worker is expected to compute its current orders.
     """
 
     def __init__(self, live: Iterable[WorkerId], busy_s: Mapping[WorkerId, float]) -> None:
-        self.loads = dict.fromkeys(live, 0)  # batches that are waited for
+        # Number of awaited batches.
+        self.loads = dict.fromkeys(live, 0)
         self.free_s = {worker: busy_s.get(worker, 0.0) for worker in self.loads}
-        self.soonest_s = min(self.free_s.values(), default=0.0)  # at most the least of them
-        self.closed = set[WorkerId]()  # has a suspect in hand: nothing may travel with it
-        self.full = set[WorkerId]()  # has the one batch that an unknown worker gets
-        self.tried: WorkerId | None = None  # has a batch that others would compute sooner
+        # Lower bound of `free_s`.
+        self.soonest_s = min(self.free_s.values(), default=0.0)
+        # Workers with a suspect, which must stay alone.
+        self.closed = set[WorkerId]()
+        # Workers of unknown speed that have their one batch.
+        self.full = set[WorkerId]()
+        # The worker on trial: others would compute its batch sooner.
+        self.tried: WorkerId | None = None
 
     def open_to(self, *, alone: bool) -> Collection[WorkerId]:
-        """Return the workers that a batch may go to; a suspect must travel alone."""
+        """Return the workers that a batch may go to. A suspect must travel alone."""
         if not self.closed and not alone:
             return self.loads
         return [w for w in self.loads if w not in self.closed and not (alone and self.loads[w])]
 
     def give(self, worker: WorkerId, seconds: float) -> None:
-        """Put one more batch into a worker's hands, which takes it so many seconds."""
+        """Assign one more batch, which takes the worker `seconds`."""
         self.loads[worker] += 1
         self.free_s[worker] += seconds
 
 
 class BatchAssigner:
-    """Who has which batches of a leader's rounds in hand.
+    """Orders of all workers in a leader's rounds.
 
     Args:
-        rounds: In flight, by number, oldest first; whoever begins and ends them changes it.
+        rounds: Rounds in flight by number, oldest first. The owner adds and removes them.
         suspects: Batches that may be poison.
-        times: How long a gradient may take.
+        times: Gradient times of the workers.
     """
 
     def __init__(
@@ -180,61 +194,64 @@ class BatchAssigner:
         self._rounds = rounds
         self._suspects = suspects
         self._times = times
-        # Orders that are waited for, whose batches are all without a gradient yet. No batch is in
-        # two of them. It may be in a late one, too: past its deadline, or given to an idle worker
-        # who would compute it sooner. The late worker may still be at it.
+        # Awaited orders. None of their batches has a gradient, and no batch is in two of them. A
+        # batch may also be in a late order: one past its deadline, or passed on to an idle
+        # worker that would be faster. The late worker may still compute it.
         self.hands = list[Dispatch]()
         self._late = list[Dispatch]()
-        # Orders whose batches others computed first, by worker, until that worker says something:
-        # it may still be at it.
+        # Orders whose batches others computed first, by worker. The worker may still compute
+        # them until its next reply.
         self._outrun = dict[WorkerId, Dispatch]()
-        self._trial: Dispatch | None = None  # the newest order that only tries a worker
-        # What `relieve` found: until when no order needs to be passed on, if none is given, and
-        # whether one would be as soon as enough workers are idle.
+        # The newest order given as a trial.
+        self._trial: Dispatch | None = None
+        # Results of `relieve`: no order needs to be passed on before `_relief_at`, and `_uneven` is
+        # True if one should be passed on once enough workers are idle.
         self._relief_at = -inf
         self._uneven = False
-        # True if an order was not answered even in the longest time. Its worker may wait behind an
-        # entry of the stream of triggers that Redis has lost, so the next trigger moves.
+        # True if an order got no reply within the longest deadline. The worker may be stuck behind
+        # an entry of the trigger stream that Redis has lost, so the next trigger goes to another
+        # stream.
         self.unanswered = False
 
     def awaits(self, version: int) -> int:
-        """The oldest version at which a gradient is still waited for."""
+        """Return the oldest version of an awaited gradient."""
         return min([hand.version for hand in self.hands], default=version)
 
     @property
     def awaited(self) -> int:
-        """Number of batches whose gradients are to come, if nobody else can be asked for one.
+        """Number of batches with an outstanding gradient, if none of them can be reassigned now.
 
-        0 if some batch is in nobody's hands, if its worker is late, or if the next idle worker
-        would get it.
+        0 if some batch is unassigned, if its worker is late, or if the next idle worker would get
+        it.
         """
         todo = sum([len(round_.todo) for round_ in self._rounds.values()])
         given = sum([len(hand.offsets) for hand in self.hands])
         return todo if todo == given and not (self._late or self._uneven) else 0
 
     def oldest_asked(self, version: int) -> int:
-        """The oldest version at which somebody may still compute, waited for or not."""
+        """Return the oldest version that a worker may still compute at, awaited or not."""
         return min([hand.version for hand in (*self.hands, *self._late)], default=version)
 
     def loads(self) -> Counter[WorkerId]:
-        """How many batches each worker has in hand, but for those that are late."""
+        """Return the number of batches in each worker's orders that are not late."""
         loads = Counter[WorkerId]()
         for hand in self.hands:
             loads[hand.worker] = loads.get(hand.worker, 0) + len(hand.offsets)
         return loads
 
     def idle(self, live: Collection[WorkerId]) -> frozenset[WorkerId]:
-        """Who has nothing in hand."""
+        """Return the workers without an order."""
         return frozenset(live).difference([h.worker for h in (*self.hands, *self._late)])
 
     def orders(
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
-        """Hand out every batch that is in nobody's hands and can travel now, at this version."""
-        # What is awaited of one worker, nobody else is asked for: so counts say whether all is.
+        """Assign all unassigned batches that can travel now, at this version."""
+        # No batch is in two orders, so equal counts mean that all batches are assigned.
         todo = sum([len(round_.todo) for round_ in self._rounds.values()])
         if todo == sum([len(hand.offsets) for hand in self.hands]):
-            return ()  # which is so most of the times
+            # The usual case.
+            return ()
         return self._hand_out(now, live, version)
 
     def _hand_out(
@@ -263,13 +280,14 @@ class BatchAssigner:
     def _assign(
         self, round_: Round, lacking: Sequence[Batch], fleet: _Fleet, now: float
     ) -> dict[WorkerId, list[Batch]]:
-        """Choose who computes which batches of a round, each in the order of the round."""
+        """Choose a worker for each batch. The batches of a worker keep the order of the round."""
         suspects, chosen = self._suspects.offsets, dict[int, WorkerId]()
         for batch in self._soonest_first(lacking, fleet):
             suspect = batch.offset in suspects
             open_to = fleet.open_to(alone=suspect)
             if not open_to:
-                continue  # asked again as soon as a hand empties
+                # Assigned as soon as a worker is free.
+                continue
             worker = chosen[batch.offset] = self._choose(round_, batch, open_to, fleet, now)
             own = worker == (round_.worker or batch.worker)
             fleet.give(worker, self._times.usual_s(worker) + (0.0 if own else READ_BACK_S))
@@ -284,14 +302,15 @@ class BatchAssigner:
     def relieve(
         self, now: float, live: Collection[WorkerId], version: int
     ) -> tuple[Assignment, ...]:
-        """Give idle workers the batches of orders that slower workers have.
+        """Pass orders of slower workers on to idle workers.
 
-        The gradient that arrives first counts. The leader waits no more for an order that it has
-        passed on, so it suspects none of its batches if the slower worker never answers. It passes
-        on all batches of an order or none, because a gradient counts whole or not at all.
+        The first gradient counts. The leader no longer waits for the original order, so none of its
+        batches becomes a suspect if the slower worker never replies. All batches of an order are
+        passed on or none, because a gradient counts whole or not at all.
         """
         if not self._uneven and now < self._relief_at:
-            return ()  # which is so most of the times
+            # The usual case.
+            return ()
         fastest_s = self._times.fastest_s()
         self._relief_at, self._uneven = -inf, False
         if not fastest_s or len(live) < 2:
@@ -301,11 +320,13 @@ class BatchAssigner:
         orders, due, suspects = list[Assignment](), inf, self._suspects.offsets
         for hand in sorted(self.hands, key=lambda hand: -hand.left_s(now)):
             if suspects and not suspects.isdisjoint(hand.offsets):
-                continue  # a batch that may kill its worker is not given to a second one
-            # The shortest time: all others are idle, and as fast as the fastest.
+                # A batch that may kill its worker must not go to a second one.
+                continue
+            # The best case: all other workers are idle, and as fast as the fastest.
             needed_s = FASTER * (fastest_s + READ_BACK_S) * ceil(len(hand.offsets) / len(live))
             if hand.left_s(now) >= needed_s:
-                self._uneven = True  # each worker that becomes idle may change what is found here
+                # Each worker that becomes idle may change this result.
+                self._uneven = True
                 if not idle:
                     continue
                 shares = self._share_out(hand, idle)
@@ -313,7 +334,8 @@ class BatchAssigner:
                 if hand.left_s(now) >= needed_s:
                     orders += self._pass_on(hand, shares, now, version)
                     idle = [worker for worker in idle if worker not in shares]
-                    due = min(due, now + needed_s)  # by then these should be done
+                    # The new orders should be finished by then.
+                    due = min(due, now + needed_s)
                     continue
             due = min(due, hand.usual_at + needed_s)
         self._relief_at = max(due, now + READ_BACK_S)
@@ -322,10 +344,10 @@ class BatchAssigner:
     def _share_out(
         self, hand: Dispatch, idle: Iterable[WorkerId]
     ) -> dict[WorkerId, tuple[list[Batch], float]]:
-        """Share the batches of an order out among idle workers.
+        """Divide the batches of an order among idle workers.
 
         Returns:
-            The batches of each, and in what time it would usually be done with them.
+            The batches of each worker, and the time it would usually need for them.
         """
         todo, usual_s = self._rounds[hand.round].todo, self._times.usual_s
         each_s = {worker: usual_s(worker) + READ_BACK_S for worker in idle}
@@ -344,7 +366,7 @@ class BatchAssigner:
         now: float,
         version: int,
     ) -> Iterator[Assignment]:
-        """Give an order's batches to others as shared out, and stop waiting for the order."""
+        """Move an order's batches to the workers in `shares`, and stop waiting for the order."""
         self.hands.remove(hand)
         self._late.append(hand)
         round_ = self._rounds[hand.round]
@@ -362,7 +384,7 @@ class BatchAssigner:
         deadline: float,
         usual_at: float,
     ) -> Assignment:
-        """Put batches of a round into a worker's hands; returns the order that says so."""
+        """Record batches of a round as assigned to a worker, and return the order for it."""
         offsets = {batch.offset for batch in batches}
         hand = Dispatch(
             worker, round_.number, offsets, version, deadline, len(offsets) == 1, usual_at
@@ -373,16 +395,16 @@ class BatchAssigner:
         return Assignment(worker, tuple(batches), round_.synchrony.local_rate, squared)
 
     def _busy_s(self, now: float) -> dict[WorkerId, float]:
-        """Return for how long each worker is expected to compute what it has been asked to."""
+        """Return the time that each worker is expected to compute its current orders."""
         busy_s = dict[WorkerId, float]()
         for hand in (*self.hands, *self._late, *self._outrun.values()):
             busy_s[hand.worker] = max(busy_s.get(hand.worker, 0.0), hand.left_s(now))
         return busy_s
 
     def _soonest_first(self, batches: Iterable[Batch], fleet: _Fleet) -> list[Batch]:
-        """Sort batches by when their holder would be done with them; those of who is gone last.
+        """Sort batches by when their holder would finish them. Batches of absent workers come last.
 
-        So a worker gets its own batches before it gets those of slower workers.
+        A worker then gets its own batches before those of slower workers.
         """
         done_s = dict(fleet.free_s)
         keys = list[tuple[float, int, Batch]]()
@@ -394,31 +416,31 @@ class BatchAssigner:
         return [batch for _, _, batch in sorted(keys)]
 
     def receive(self, reply: Gradient | GradientReady | Failed, now: float) -> None:
-        """Learn what a worker's answer says of its speed, whether or not it counts.
+        """Record the speed that a reply shows, even if the reply does not count.
 
-        A worker whose gradients always come too late to count must be seen to be slow.
+        A worker whose gradients always arrive too late must be recognised as slow.
         """
         self._outrun.pop(reply.worker, None)
         if not isinstance(reply, Failed):
             self._times.observe(reply.worker, reply.seconds, len(reply.batches), now)
 
     def end(self, round_: Round) -> None:
-        """Take back all orders of a round that is applied or put back."""
+        """Remove all orders of a round that is applied or put back."""
         self._keep(lambda hand: hand.round != round_.number)
 
     def release(self, worker: WorkerId, but: Collection[int] = ()) -> None:
-        """Take back what a worker had in hand, which leaves as announced, and what is known of it.
+        """Remove the orders and times of a worker that leaves.
 
         Args:
-            worker: Who leaves.
-            but: Batches that it still sends a gradient of.
+            worker: The leaving worker.
+            but: Batches whose gradients it will still send.
         """
         self._outrun.pop(worker, None)
         self._times.forget(worker)
         self._keep(lambda hand: hand.worker != worker or not hand.offsets.isdisjoint(but))
 
     def recall(self) -> None:
-        """Take all orders back, as if nobody had been asked: they did not get anywhere."""
+        """Remove all orders, because none of them reached a worker."""
         self.hands.clear()
         self._late.clear()
         self._outrun.clear()
@@ -426,17 +448,17 @@ class BatchAssigner:
             round_.asked.clear()
 
     def due(self) -> float | None:
-        """Return when a deadline passes, or an idle worker may get a slower one's order."""
+        """Return the next deadline, or when an idle worker may get a slower one's order."""
         if not self.hands:
             return None
         deadline = min([hand.deadline for hand in self.hands])
         return min(deadline, self._relief_at) if self._relief_at > -inf else deadline
 
     def overdue(self, now: float) -> tuple[frozenset[WorkerId], tuple[Round, ...]]:
-        """Ask others too for what is past its deadline.
+        """Mark overdue orders as late, so that their batches are reassigned.
 
         Returns:
-            In whose hands it is, and of which rounds.
+            The workers that are late, and the rounds of their orders.
         """
         late = [hand for hand in self.hands if hand.deadline <= now]
         if late:
@@ -448,7 +470,7 @@ class BatchAssigner:
         return frozenset(hand.worker for hand in late), rounds
 
     def _is_unanswered(self, hand: Dispatch) -> bool:
-        """Return True if one of an order's batches has had the longest time."""
+        """Return True if a batch of an order has had the longest deadline."""
         asked = self._rounds[hand.round].asked
         return any(len(asked.get(offset, ())) > MOST_GROWTHS for offset in hand.offsets)
 
@@ -462,11 +484,11 @@ class BatchAssigner:
     ) -> WorkerId:
         """Return the worker that should compute a batch.
 
-        It is the batch's holder, unless another worker would be done with it much sooner or the
-        batch was assigned before. Otherwise it is, of the workers that were assigned this batch the
-        fewest times, the one that would be done first. A holder whose last time is old gets a batch
-        of its own that nobody had before, as a trial, although another worker would be done sooner.
-        It gets a trial only if it has no other batch and no other trial is under way.
+        This is the batch's holder, unless another worker would finish it much sooner or the batch
+        was assigned before. Otherwise it is, of the workers that were assigned this batch the
+        fewest times, the one that would finish first. A holder whose last time is old gets one of
+        its own unassigned batches as a trial, although another worker would finish sooner. It gets
+        a trial only if it has no other batch and no other trial is in flight.
         """
         asked = round_.asked.setdefault(batch.offset, [])
         times, free_s, full = self._times, fleet.free_s, fleet.full
@@ -485,7 +507,7 @@ class BatchAssigner:
             loads = fleet.loads[worker]
             return asked.count(worker), worker in full, done_s(worker), loads, other, worker
 
-        # Nobody waits for the group of a lone worker.
+        # No worker waits for the group of a single worker.
         stays = first and (
             bool(round_.worker)
             or (holder not in full and done_s(holder) <= fleet.soonest_s + margin_s)
@@ -506,21 +528,22 @@ class BatchAssigner:
         return chosen
 
     def _may_try(self, worker: WorkerId, fleet: _Fleet, now: float) -> bool:
-        """Return True if a worker may be tried with one batch, though others would be faster."""
+        """Return True if a worker may get one batch as a trial, though others would be faster."""
         trial = self._trial
         in_flight = trial is not None and (trial in self.hands or trial in self._late)
         idle = not fleet.loads[worker] and fleet.tried is None
         return idle and not in_flight and self._times.is_old(worker, now)
 
     def let_go(self, offsets: Collection[int], worker: WorkerId | None = None) -> None:
-        """Wait for these batches no more; orders without any batch then go.
+        """Stop waiting for these batches, and remove orders that have no batch left.
 
         Args:
-            offsets: Batches that are counted, or out of their round.
-            worker: Who computed them.
+            offsets: Batches that are counted or were removed from their round.
+            worker: The worker that computed them.
         """
         for offset in offsets:
-            for hand in self.hands:  # the first, usually: answers come in the order of orders
+            # Usually the first order, because replies arrive in that order.
+            for hand in self.hands:
                 if offset in hand.offsets:
                     hand.offsets.remove(offset)
                     if not hand.offsets:
@@ -536,7 +559,7 @@ class BatchAssigner:
             self._late = [hand for hand in self._late if hand.offsets]
 
     def drop(self, worker: WorkerId, offsets: Iterable[int], version: int) -> bool:
-        """Void a worker's orders that a message at this version about these batches may answer."""
+        """Remove a worker's orders that a reply at this version about these batches may answer."""
         offsets = set(offsets)
         return self._keep(
             lambda hand: (
@@ -549,7 +572,7 @@ class BatchAssigner:
         return [hand for hand in (*self.hands, *self._late) if hand.worker == worker]
 
     def _keep(self, stands: Callable[[Dispatch], bool]) -> bool:
-        """Take all other orders back; whether there were some."""
+        """Remove all orders that do not satisfy `stands`. Return True if any was removed."""
         before = len(self.hands) + len(self._late)
         self.hands = list(filter(stands, self.hands))
         self._late = list(filter(stands, self._late))

@@ -1,8 +1,8 @@
 """Cut a worker's records into batches of b (Algorithm 1), by offsets alone.
 
-Rule 1: a batch's content is its address, so this module never looks into a record. Rule 2: what is
-cut depends on the records and their order, never on how polls happened to chunk them. Rule 3: each
-span of a partition starts where the previous one ended, whatever offsets are missing in between.
+Rule 1: the content of a batch is its address, so this module never looks into a record. Rule 2: the
+cuts depend on the records and their order, never on the chunks that polls return. Rule 3: each span
+of a partition starts where the previous one ended, even if offsets are missing in between.
 """
 
 from __future__ import annotations
@@ -18,36 +18,42 @@ import msgspec
 from common.core.messages import Skipped
 from common.core.spans import Address, LogPosition, Partition, Span, address_of
 
-# What one record in Kafka may hold. Clients refuse to write one of more than 1,000,000 bytes and
-# brokers one of more than 1,048,588; the rest is for metrics and a traceback.
+# Usable size of one Kafka record. Clients refuse to write more than 1,000,000 bytes and brokers
+# more than 1,048,588. The difference is for metrics and a traceback.
 RECORD_BYTES = 900_000
-SKIPPED_BYTES = 200_000  # of a claim; a batch is closed at so many bytes of bad records
-# A batch is also closed at this number of bad records, because their dead letters are written
-# together. If it has samples, but fewer than `min_batch`, only `SKIPPED_BYTES` closes it.
+# Size of a claim's entries for bad records at which the batch is closed.
+SKIPPED_BYTES = 200_000
+# Number of bad records at which a batch is closed, too, because their dead letters are written
+# together. If the batch has samples, but fewer than `min_batch`, only `SKIPPED_BYTES` closes it.
 MAX_SKIPPED = 1000
-REASON_CHARACTERS = 200  # the rest of it is in the record, which its dead letter has
-ADDRESSES_BYTES = 600_000  # of all batches of an update together: each has its K-th part
-BATCH_BYTES = 200  # of a batch in an update without its address: numbers, and who claimed it
-# Of a span without its topic: 3 positions and a generation of 19 digits, 2 leader epochs and a
-# partition of 10, punctuation.
+# Maximum length of a reason. The dead letter has the record itself, which shows the rest.
+REASON_CHARACTERS = 200
+# Size of the addresses of all batches of an update. Each batch may use a K-th part.
+ADDRESSES_BYTES = 600_000
+# Size of a batch in an update without its address: numbers and the worker's name.
+BATCH_BYTES = 200
+# Size of a span without its topic: 3 positions and a generation of 19 digits, 2 leader epochs and a
+# partition of 10, and punctuation.
 _SPAN_BYTES = 120
-_OFFSET_BYTES = 21  # of one more bad record: the gap to the one before, of 19 digits at most
-# Of a character at most: JSON writes a control character as a backslash, u and four digits.
+# Size of one more bad record: the gap to the one before, of at most 19 digits.
+_OFFSET_BYTES = 21
+# Largest size of a character. JSON writes a control character as a backslash, u and four digits.
 _ESCAPED_BYTES = 6
 
 
 def span_bytes(topic: str) -> int:
-    """How many bytes a span of a topic takes in a record, at most."""
-    return _SPAN_BYTES + len(topic)  # Kafka's names are of letters, digits, dot, _ and -
+    """Return the maximum number of bytes of a topic's span in a record."""
+    # Topic names consist of ASCII letters, digits, dot, _ and -.
+    return _SPAN_BYTES + len(topic)
 
 
 def most_group_size(topics: Iterable[str]) -> int:
-    """The largest K of which an update still fits into a record of Kafka, whatever its batches."""
+    """Return the largest K whose update always fits into a Kafka record."""
     return RECORD_BYTES // (BATCH_BYTES + max(map(span_bytes, topics)))
 
 
 class RowSlice(NamedTuple):
-    """Some of the rows that a run was decoded to; only whoever decoded them looks inside."""
+    """A range of the rows of a decoded run. Only the decoder looks into the rows."""
 
     rows: object
     start: int
@@ -55,44 +61,53 @@ class RowSlice(NamedTuple):
 
 
 class DecodedRun(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive records of one partition, as decoded: which offsets are good, which are not."""
+    """Consecutive records of one partition after decoding."""
 
     partition: Partition
-    offsets: Sequence[int]  # of the records that decoded, increasing
-    skipped: tuple[Skipped, ...]  # those that did not, each alone, increasing offsets
+    # Offsets of the records that decoded, increasing.
+    offsets: Sequence[int]
+    # One entry per record that did not decode, by increasing offset.
+    skipped: tuple[Skipped, ...]
     first_arrival_s: float
     last_arrival_s: float
-    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
-    rows: object = None  # what was decoded, one row for each offset; None: nobody wants it back
+    # Kafka leader epoch of all records. -1 if unknown.
+    epoch: int = -1
+    # One decoded row per offset. None if the rows are not needed.
+    rows: object = None
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
-    """A closed batch: its address, and how many samples each of its spans holds."""
+    """A closed batch: its address, and the number of samples in each span."""
 
     address: Address
-    counts: tuple[int, ...]  # samples per span, in the order of the address
-    skipped: tuple[Skipped, ...]  # by span and reason
+    # Number of samples per span, in the order of the address.
+    counts: tuple[int, ...]
+    # Sorted by span and reason.
+    skipped: tuple[Skipped, ...]
     first_arrival_s: float
     last_arrival_s: float
-    rows: tuple[RowSlice, ...] = ()  # of its samples, in the order of the address
+    # Rows of the samples, in the order of the address.
+    rows: tuple[RowSlice, ...] = ()
 
     @property
     def samples(self) -> int:
-        """Records that decoded."""
+        """Number of records that decoded."""
         return sum(self.counts)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a partition is read."""
+    """Reading state of a partition."""
 
-    position: int  # of the next record
+    position: int  # next offset
     generation: int
-    known: int  # the offset after the last record that was read
-    epoch: int  # and its leader epoch; -1: not known
+    # Offset after the last record that was read.
+    known: int
+    # Leader epoch of that record. -1 if unknown.
+    epoch: int
 
     def span(self, partition: Partition, start: int, before: int) -> Span:
-        """What lies between `start` and here."""
+        """Return the span from `start` to this position."""
         return Span(
             *partition, start, self.position, self.generation, before, self.known, self.epoch
         )
@@ -103,9 +118,10 @@ class _Open:
     """The part of the open batch that lies in one partition."""
 
     start: int
-    before: int  # leader epoch of the record before `start`; -1: not known
+    # Leader epoch of the record before `start`. -1 if unknown.
+    before: int
     samples: int = 0
-    skipped: dict[str, list[int]] = field(default_factory=dict)  # offsets by reason, increasing
+    skipped: dict[str, list[int]] = field(default_factory=dict)  # increasing offsets, by reason
     skipped_records: int = 0
     skipped_bytes: int = 0
     first_arrival_s: float = 0.0
@@ -113,7 +129,7 @@ class _Open:
     rows: list[RowSlice] = field(default_factory=list)
 
     def skip(self, partition: Partition, records: Iterable[Skipped]) -> None:
-        """Take in records that did not decode."""
+        """Add records that did not decode."""
         for record in records:
             reason = record.reason[:REASON_CHARACTERS]
             self.skipped_bytes += _bytes_of(partition, reason, known=reason in self.skipped)
@@ -121,7 +137,7 @@ class _Open:
             self.skipped.setdefault(reason, []).append(record.offset)
 
     def named(self, partition: Partition) -> tuple[Skipped, ...]:
-        """What a claim says of those."""
+        """Return the skipped records as a claim lists them."""
         return tuple(
             Skipped(*partition, offsets[0], reason, tuple(b - a for a, b in pairwise(offsets)))
             for reason, offsets in self.skipped.items()
@@ -129,7 +145,7 @@ class _Open:
 
 
 def _bytes_of(partition: Partition, reason: str, *, known: bool) -> int:
-    """How many bytes a bad record adds to a claim, at most."""
+    """Return the maximum number of bytes that a bad record adds to a claim."""
     named = 0 if known else span_bytes(partition.topic) + _ESCAPED_BYTES * len(reason)
     return named + _OFFSET_BYTES
 
@@ -138,12 +154,12 @@ class Batcher:
     """The batch that a worker is filling, over all partitions that it reads.
 
     Args:
-        batch_size: b >= 1, samples in a batch.
-        linger_s: Close a partial batch this long after its first record; None for never.
-        group_size: K >= 1, batches whose addresses must fit into one record of an update.
-        min_batch: Samples that a partial batch needs before the linger closes it; at most b counts.
-            Only the limits of a record in Kafka close a batch with fewer samples, but not without
-            any.
+        batch_size: b >= 1, the number of samples in a batch.
+        linger_s: Time after the first record at which a partial batch is closed, or None for never.
+        group_size: K >= 1, the number of batches whose addresses must fit into one update record.
+        min_batch: Samples that a partial batch needs before the linger closes it, at most b. Only
+            the size limits of Kafka records close a batch with fewer samples, and never one without
+            samples.
 
     Raises:
         ValueError: If `batch_size` or `group_size` is less than 1.
@@ -161,24 +177,24 @@ class Batcher:
         self._set_sizes(batch_size, group_size)
         self._reading = dict[Partition, _Reading]()
         self._open = dict[Partition, _Open]()
-        self.samples = 0  # in the open batch
-        self._skipped = 0  # bad records in the open batch
-        self._skipped_bytes = 0  # that these take in a claim
-        self._spans_bytes = 0  # likewise the open batch's address
+        self.samples = 0  # samples in the open batch
+        self._skipped = 0  # bad records
+        self._skipped_bytes = 0  # bytes in a claim
+        self._spans_bytes = 0  # bytes of its address
         self._opened_at = 0.0
 
     def position(self, partition: Partition) -> int | None:
-        """Where the next record of a partition is expected, None while it is not read."""
+        """Return the offset of the next record of a partition, or None if it is not read."""
         reading = self._reading.get(partition)
         return None if reading is None else reading.position
 
     def epoch(self, partition: Partition) -> int:
-        """Leader epoch of the last record that is known below there; -1: not known."""
+        """Return the leader epoch of the last known record below the position. -1 if unknown."""
         reading = self._reading.get(partition)
         return -1 if reading is None else reading.epoch
 
     def has_open(self, partition: Partition) -> bool:
-        """Whether the open batch holds records of this partition."""
+        """True if the open batch holds records of this partition."""
         return partition in self._open
 
     def place(
@@ -188,23 +204,24 @@ class Batcher:
         generation: int = 0,
         known: LogPosition | None = None,
     ) -> None:
-        """Begin a partition's next span at `position`, forgetting what was open of it.
+        """Begin a partition's next span at `position`, and drop its part of the open batch.
 
         Args:
-            partition: Which.
-            position: Of the next record.
-            generation: In force.
-            known: The place after the last record below `position`, where that is known.
+            partition: The partition.
+            position: Offset of the next record.
+            generation: The generation in force.
+            known: Position after the last record below `position`, if known.
         """
         self.drop(partition)
         offset, _, epoch = LogPosition(position) if known is None else known
         self._reading[partition] = _Reading(position, generation, offset, epoch)
 
     def pass_over(self, partition: Partition, end: int) -> Span:
-        """Go on at `end`; returns what lies between, of which no record was read.
+        """Continue at `end` and return the span up to there, which has no record that was read.
 
         Raises:
-            ValueError: If the open batch holds records of the partition: these come first.
+            ValueError: If the open batch holds records of the partition, which must be claimed
+                first.
         """
         if partition in self._open:
             raise ValueError(f"the open batch holds records of {partition}")
@@ -213,10 +230,11 @@ class Batcher:
         return reading.span(partition, start, reading.epoch)
 
     def reach(self, partition: Partition, position: int) -> bool:
-        """Take offsets that hold no record into the open batch; False where it has no part there.
+        """Add offsets without records to the open batch. Return False if it has no part there.
 
         Raises:
-            ValueError: If the partition stands above `position`, or is not read.
+            ValueError: If the partition's position is above `position`, or the partition is not
+                read.
         """
         reading = self._reading[partition]
         if reading.position > position:
@@ -227,12 +245,12 @@ class Batcher:
         return True
 
     def drop(self, partition: Partition) -> None:
-        """Forget a partition: its position, and its part of the open batch."""
+        """Remove a partition: its position and its part of the open batch."""
         self._reading.pop(partition, None)
         self._drop_part(partition)
 
     def expire(self, partition: Partition, end: int) -> Span:
-        """Continue at `end`; return the span up to there, with the partition's open part."""
+        """Continue at `end`, and return the span up to there with the partition's open part."""
         reading, part = self._reading[partition], self._drop_part(partition)
         start, before = reading.position, reading.epoch
         if part is not None:
@@ -250,11 +268,11 @@ class Batcher:
         return part
 
     def add(self, run: DecodedRun, now: float) -> tuple[Cut, ...]:
-        """Take in a run; returns the batches that it completes, oldest first.
+        """Add a run and return the batches that it completes, oldest first.
 
         Raises:
-            ValueError: If the partition has no position, or the run begins below it: some reader
-                would then mistake records that it never got for a hole in the log.
+            ValueError: If the partition has no position, or the run begins below it. Otherwise a
+                reader could mistake records that it never received for a hole in the log.
         """
         reading = self._reading.get(run.partition)
         if reading is None:
@@ -271,7 +289,8 @@ class Batcher:
         cuts = list[Cut]()
         if self._open and self._is_too_wide_with(run):
             cuts.append(self._close())
-        i = j = 0  # samples and skipped records of the run taken in so far
+        # Number of samples and skipped records of the run that were added.
+        i = j = 0
         while i < len(offsets) or j < len(skipped):
             end, i_next, j_next = self._next_end(run, i, j)
             self._extend(run, (i, i_next), (j, j_next), end, now)
@@ -282,10 +301,10 @@ class Batcher:
         return tuple(cuts)
 
     def resize(self, batch_size: int, group_size: int = 1) -> Cut | None:
-        """Make batches of this size from now on, for groups of that size.
+        """Change the size of batches and groups from now on.
 
         Returns:
-            The open batch, closed as it is, where it holds as many samples already.
+            The open batch, closed, if it already has enough samples.
 
         Raises:
             ValueError: If `batch_size` or `group_size` is less than 1.
@@ -294,7 +313,7 @@ class Batcher:
         return self._close() if self.samples >= batch_size else None
 
     def due(self) -> float | None:
-        """Return when the linger closes the open batch, or None while it doesn't."""
+        """Return when the linger closes the open batch, or None if it does not."""
         if self._linger_s is None or not self._open or self.is_too_small:
             return None
         return self._opened_at + self._linger_s
@@ -310,17 +329,20 @@ class Batcher:
         return lingers and self.is_too_small
 
     def close(self) -> Cut | None:
-        """Close the open batch as it is; None where it is empty."""
+        """Close the open batch, or return None if it is empty."""
         return self._close() if self._open else None
 
     def _next_end(self, run: DecodedRun, i: int, j: int) -> tuple[int, int, int]:
-        """Position up to which the run fits into the open batch, as (position, i, j)."""
+        """Return the end of the part of the run that fits into the open batch: (position, i, j)."""
         offsets, skipped = run.offsets, run.skipped
-        # More bad records than close a batch may wait with a sample: then enough samples close it.
+        # A batch that is too small may exceed the number of bad records. Then the `min_batch`-th
+        # sample closes it.
         full = self._batch_size if self._skipped < MAX_SKIPPED else self._least
-        last_good = i + full - self.samples - 1  # the sample that would fill the batch
+        # The sample that would fill the batch.
+        last_good = i + full - self.samples - 1
         full_at = offsets[last_good] if last_good < len(offsets) else None
-        if not skipped:  # the common road
+        # The usual case.
+        if not skipped:
             end = offsets[-1] + 1 if full_at is None else full_at + 1
             return end, min(last_good + 1, len(offsets)), 0
         bad_at = self._full_of_skipped_at(run, i, j)
@@ -338,23 +360,23 @@ class Batcher:
         self._address_bytes = ADDRESSES_BYTES // group_size
 
     def _is_too_wide_with(self, run: DecodedRun) -> bool:
-        """Whether one more partition would make the open batch's address too long for a record."""
+        """True if one more partition would make the open batch's address too long for a record."""
         if run.partition in self._open or not (run.offsets or run.skipped):
             return False
         return self._spans_bytes + span_bytes(run.partition.topic) > self._address_bytes
 
     def _is_full(self, records: int, size: int, samples: int) -> bool:
-        """Return True if bad records, of this size in bytes, close a batch with these samples."""
+        """Return True if bad records of this number and size close a batch with these samples."""
         too_small = 0 < samples < self._least
         return size >= SKIPPED_BYTES or (records >= MAX_SKIPPED and not too_small)
 
     def _full_of_skipped_at(self, run: DecodedRun, i: int, j: int) -> int | None:
-        """Return the offset with which bad records close the open batch; None: this run doesn't.
+        """Return the offset at which bad records close the open batch, or None if they do not.
 
         Args:
             run: The run.
-            i: Number of its samples that were taken in so far.
-            j: Number of its bad records that were taken in so far.
+            i: Number of its samples that were added.
+            j: Number of its bad records that were added.
         """
         records, size = self._skipped, self._skipped_bytes
         part = self._open.get(run.partition)
@@ -362,14 +384,16 @@ class Batcher:
         for record in run.skipped[j:]:
             samples = self.samples + bisect_left(run.offsets, record.offset) - i
             if samples >= (self._batch_size if records < MAX_SKIPPED else self._least):
-                break  # the batch was closed by a sample before
+                # A sample has closed the batch before.
+                break
             reason = record.reason[:REASON_CHARACTERS]
             size += _bytes_of(run.partition, reason, known=reason in reasons)
             records += 1
             reasons.add(reason)
             if self._is_full(records, size, samples):
                 return record.offset
-        enough = i + self._least - self.samples - 1  # the sample that makes it large enough
+        # The sample that makes the batch large enough.
+        enough = i + self._least - self.samples - 1
         return run.offsets[enough] if records >= MAX_SKIPPED and enough < len(run.offsets) else None
 
     def _extend(
@@ -378,7 +402,7 @@ class Batcher:
         if not self._open:
             self._opened_at = now
         part = self._open.get(run.partition)
-        # Arrival times inside a run are interpolated: only its ends are known.
+        # Only the ends of a run have arrival times. The others are interpolated.
         n = max(len(run.offsets) - 1, 1)
         slope_s = (run.last_arrival_s - run.first_arrival_s) / n
         reading = self._reading[run.partition]
@@ -387,7 +411,8 @@ class Batcher:
             part = _Open(reading.position, reading.epoch, first_arrival_s=first_s)
             self._open[run.partition] = part
             self._spans_bytes += span_bytes(run.partition.topic)
-        reading.position = reading.known = end  # which is the offset after a record
+        # The offset after a record.
+        reading.position = reading.known = end
         reading.epoch = run.epoch
         part.samples += good[1] - good[0]
         if run.rows is not None and good[1] > good[0]:
@@ -401,7 +426,7 @@ class Batcher:
         self.samples += good[1] - good[0]
 
     def _whole(self, run: DecodedRun, reading: _Reading) -> Cut:
-        """A run that is a batch, no more and no less, where none is open: `_extend`, `_close`."""
+        """Make a batch of exactly one run, a shortcut for `_extend` and `_close`."""
         start, before, samples = reading.position, reading.epoch, len(run.offsets)
         reading.position = reading.known = run.offsets[-1] + 1
         reading.epoch = run.epoch
@@ -412,7 +437,8 @@ class Batcher:
         return Cut(address, (samples,), (), first_s, first_s + slope_s * (samples - 1), rows)
 
     def _close(self) -> Cut:
-        if len(self._open) == 1:  # the common road
+        # The usual case.
+        if len(self._open) == 1:
             ((place, part),) = self._open.items()
             self._empty()
             address = (self._reading[place].span(place, part.start, part.before),)

@@ -1,4 +1,4 @@
-"""What a coordinator wants done: a shell carries it out, in order."""
+"""Commands of a coordinator, which a shell executes in order."""
 
 from __future__ import annotations
 
@@ -26,55 +26,56 @@ if TYPE_CHECKING:
 
 
 class CoordinatorCommand(msgspec.Struct, frozen=True, gc=False):
-    """One thing that a coordinator wants done."""
+    """Any command of a coordinator."""
 
 
 class AskLease(CoordinatorCommand, frozen=True):
-    """Take or prolong the lease, and report."""
+    """Acquire or renew the lease, and report."""
 
     ttl_s: float
 
 
 class ReleaseLease(CoordinatorCommand, frozen=True):
-    """Give the lease back if it is ours."""
+    """Release the lease if this process holds it."""
 
 
 class FindSnapshots(CoordinatorCommand, frozen=True):
-    """Read every snapshot of a source, and the updates topic from the lowest on, and report."""
+    """Read all snapshots of a source and the updates topic from the lowest one on, and report."""
 
     source: Source
 
 
 class RestoreSnapshot(CoordinatorCommand, frozen=True):
-    """Take the weights and the optimizer state of one of them in hand, and report."""
+    """Load the weights and the optimizer state of a snapshot, and report."""
 
     snapshot: Snapshot
-    members: bool = False  # hold them: there is nothing to take in hand
+    # True if members hold the weights, so that there is nothing to load.
+    members: bool = False
 
 
 class Begin(CoordinatorCommand, frozen=True):
-    """Lead with this epoch and the weights in hand: read control and replies from here on."""
+    """Begin to lead with this epoch and the loaded weights, and read control and replies."""
 
     epoch: int
     snapshot: Snapshot
 
 
 class AppendAudit(CoordinatorCommand, frozen=True):
-    """Append to the updates topic."""
+    """Append a record to the updates topic."""
 
     record: AuditRecord
 
 
 class OpenPartition(CoordinatorCommand, frozen=True):
-    """Append to the control topic; what gets lost is ordered anew at the next look at streams."""
+    """Append a record to the control topic. If it is lost, the next poll of streams repeats it."""
 
     record: Opened
 
 
 class PublishModel(CoordinatorCommand, frozen=True):
-    """Put the weights in hand on the board under this name.
+    """Publish the current weights on the board under this name.
 
-    Where triggers say what has changed, that is enough, unless the whole is asked for.
+    If triggers contain the changes, that is sufficient unless `whole` is set.
     """
 
     model: ModelId
@@ -82,7 +83,7 @@ class PublishModel(CoordinatorCommand, frozen=True):
 
 
 class PostTrigger(CoordinatorCommand, frozen=True):
-    """Post a trigger on the board, in another stream than before if `moves` is true."""
+    """Post a trigger on the board. `moves` starts another stream."""
 
     trigger: UpdateTrigger
     moves: bool = False
@@ -95,93 +96,102 @@ class PutLeaderStatus(CoordinatorCommand, frozen=True):
 
 
 class AddGradient(CoordinatorCommand, frozen=True):
-    """It counts: add its vector to the sum of a round, unless it stayed with its worker."""
+    """Add the vector of a counted gradient to its round's sum, unless it stayed in its worker."""
 
     round: int
     gradient: Gradient | GradientReady
 
 
 class Apply(CoordinatorCommand, frozen=True):
-    """Take one optimizer step with the sum of a round, which is forgotten then."""
+    """Take one optimizer step with the sum of a round, then drop the sum."""
 
     round: int
     update: UpdateApplied
-    learning_rate: float | None  # None: as the trainer was made
-    measured: bool = False  # tell how large the sum was: `Summed`
+    # None for the trainer's own rate.
+    learning_rate: float | None
+    # True to report the norm of the sum (`Summed`).
+    measured: bool = False
 
 
 class DiscardSum(CoordinatorCommand, frozen=True):
-    """Forget the sum of a round: it will not be applied."""
+    """Drop the sum of a round that will not be applied."""
 
     round: int
 
 
 class CopyWeights(CoordinatorCommand, frozen=True):
-    """Copy weights and optimizer state as they are now, for the snapshot that is published next."""
+    """Copy the current weights and optimizer state for the next published snapshot."""
 
 
 class PublishSnapshot(CoordinatorCommand, frozen=True):
-    """Publish the copy: on the board, and to object storage where it is a checkpoint.
+    """Publish the copy on the board and, if it is a checkpoint, in object storage.
 
-    Dead letters ordered before it must have been delivered: no later leader writes them again.
+    Earlier dead letters must have been delivered, because no later leader writes them again.
     """
 
     snapshot: Snapshot
     checkpoint: bool
-    state: bool = False  # of the checkpoint: store it as members copy it, too, and report
+    # True to store a checkpoint's state for members, too, and report.
+    state: bool = False
 
 
 class DeadLetterRecords(CoordinatorCommand, frozen=True):
-    """Write records inside accepted spans that did not decode to their dead-letter topics."""
+    """Write records of accepted spans that did not decode to their dead-letter topics."""
 
     skipped: tuple[Skipped, ...]
-    topic_ids: dict[Partition, str] = {}  # Kafka's, as far as they are known
+    # Kafka's topic ids, as far as they are known.
+    topic_ids: dict[Partition, str] = {}
 
 
 class DeadLetterBatch(CoordinatorCommand, frozen=True):
     """Write the address of a quarantined batch to the dead-letter topics."""
 
     record: Quarantined
-    topic_ids: dict[Partition, str] = {}  # likewise
+    # Kafka's topic ids, as far as they are known.
+    topic_ids: dict[Partition, str] = {}
 
 
 class ReadHeartbeats(CoordinatorCommand, frozen=True):
-    """Read the workers' beats, and report."""
+    """Read the workers' heartbeats, and report."""
 
 
 class Drop(CoordinatorCommand, frozen=True):
-    """A reply that does not count; its reason is counted and logged."""
+    """Count and log a reply that does not count."""
 
     reply: Reply
     reason: str
 
 
 class Hold(CoordinatorCommand, frozen=True):
-    """Say that the job waits for a person, who looks at the reason and resumes it."""
+    """Report that the job is held until a person resumes it."""
 
-    reason: str  # what is wrong and what to do, one line
-    detail: str = ""  # what a programmer wants to see: a traceback
+    # Description of the problem and what to do, one line.
+    reason: str
+    # Details for a programmer, such as a traceback.
+    detail: str = ""
 
 
 class AwaitCheckpoint(CoordinatorCommand, frozen=True):
-    """Say that the job waits for a checkpoint; this process looks again by itself."""
+    """Report that the job waits for a checkpoint. This process searches again by itself."""
 
-    reason: str  # which checkpoint, where it looks, what came instead, and what to do
+    # The missing checkpoint, the place of the search, its result, and what to do.
+    reason: str
 
 
 class Finish(CoordinatorCommand, frozen=True):
-    """The job has reached its end, and its last checkpoint is published.
+    """Report that the job has reached its end and its last checkpoint is published.
 
-    Where its owner has changed it since this revision, that may not be its end any more, nor where
-    its owner stopped it and does not want that any more.
+    This may be outdated if the owner has changed the job since `revision`, or no longer wants to
+    stop it.
     """
 
     reason: str
     revision: int = 0
-    stopped: bool = False  # by its owner
+    # True if the owner stopped the job.
+    stopped: bool = False
 
 
 class StepDown(CoordinatorCommand, frozen=True):
-    """This process leads no longer: forget all of it."""
+    """Report that this process no longer leads, and drop the leader's state."""
 
     reason: str

@@ -1,13 +1,13 @@
-"""The coordinator of one job: who leads, by compare-and-set in the updates topic.
+"""The coordinator of one job: leader election by compare-and-set in the updates topic.
 
     standby ──lease──▶ searching ──weights in hand──▶ candidate ──own Lead read back──▶ leading
-       ▲                   │                              │ somebody was faster            │ a later
+       ▲                   │                              │ another was faster             │ a later
        └───────────────────┴──────────────────────────────┴────────────────────────────────┘ Lead
-                                                          counts, or the lease went to another
+                                                         counts, or another gets the lease
 
-The lease in Redis only says who may try. Where a candidate starts is found by `search`, what a
-leader decides is in `leader`; this file never learns of batches or gradients. The shell carries out
-commands in order and reports back by events.
+The lease in Redis only decides which replica may try. `SnapshotSearch` finds a candidate's start,
+and `Leader` makes the decisions of a leader. This file handles no batches or gradients. The shell
+executes the commands in order and reports the results as events.
 """
 
 from __future__ import annotations
@@ -42,38 +42,45 @@ if TYPE_CHECKING:
     from common.core.events import CoordinatorEvent
     from common.core.history import History
 
-SEARCH_S = 5.0  # an answer about snapshots that has not come by then got lost: ask again
-# So soon after an attempt that failed, mostly since a server is away: each attempt asks that server
-# only, and a job stands still for as long as nobody finds that it is back.
+# Time after which an unanswered request for snapshots is sent again.
+SEARCH_S = 5.0
+# Delay after a failed attempt, which usually means that a server is down. It is short because each
+# attempt asks only that server, and the job stands still until an attempt succeeds.
 AGAIN_S = 0.5
-# After the last step of a candidacy (snapshot found, weights in hand, Lead delivered): a next one
-# that has not come by then will not, so try afresh. Long, because nobody else may lead meanwhile,
-# and giving up what is only late costs a search more; what fails says so by an event, at once.
+# Time after a step of a candidacy (snapshot found, weights in hand, Lead delivered) at which the
+# candidate gives up. It is long because no other replica leads meanwhile, and giving up early costs
+# another search. A failed step reports itself at once by an event.
 CANDIDACY_S = 60.0
-MOST_BEHIND = 100  # updates that a member may be that has heard nothing, and still be of use
-RENEWALS = 3  # lease renewals per lifetime: two may fail
-# Times its lifetime that a lease is asked for, at most, by a process that was deposed as a leader,
-# and so was slow: each time twice as long, so that it is not deposed again for the same reason.
+# Updates kept for members that missed triggers. A member that is further behind is of no use.
+MOST_BEHIND = 100
+# Lease renewals per lifetime: two may fail.
+RENEWALS = 3
+# Maximum factor on the lifetime of the lease. It doubles each time that this process is deposed as
+# a leader, because the process was then too slow for its lease.
 LONGEST_LEASE = 4
 
 
 @dataclass(slots=True)
 class _Candidacy:
-    """A candidate's base, and how far it is."""
+    """A candidate's base, and the progress of the candidacy."""
 
     chosen: Chosen
-    since: float  # its last step
-    among: AggregationSettings | None  # who is to hold the weights: see `_who_holds`
+    # Time of its last step.
+    since: float
+    # Settings of the future holders of the weights, see `_who_holds`.
+    among: AggregationSettings | None
     exact: bool
-    candidacy_id: str = ""  # of its Lead record, once that is appended
-    digest: str = ""  # of the model in hand, if it has one
+    # Candidate name in its Lead record. Empty until the record is appended.
+    candidacy_id: str = ""
+    # Digest of the restored model. Empty if members hold the weights.
+    digest: str = ""
 
 
 class Coordinator:
-    """One replica's state for one job; `on` takes events, `due` says when it wants a `Tick`.
+    """State of one replica for one job. `on` processes events; `due` is when it needs a `Tick`.
 
     Args:
-        name: Of this process, unique among all that ever live: it marks own Lead records.
+        name: Name of this process, unique for all time. It marks the replica's own Lead records.
     """
 
     def __init__(self, name: str, settings: CoordinatorSettings) -> None:
@@ -82,28 +89,38 @@ class Coordinator:
         self._request = events.WantedChanged("running")
         self._candidacies = 0
         self._lease_at = float("-inf")
-        self._lifetimes = 1  # that it asks for the lease
+        # Lifetimes to request for the lease.
+        self._lifetimes = 1
         self._alive_at = float("-inf")
         self._search = self._new_search()
         self._searching_since: float | None = None
         self._candidacy: _Candidacy | None = None
         self._history: History | None = None
-        self.leader: Leader | None = None  # what it decides as a leader, while it leads
-        self._limit: ModelId | None = None  # of its candidacy: see `SnapshotSearch`
-        self._limit_of = -1  # the leader in force as that was found: a later one may know better
-        self._failures = dict[int, int]()  # that it knew of as a leader, before it fell back
-        self._returned = frozenset[int]()  # likewise, batches that it had put back once
-        self._stored = tuple["ModelId", ...]()  # likewise, versions in storage
-        self._held = False  # it met trouble, and waits for a person
-        self._awaits = False  # a checkpoint that was not found
+        # The leader's state, if this replica leads.
+        self.leader: Leader | None = None
+        # Upper limit of the candidacy's base, see `SnapshotSearch`.
+        self._limit: ModelId | None = None
+        # The leader in force when the limit was set. A later leader makes the limit obsolete.
+        self._limit_of = -1
+        # Failures of batches, known from before the fallback.
+        self._failures = dict[int, int]()
+        # Batches that were put back once before the fallback.
+        self._returned = frozenset[int]()
+        # Versions in storage, known from before the fallback.
+        self._stored = tuple["ModelId", ...]()
+        # True if the job is held until a person resumes it.
+        self._held = False
+        # True if a named checkpoint was not found.
+        self._awaits = False
         self.finished = False
 
     def on(self, event: CoordinatorEvent, now: float) -> tuple[CoordinatorCommand, ...]:
-        """Take in an event; returns what to do, in order."""
+        """Process an event and return the resulting commands in order."""
         if self.finished:
             return ()
         leader = self.leader
-        if leader is not None and isinstance(event, events.RepliesRead):  # for each gradient
+        # The most frequent event: one for each gradient.
+        if leader is not None and isinstance(event, events.RepliesRead):
             commands = list(leader.replies_read(event.replies, now))
         else:
             commands = list(self._on(event, now))
@@ -120,10 +137,10 @@ class Coordinator:
         return tuple(commands)
 
     def due(self) -> float:
-        """When it wants a `Tick` at the latest.
+        """Return the latest time of the next `Tick`.
 
-        While its leader is calm that is mostly when the lease is renewed: looks at the workers and
-        leaders' statuses wait for such a tick, so that a job with nothing to do wakes up seldom.
+        If the leader is idle, that is usually the renewal of the lease. Polls of the heartbeats and
+        the leader's status wait for that tick, so that an idle job rarely wakes up.
         """
         if self.finished or self._held:
             return float("inf")
@@ -166,7 +183,8 @@ class Coordinator:
             case events.WantedChanged(wanted):
                 self._request = event
                 self._held = self._held and wanted == "paused"
-                if self._awaits:  # the owner may have decided to go on without the checkpoint
+                # The owner may have decided to continue without the checkpoint.
+                if self._awaits:
                     self._lease_at = float("-inf")
                 if leader is not None:
                     yield from leader.want(wanted, now)
@@ -196,7 +214,8 @@ class Coordinator:
             case events.OrdersLost() if leader is not None:
                 yield from leader.orders_lost(now)
             case _:
-                pass  # meant for the leader that this process was
+                # The event was meant for a former leader of this process.
+                pass
 
     def _tick(self, now: float) -> Iterator[CoordinatorCommand]:
         if self._held:
@@ -243,10 +262,10 @@ class Coordinator:
                 self._history = history
                 if history.slices is not UNSET:
                     if self._limit is None and self._request.after_loss > history.after_loss:
-                        # Of what came after it, the claims may be lost.
+                        # The claims of later updates may be lost.
                         self._limit, self._limit_of = snapshot.made, history.epoch
                     rolled = roll_forward(snapshot, history, found.updates, self._limit)
-                    # Else it would be put back again, by each who falls back.
+                    # Without this, each fallback would put these batches back again.
                     returned = tuple(sorted({*rolled.returned, *self._returned}))
                     stored = {*(rolled.stored or ()), *self._stored}
                     ordered = tuple(sorted(stored, key=lambda made: made.version))
@@ -267,18 +286,18 @@ class Coordinator:
                 yield do.ReleaseLease()
             case Wait():
                 self._searching_since = None
-                # Asks again one lifetime from now.
+                # Request the lease again one lifetime from now.
                 self._lease_at = now + self._settings.lease_ttl_s * (1 - 1 / RENEWALS)
                 yield do.ReleaseLease()
             case further:
                 yield further
 
     def _who_holds(self, chosen: Chosen, found: Snapshot) -> AggregationSettings | None:
-        """Who holds the weights while this candidate leads: whom its owner wants, or who does now.
+        """Return the requested holders of the weights, or the current ones if these must continue.
 
-        Others begin with what is in storage. Where the newest update is not there, who holds it
-        goes on, and stores it first: see `HandOver`. Members begin with the version that was
-        rolled forward to, a coordinator with the weights of the snapshot that was found.
+        New holders start from storage. If the newest update is not there, the current holders
+        continue and store it first, see `HandOver`. Members start from the rolled-forward version,
+        a coordinator from the weights of the snapshot that was found.
         """
         snapshot, history = chosen.snapshot, chosen.history
         newest = snapshot.made == history.head or self._limit is not None
@@ -297,7 +316,7 @@ class Coordinator:
             yield self._search.begin(self._limit)
 
     def _stand(self, number: int, digest: str, now: float) -> Iterator[CoordinatorCommand]:
-        """Stand as a candidate: the weights are in hand."""
+        """Append a Lead record, because the weights are in hand."""
         if self._candidacy is None or self._candidacy.candidacy_id or self._history is None:
             return
         self._candidacies += 1
@@ -309,7 +328,8 @@ class Coordinator:
                 after=after,
                 base=chosen.snapshot.made,
                 candidate=self._candidacy.candidacy_id,
-                # Whatever the clock says; by chance, since a log may lose who took the next one.
+                # Higher than all earlier epochs, even if the clock is behind. The random part
+                # avoids a number that a log has lost.
                 epoch=max(number, max(after, chosen.above) + 1 + number % CHANCES),
                 after_loss=max(self._request.after_loss, self._history.after_loss),
                 loss=chosen.loss,
@@ -335,14 +355,14 @@ class Coordinator:
                 "",
             )
         elif counts and self.leader is not None and record is not None:
-            # A Lead that goes back ends it all anyway; where members hold the weights, a few of
-            # them may be behind.
+            # A Lead with an older base ends this leadership anyway, so older updates are not
+            # needed. But members may be a few versions behind.
             behind = 0 if history.slices is UNSET else MOST_BEHIND
             history.forget_before(history.head.version - behind)
             yield from self.leader.audit_read(record, now)
 
     def _is_void(self, history: History, record: UpdateApplied | Quarantined) -> bool:
-        """Whether it is this leader's own, and written after one that was lost."""
+        """True if this leader wrote the record after one that was lost."""
         own = self.leader is not None and record.epoch == self.leader.model.epoch
         return own and record.epoch == history.epoch and record.number > history.number
 
@@ -355,7 +375,8 @@ class Coordinator:
             yield from self._deposed(f"{lead.candidate} leads with epoch {history.epoch}")
         elif candidacy is not None and own and counts:
             yield from self._lead(candidacy, now)
-        elif own and lead.after == history.epoch:  # of the leader before an update came between
+        # An update of the previous leader arrived before the Lead.
+        elif own and lead.after == history.epoch:
             self._candidacy = self._history = None
             self._searching_since = now
             yield self._search.begin(self._limit)
@@ -368,7 +389,7 @@ class Coordinator:
         snapshot, self._candidacy = candidacy.chosen.snapshot, None
         settings = dataclasses.replace(self._settings, aggregation=candidacy.among)
         epoch = self._history.epoch
-        # A wish counts for one Lead: for what this leader finds lost when it looks first.
+        # A recovery policy applies to one Lead: to the losses found by this leader's first poll.
         recovery = Recovery(self._history.judged == epoch, self._request.read_from)
         parts = epoch, snapshot, self._history, settings, now, recovery, self._failures
         self.leader = Leader(*parts, digest=candidacy.digest)
@@ -383,10 +404,10 @@ class Coordinator:
         settings = self._settings
         return SnapshotSearch(settings.lease_ttl_s, rolls=settings.aggregation is not None)
 
-    # --- and back ----------------------------------------------------------------------------
+    # --- holding and stepping down -----------------------------------------------------------
 
     def _hold(self, reason: str, detail: str) -> Iterator[CoordinatorCommand]:
-        """What no machine may decide alone: leave everything as it is, until a person resumes."""
+        """Hold the job until a person resumes it, because no program may decide this."""
         if self._held:
             return
         if self._request.wanted == "stopped":
@@ -394,11 +415,12 @@ class Coordinator:
             return
         yield do.Hold(reason, detail)
         yield from self._step_down(reason)
-        self._search = self._new_search()  # what was torn may be mended till then
+        # A torn snapshot may be repaired meanwhile.
+        self._search = self._new_search()
         self._held = True
 
     def _fall_back(self, base: ModelId, now: float) -> Iterator[CoordinatorCommand]:
-        """Nobody holds the newest update any more: stand again, from an older one."""
+        """Stand for election from an older version, because no member holds the newest update."""
         if self.leader is not None:
             self._failures, self._returned = self.leader.failure_counts, self.leader.returned
             self._stored, self._limit_of = self.leader.stored, self.leader.model.epoch
@@ -408,7 +430,7 @@ class Coordinator:
         yield self._search.begin(base)
 
     def _hand_over(self, now: float) -> Iterator[CoordinatorCommand]:
-        """The newest update is in storage: stand again, so that others hold the weights."""
+        """Stand for election again, because the newest update is in storage for its new holders."""
         self._reset()
         yield do.StepDown("others are to hold the weights from now on")
         self._searching_since = now

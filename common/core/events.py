@@ -1,4 +1,4 @@
-"""What happens to a coordinator: facts that a shell observed, handed to `on(event, now)`."""
+"""Events of a coordinator: facts that a shell observed and passes to `on(event, now)`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from common.core.messages import Tick as Tick  # noqa: PLC0414 -- an event of others, too
+from common.core.messages import Tick as Tick  # noqa: PLC0414 -- re-exported
 
 if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
@@ -25,107 +25,119 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from common.core.spans import Partition
 
-Source: TypeAlias = Literal["hot", "all", "genesis"]  # of snapshots: board; and storage; the job
+# Places of snapshots: the board, the board and storage, or the job itself.
+Source: TypeAlias = Literal["hot", "all", "genesis"]
 
 
 class CoordinatorFact(msgspec.Struct, frozen=True, gc=False):
-    """Any event of a coordinator but a `Tick`."""
+    """Any event of a coordinator except a `Tick`."""
 
 
 class LeaseAnswered(CoordinatorFact, frozen=True):
-    """Whether this process holds the lease now."""
+    """Answer to a request for the lease: True if this process holds it."""
 
     held: bool
 
 
 class SnapshotsFound(CoordinatorFact, frozen=True):
-    """All snapshots of a source that could be read, and what the updates topic says after them.
+    """The readable snapshots of a source, and the records of the updates topic after them.
 
-    Of hot ones that are covered it is the best alone: see `lost`.
+    Of the covered hot snapshots, only the best is included, see `lost`.
     """
 
     source: Source
     snapshots: tuple[Snapshot, ...]
-    updates: tuple[tuple[int, AuditRecord | None], ...]  # from the lowest of them that is covered
-    end: int  # of the updates topic
-    # By rank, of snapshots that contain records which the control or the updates topic has lost:
-    # which topic, and how far it reaches. All others are covered by both topics.
+    # Starts at the lowest covered snapshot.
+    updates: tuple[tuple[int, AuditRecord | None], ...]
+    end: int  # end of the updates topic
+    # Topic and extent of the loss, by rank, for snapshots with records that the control or updates
+    # topic has lost. Both topics cover all other snapshots.
     lost: Mapping[tuple[int, int, int], str] = {}
-    # Kafka's ids of the topics that were asked; empty: not known.
+    # Kafka's ids of the topics that were checked. Empty if unknown.
     control_topic_id: str = ""
     updates_topic_id: str = ""
-    unreadable: str = ""  # of the genesis: why no checkpoint is better, though there are some
-    # If the source is "all": where checkpoints are searched, and what was found there.
+    # Only for the genesis: why no checkpoint is better although some exist.
+    unreadable: str = ""
+    # Only for the source "all": where checkpoints are searched, and what was found there.
     storage: str = ""
-    # True if storage gave no list: it did not answer, or the answer was not a list.
+    # True if storage did not answer, or not with a list.
     storage_failed: bool = False
-    # By name, why a checkpoint that storage lists cannot be read.
+    # Reason why a checkpoint in the list of the storage cannot be read, by name.
     torn: Mapping[ModelId, str] = {}
 
 
 class SnapshotRestored(CoordinatorFact, frozen=True):
-    """The weights of the snapshot that was asked for are in hand."""
+    """The weights of the requested snapshot are loaded."""
 
-    number: int  # `unused_number`: the epoch, should this process come to lead
-    digest: str = ""  # of the model's layout; empty where members hold the weights
+    # An `unused_number`, which becomes the epoch if this process leads.
+    number: int
+    # Digest of the model's layout. Empty if members hold the weights.
+    digest: str = ""
 
 
 class LeadDelivered(CoordinatorFact, frozen=True):
-    """This process's Lead record stands in the updates topic: it will be read soon."""
+    """This process's Lead record is in the updates topic and will be read soon."""
 
-    candidate: str  # as the record has it: one of an earlier candidacy says nothing of this one
+    # Candidate in the record, which distinguishes this candidacy from earlier ones.
+    candidate: str
 
 
 class AttemptFailed(CoordinatorFact, frozen=True):
-    """What this process needs in order to lead failed: it steps down, and may try afresh.
+    """A step that this process needs to lead failed. It steps down and may try again.
 
-    Snapshots could not be looked for, or weights fetched; or a record for the updates topic was not
-    appended, or nobody knows. The shell owes this, or what the command asked for, to each
-    `FindSnapshots`, to each `RestoreSnapshot` and to each `AppendAudit`.
+    The search for snapshots or the loading of weights failed, or a record was not appended to the
+    updates topic, or its fate is unknown. The shell must answer every `FindSnapshots`,
+    `RestoreSnapshot` and `AppendAudit` by this event or the requested result.
     """
 
     reason: str
 
 
 class SnapshotTorn(CoordinatorFact, frozen=True):
-    """They cannot be read: another snapshot must do."""
+    """The weights of a snapshot cannot be read, so another one must be used."""
 
     snapshot: Snapshot
 
 
 class UpdatesRead(CoordinatorFact, frozen=True):
-    """Further records of the updates topic, by offset; None for one that does not parse."""
+    """The next records of the updates topic by offset, with None for one that does not parse."""
 
     records: tuple[tuple[int, AuditRecord | None], ...]
-    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
+    # Kafka's leader epoch of all records. -1 if unknown.
+    epoch: int = -1
 
 
 class ControlRead(CoordinatorFact, frozen=True):
-    """Further records of the control topic, by offset; None for one that does not parse."""
+    """The next records of the control topic by offset, with None for one that does not parse."""
 
     records: tuple[tuple[int, ControlRecord | None], ...]
-    epoch: int = -1  # Kafka's leader epoch of all of them; -1: not known
+    # Kafka's leader epoch of all records. -1 if unknown.
+    epoch: int = -1
 
 
 class StreamsSeen(CoordinatorFact, frozen=True):
-    """Which partitions the job's streams have now; told again and again to whoever leads."""
+    """Current partitions of the job's streams, reported periodically to a leader."""
 
-    partitions: Mapping[Partition, str]  # Kafka's id of its topic; empty: not known
-    number: int  # `unused_number`, for generations that begin with what is seen
-    # Logs that are for sure not what they were, as the leader's status had them.
+    # Kafka's topic id by partition. Empty if unknown.
+    partitions: Mapping[Partition, str]
+    # An `unused_number` for generations that begin as a result.
+    number: int
+    # Logs that have certainly diverged from the leader's status.
     diverged: Mapping[Partition, Divergence] = {}
-    sure: bool = True  # whether the others are: of none it is to be seen whether it stays so
-    control_end: int = 0  # of the control topic, then: who has not decided all of it knows less
+    # True if the state of all other logs is certain, too.
+    sure: bool = True
+    # End of the control topic at that time. The leader must first decide all records below it.
+    control_end: int = 0
 
 
 class RepliesRead(CoordinatorFact, frozen=True):
-    """What workers sent, well-formed: vectors of the right length, all finite."""
+    """Valid replies of workers: vectors have the right length and are finite."""
 
     replies: tuple[Reply, ...]
 
 
 class StateStored(CoordinatorFact, frozen=True):
-    """A checkpoint is in storage, and as members copy it: see `PublishSnapshot.state`."""
+    """A checkpoint is in storage in a form that members can copy, see `PublishSnapshot.state`."""
 
     made: ModelId
 
@@ -137,46 +149,50 @@ class CheckpointVerified(CoordinatorFact, frozen=True):
 
 
 class Summed(CoordinatorFact, frozen=True):
-    """How large the sum of gradients was that made a model: of an `Apply` that asks for it."""
+    """Norm of the sum of gradients that made a model, requested by `Apply`."""
 
     model: ModelId
     square: float  # |gradient summed over all samples|^2
 
 
 class WorkersSeen(CoordinatorFact, frozen=True):
-    """Every worker with a valid beat, and what that says."""
+    """All workers with a valid heartbeat, and its content."""
 
     beats: Mapping[WorkerId, Heartbeat]
 
 
 class BoardWiped(CoordinatorFact, frozen=True):
-    """The board no longer has what this leader put there: Redis came back empty."""
+    """Redis was wiped: the board no longer has what this leader put there."""
 
 
 class OrdersLost(CoordinatorFact, frozen=True):
-    """The board works again, after a model or a trigger could not be put there."""
+    """The board works again after a model or a trigger could not be put there."""
 
 
 class WantedChanged(CoordinatorFact, frozen=True):
-    """What the job's owner wants of it now."""
+    """The owner's current requests for the job."""
 
     wanted: Wanted
-    after_loss: int = 0  # how often it was told to go on although Kafka lost records
-    from_start: bool = False  # the last time, if need be with version 0
-    read_from: ReadFrom = ""  # likewise, topics that were created anew
+    # Number of requests to resume although Kafka lost records.
+    after_loss: int = 0
+    # True if the last request permits a start from version 0.
+    from_start: bool = False
+    # Start in recreated topics, from the last request.
+    read_from: ReadFrom = ""
 
 
 class SettingsChanged(CoordinatorFact, frozen=True):
-    """The job's owner changed it: K, the deadline, the learning rate; a new revision."""
+    """The owner changed the job: K, the deadline, the learning rate. The revision is new."""
 
     settings: CoordinatorSettings
 
 
 class HoldRequired(CoordinatorFact, frozen=True):
-    """Something that no machine may decide alone: the job must be held."""
+    """The job must be held, because a person has to decide."""
 
     reason: str
-    detail: str = ""  # for a programmer: a traceback
+    # Details for a programmer, such as a traceback.
+    detail: str = ""
 
 
 CoordinatorEvent: TypeAlias = CoordinatorFact | Tick

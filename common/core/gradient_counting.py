@@ -1,9 +1,9 @@
-"""When a gradient counts.
+"""Conditions under which a gradient counts.
 
 A gradient message counts whole or not at all. It counts if and only if all its batches wait in one
-round, none of them has been counted, and its weights are not too old for that round. So an update
-is made of exactly its batches, even if gradients arrive twice, late or from a worker that is
-believed dead.
+round, none of them has been counted, and its weights are not too old for that round. An update
+therefore consists of exactly its batches, even if gradients arrive twice, late or from a worker
+that is believed dead.
 
 `fits` guards the three steps after which some round could not be applied in time: beginning a
 round, applying another round first, and counting a gradient of older weights.
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from common.core.poison import Suspects
     from common.core.settings import CoordinatorSettings, Mode
 
-VERSIONS_KEPT = 1000  # after which a worker that was not heard of is forgotten
+# Number of versions after which a silent worker is forgotten.
+VERSIONS_KEPT = 1000
 
 
 class _LastTraffic(NamedTuple):
@@ -33,25 +34,26 @@ class _LastTraffic(NamedTuple):
 
 
 class UpdateTraffic:
-    """Bytes that a worker moves for an update, of one leader's updates, as workers count them.
+    """Mean traffic of a worker per update, computed from the workers' own counts.
 
-    Each gradient says how many bytes its worker has moved in all. The difference of two counts of
-    one life, at two versions, is what the updates between took. So a lost message loses nothing,
-    and a message that comes late or twice adds nothing.
+    Each gradient contains the total bytes that its worker has moved. The difference of two totals
+    of one life is the traffic of the updates between them. A lost message therefore loses nothing,
+    and a late or duplicate message adds nothing.
     """
 
     def __init__(self) -> None:
-        # Of each worker's last count, the eldest first.
+        # Last count of each worker, oldest first.
         self._last: dict[WorkerId, _LastTraffic] = {}
-        self._moved = self._updates = 0  # since they were taken, of all workers together
+        # Sums over all workers since the last `take`.
+        self._moved = self._updates = 0
 
     def observe(self, worker: WorkerId, traffic: Traffic, version: int) -> None:
-        """Take in a worker's count.
+        """Add a worker's count.
 
         Args:
-            worker: Whose.
+            worker: The worker.
             traffic: Its count.
-            version: Of the weights that it had then.
+            version: Version of the weights that it had at that time.
         """
         before = self._last.get(worker)
         if before is not None and before.traffic.life == traffic.life:
@@ -67,7 +69,7 @@ class UpdateTraffic:
             del self._last[eldest]
 
     def take(self) -> int | UnsetType:
-        """Mean of what was counted since it was taken last; left out: nothing was."""
+        """Return the mean traffic per update since the last call. Unset if nothing was counted."""
         moved, updates, self._moved, self._updates = self._moved, self._updates, 0, 0
         return round(moved / updates) if updates else UNSET
 
@@ -77,16 +79,17 @@ class Rounds:
 
     Args:
         suspects: Batches that may be poison.
-        times: How long a gradient may take.
+        times: Gradient times of the workers.
     """
 
     def __init__(self, suspects: Suspects, times: GradientTimes) -> None:
         self._suspects = suspects
-        self.traffic = UpdateTraffic()  # of whose gradients count
+        # Traffic of the gradients that count.
+        self.traffic = UpdateTraffic()
         self._rounds = dict[int, Round]()
         self.assigner = BatchAssigner(self._rounds, suspects, times)
         self._begun = 0
-        # Batches that gave no finite gradient since the last finite one of any batch.
+        # Batches without a finite gradient since the last finite one of any batch.
         self.not_finite = set[int]()
 
     def __len__(self) -> int:
@@ -97,16 +100,16 @@ class Rounds:
 
     @property
     def wait_for_gradients(self) -> bool:
-        """Whether all do, and for nothing else: none can be filled, applied or put back."""
+        """True if every round only waits for gradients: none can be filled, applied or put back."""
         return not [r for r in self._rounds.values() if not r.todo or r.missing > 0]
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """Of all rounds."""
+        """Batches of all rounds."""
         return tuple(batch for round_ in self._rounds.values() for batch in round_.batches)
 
     def of(self, offset: int) -> Round | None:
-        """The round in which a batch waits for its gradient."""
+        """Return the round in which a batch waits for its gradient."""
         for round_ in self._rounds.values():
             if offset in round_.todo:
                 return round_
@@ -114,12 +117,12 @@ class Rounds:
 
     @property
     def size(self) -> int:
-        """How many batches that is."""
+        """Number of batches in all rounds."""
         return sum([len(round_) for round_ in self._rounds.values()])
 
     @property
     def oldest(self) -> int | None:
-        """Control offset of the one of them that has waited longest."""
+        """Control offset of the oldest batch."""
         return min(
             [o for r in self._rounds.values() for part in (r.todo, r.counted) for o in part],
             default=None,
@@ -133,42 +136,43 @@ class Rounds:
         batches: Iterable[Batch],
         worker: WorkerId | None = None,
     ) -> Round:
-        """Put a further round in flight; its arguments are those of `Round`."""
+        """Begin a round. The arguments are those of `Round`."""
         self._begun += 1
         round_ = Round(self._begun, mode, live, settings, batches, worker)
         self._rounds[round_.number] = round_
         return round_
 
     def end(self, round_: Round) -> None:
-        """It is applied, or put back."""
+        """Remove a round that is applied or put back."""
         del self._rounds[round_.number]
         self.assigner.end(round_)
 
     def may_begin(self, staleness: int, version: int) -> bool:
-        """Whether a further round could be applied in time, and all others still."""
+        """True if one more round could be applied in time without delaying the others."""
         if not any([staleness, *(each.synchrony.staleness for each in self._rounds.values())]):
-            return not self._rounds  # one after the other, as most jobs have it
+            # One round at a time: the usual case.
+            return not self._rounds
         return fits([*self._deadlines(version).values(), version + staleness], version)
 
     def may_apply(self, round_: Round, version: int) -> bool:
-        """Whether all others can still be applied in time after this one."""
+        """True if all other rounds can still be applied in time after this one."""
         deadlines = self._deadlines(version + 1)
         del deadlines[round_.number]
         return fits(deadlines.values(), version + 1)
 
     def _deadlines(self, version: int, besides: Collection[int] = ()) -> dict[int, int]:
-        """The newest version at which each round may still be applied.
+        """Return the newest version at which each round may still be applied.
 
         Args:
-            version: The newest there is, at which all is computed that nobody is asked for yet.
-            besides: Batches whose order is answered.
+            version: The newest version, which unassigned batches will be computed at.
+            besides: Batches whose order has been answered.
         """
         bases = {
             number: version if round_.base is None else round_.base
             for number, round_ in self._rounds.items()
         }
         for hand in self.assigner.hands:
-            # Who is late does not hold others up: what it sends counts if there is still time.
+            # A late worker does not delay others: its gradient counts if there is still time.
             if hand.version >= bases[hand.round]:
                 continue
             if not hand.offsets.issubset(besides):
@@ -191,7 +195,7 @@ class Rounds:
         round_ = self._of_any(offsets)
         reason = self._why_not(round_, gradient, version)
         if reason or round_ is None:
-            # Its order is void. What else was in it goes to somebody else.
+            # The order is void. Its other batches are reassigned.
             self.assigner.drop(gradient.worker, offsets, gradient.model.version)
             return None, reason
         if gradient.traffic is not UNSET:
@@ -203,7 +207,7 @@ class Rounds:
         return round_, ""
 
     def _of_any(self, offsets: Iterable[int]) -> Round | None:
-        """The round of the first of these batches that waits for its gradient."""
+        """Return the round of the first of these batches that waits for its gradient."""
         for offset in offsets:
             for round_ in self._rounds.values():
                 if offset in round_.todo:
@@ -213,7 +217,7 @@ class Rounds:
     def _why_not(
         self, round_: Round | None, gradient: Gradient | GradientReady, version: int
     ) -> str:
-        """Why a gradient does not count in a round; empty where it does."""
+        """Return why a gradient does not count in a round. Empty if it does."""
         offsets, taken_at = gradient.batches, gradient.model.version
         todo = {} if round_ is None else round_.todo
         samples = 0
@@ -228,7 +232,8 @@ class Rounds:
                 f"was taken on a walk at rate {local_rate:g}, not {round_.synchrony.local_rate:g}"
             )
         if taken_at == version:
-            return ""  # no deadline comes nearer by it
+            # The gradient does not shorten any deadline.
+            return ""
         deadlines = self._deadlines(version, offsets)
         last = taken_at + round_.synchrony.staleness
         deadlines[round_.number] = min(deadlines[round_.number], last)
@@ -238,22 +243,22 @@ class Rounds:
         """Take an order back without blame: the worker leaves, or could not get data or model.
 
         Args:
-            worker: Who had it.
-            offsets: The batches that it is about.
-            version: At which the worker tried; what it was asked later stands.
+            worker: The worker with the order.
+            offsets: The batches of the report.
+            version: Version at which the worker tried. Later orders are not affected.
 
         Returns:
-            Whether it had any of these batches in hand.
+            True if the worker had an order for any of these batches.
         """
         return self.assigner.drop(worker, offsets, version)
 
     def fail(self, worker: WorkerId, offsets: Iterable[int], version: int) -> tuple[Batch, ...]:
-        """Take an order back, blaming these batches of it; returns those that are poison now.
+        """Take an order back and blame these batches. Return those that are poison now.
 
         Args:
-            worker: Who had it.
-            offsets: The batches that it is about.
-            version: At which the worker tried; what it was asked later stands.
+            worker: The worker with the order.
+            offsets: The batches to blame.
+            version: Version at which the worker tried. Later orders are not affected.
         """
         offsets = set(offsets)
         hands = [h for h in self.assigner.given_to(worker) if h.version <= version]
@@ -263,7 +268,7 @@ class Rounds:
         return self._blame(blamed, alone)
 
     def vanish(self, worker: WorkerId) -> tuple[Batch, ...]:
-        """A worker died without notice; returns the batches that are poison now."""
+        """Process the death of a worker. Return the batches that are poison now."""
         hands = self.assigner.given_to(worker)
         in_hand = {offset for hand in hands for offset in hand.offsets}
         alone = in_hand if len(in_hand) == 1 and all(hand.alone for hand in hands) else set[int]()
@@ -271,7 +276,7 @@ class Rounds:
         return self._blame(in_hand, alone)
 
     def settle(self, offset: int) -> Batch | None:
-        """Take a batch out for good (quarantine); None if it waits in no round."""
+        """Remove a batch from its round for quarantine, or return None if it is in no round."""
         round_ = self.of(offset)
         if round_ is None:
             return None
@@ -280,38 +285,42 @@ class Rounds:
         return round_.todo.pop(offset)
 
     def give_up(self, round_: Round) -> tuple[Batch, ...]:
-        """Take all uncounted batches out of a round (`on_missing: proceed`)."""
+        """Remove all uncounted batches from a round (`on_missing: proceed`)."""
         missing = tuple(round_.todo.values())
         self.assigner.let_go(round_.todo)
         round_.todo.clear()
         return missing
 
     def _blame(self, offsets: set[int], alone: set[int]) -> tuple[Batch, ...]:
-        """Suspect these batches; returns those that are poison now."""
+        """Suspect these batches. Return those that are poison now."""
         poison = [o for o in sorted(offsets) if self._suspects.blame(o, alone=o in alone)]
         return tuple(round_.todo[o] for o in poison if (round_ := self.of(o)) is not None)
 
 
 class Verdict(NamedTuple):
-    """What a failure proves."""
+    """Consequences of a failure."""
 
-    hopeless: tuple[Batch, ...] = ()  # batches that can never be used
-    reason: str = ""  # why not
-    hold: str = ""  # why no batch is to blame and the job must be held; empty where it need not
+    # Batches that can never be used.
+    hopeless: tuple[Batch, ...] = ()
+    # Reason for the quarantine.
+    reason: str = ""
+    # Reason to hold the job without blaming a batch, or empty.
+    hold: str = ""
 
 
 def judge(failed: Failed, rounds: Rounds) -> Verdict:
-    """Take the order back, with or without blame.
+    """Take the failed order back and decide whether its batches are to blame.
 
     Args:
-        failed: Of this leader, and not of an order that is over.
-        rounds: In flight.
+        failed: A failure of this leader's order that is still awaited.
+        rounds: Rounds in flight.
     """
     version = failed.model.version
     there = {o: round_ for o in failed.batches if (round_ := rounds.of(o)) is not None}
     if failed.reason not in ("raised", "not_finite"):
         had = rounds.requeue(failed.worker, failed.batches, version)
-        if failed.reason == "task" and had:  # what comes late or twice is of a task that was mended
+        # A late or duplicate report may refer to a task that was repaired since.
+        if failed.reason == "task" and had:
             return Verdict(hold=f"the task is wrong: {failed.detail}; mend it and resume the job")
         if failed.reason != "expired":
             return Verdict()
@@ -321,7 +330,8 @@ def judge(failed: Failed, rounds: Rounds) -> Verdict:
         rounds.not_finite.update(there)
         count = len(rounds.not_finite)
         most = max(round_.synchrony.group_size for round_ in there.values())
-        if count >= max(2, (most + 1) // 2):  # half of the data cannot be bad at once
+        # It is implausible that half of the data is bad at once.
+        if count >= max(2, (most + 1) // 2):
             rounds.not_finite.clear()
             return Verdict(
                 hold=f"diverged: {count} batches, one after the other, are not finite"

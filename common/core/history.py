@@ -1,8 +1,8 @@
-"""Which updates count: a pure fold over the updates topic.
+"""The history of a job: a pure fold over the updates topic that decides which updates count.
 
-Several processes may have believed that they lead; their records interleave in the topic. This
-fold, and nothing else, says who led when, which updates made the model and which batches are
-quarantined. The coordinator, `doll audit` and a takeover all use it.
+Several processes may have believed that they lead, so their records interleave in the topic. This
+fold alone decides who led when, which updates made the model and which batches are quarantined. The
+coordinator, `doll audit` and a takeover all use it.
 
     record   Lead(-1) J=1    J=2    Lead(70) J=3    J=2
              epoch 70               base J=1 of 70  of 80
@@ -10,13 +10,13 @@ quarantined. The coordinator, `doll audit` and a takeover all use it.
     epoch    70       70     70     80       80     80
     path     -        1      1 2    1        1      1 2'     J=3 of epoch 70 comes too late: void
 
-An epoch is a number that its Lead carries, and that is used once: offsets come again where Kafka
-loses records that it had acknowledged. A leader numbers its updates and quarantines, and only its
-next one counts: so what it wrote after a record that was lost is void, as is what comes twice.
+An epoch is a number that its Lead carries, and that is used once, because offsets are reused after
+Kafka loses acknowledged records. A leader numbers its updates and quarantines, and only its next
+number counts. Records that it wrote after a lost one are therefore void, and so are duplicates.
 
 A quarantine outlives every Lead. An operator may end it (`Requeued`), or make it final before its
-records are produced anew (`Replayed`): of the two, what comes first counts, and then the other does
-not. Batches are compared by value: a record about one that was not quarantined changes nothing.
+records are produced again (`Replayed`). The first of the two counts, and then the other does not.
+Batches are compared by value: a record about a batch that is not quarantined has no effect.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from common.core.spans import LogPosition
 
 
 class History:
-    """The fold: feed it every record of the updates topic from a known point on, in order.
+    """The fold. Feed it every record of the updates topic from a known point on, in order.
 
     Args:
-        epoch: Of the Lead in force at `position`, -1 for none.
-        base: The last effective update at `position`: where this reader's knowledge begins.
-        position: Offset of the next record to feed, and what is known of the topic below.
-        poison: Batches that are quarantined at `position` and may be taken back.
-        number: Of the newest record that counts of the leader in force, 0 for none.
-        after_loss: Wishes to go on after a loss that Leads have carried out at `position`.
-        slices: Of the Lead in force: see `Lead.slices`.
+        epoch: Epoch of the Lead in force at `position`, or -1.
+        base: The last effective update at `position`, where this reader's knowledge begins.
+        position: Offset of the next record, with what is known of the topic below.
+        poison: Quarantined batches at `position` that may still be requeued.
+        number: Number of the newest record that counts of the leader in force, or 0.
+        after_loss: Number of the owner's requests to resume after a loss that Leads have carried
+            out at `position`.
+        slices: `Lead.slices` of the Lead in force.
     """
 
     def __init__(
@@ -65,19 +66,22 @@ class History:
         after_loss: int = 0,
         slices: int | UnsetType = UNSET,
     ) -> None:
-        # Public attributes are to be read alone. A Lead counts only where whoever is to hold the
-        # weights can have its base: so `slices` says that of the newest update, too.
+        # Public attributes are read-only for others. `slices` also describes the newest update,
+        # because a Lead counts only if the new holders of the weights can have its base.
         self.after_loss = after_loss
         self.slices = slices
-        # Epoch of the newest Lead that carried a wish out; -1: none that this reader has read. What
-        # it found of earlier leaders and passed over is of no concern any more.
+        # Epoch of the newest Lead that carried out a request to resume after a loss, or -1 if this
+        # reader has seen none. Snapshots of earlier leaders that it ignored no longer matter.
         self.judged = -1
         self.epoch = epoch
         self.number = number
-        self.log = LogPosition.of(position)  # of the next record, and what is known below it
-        self.base_lost = False  # a Lead took back the update that this reader began with
+        # Position of the next record.
+        self.log = LogPosition.of(position)
+        # True if a Lead took back the update that this reader began with.
+        self.base_lost = False
         self._path = [base]
-        self._checkpoints = list[ModelId]()  # that count, oldest first
+        # Checkpoints that count, oldest first.
+        self._checkpoints = list[ModelId]()
         self._quarantined = dict[int, Quarantined]()
         self._poison = {batch.offset: batch for batch in poison}
         self._requeued = dict[int, Batch]()
@@ -89,47 +93,47 @@ class History:
 
     @property
     def checkpoint(self) -> ModelId | None:
-        """Name of the newest checkpoint in storage that no Lead has taken back, if there is one.
+        """Name of the newest stored checkpoint that no Lead has taken back, if any.
 
-        A checkpoint that was named below the snapshot that a reader began with is not known, and
-        not better than that snapshot: each leader only adds to what it began with.
+        A checkpoint named below the snapshot that a reader began with is unknown. It is not better
+        than that snapshot, because each leader only adds to its base.
         """
         return self._checkpoints[-1] if self._checkpoints else None
 
     @property
     def path(self) -> tuple[ModelId, ...]:
-        """Effective updates, oldest first, beginning with the base of this reader."""
+        """Effective updates, oldest first, beginning with this reader's base."""
         return tuple(self._path)
 
     @property
     def position(self) -> int:
-        """Offset of the next record to feed."""
+        """Offset of the next record."""
         return self.log.offset
 
     @property
     def quarantined(self) -> dict[int, Quarantined]:
-        """Batches that it saw quarantined, and that still are, by control offset; a copy."""
+        """Copy of the quarantines in force that this reader has seen, by control offset."""
         return dict(self._quarantined)
 
     @property
     def poison(self) -> tuple[Batch, ...]:
-        """Quarantined batches that an operator may take back or replay, oldest quarantine first."""
+        """Quarantined batches that an operator may requeue or replay, oldest quarantine first."""
         return tuple(self._poison.values())
 
     @property
     def requeued(self) -> dict[int, Batch]:
-        """Batches that it saw taken back, and not quarantined since, likewise; a copy."""
+        """Copy of the requeued batches that this reader has seen, by control offset."""
         return dict(self._requeued)
 
     def feed(  # noqa: PLR0911 -- one line per record
         self, offset: int, record: AuditRecord | None, epoch: int = -1
     ) -> bool:
-        """Fold the record at `offset` (None: does not parse); True where it counts.
+        """Fold the record at `offset`, and return True if it counts.
 
         Args:
-            offset: In the updates topic.
-            record: What stands there.
-            epoch: Kafka's leader epoch of the record; -1: not known.
+            offset: Offset in the updates topic.
+            record: The record, or None if it does not parse.
+            epoch: Kafka's leader epoch of the record. -1 if unknown.
 
         Raises:
             ValueError: If `offset` was fed before.
@@ -151,35 +155,38 @@ class History:
             case CheckpointStored():
                 return self._store(record)
             case Evaluated() | Drifted() | None:
-                return False  # no decision
+                # These records are no decisions.
+                return False
 
     def forget_batch(self, offset: int) -> None:
-        """Let nobody take back the batch at this control offset: its claim was lost.
+        """Make the quarantine of the batch at this offset final, because its claim was lost.
 
-        Its records are in other batches.
+        Other batches contain its records.
         """
         self._poison.pop(offset, None)
 
     def forget_before(self, version: int) -> None:
-        """Drop updates and checkpoints older than `version`, but for the newest of each.
+        """Drop updates and checkpoints older than `version`, except for the newest of each.
 
-        Call it if no later Lead that concerns this reader has an older base.
+        Call it only if no later Lead with an older base concerns this reader.
         """
         for kept in (self._path, self._checkpoints):
             kept[:-1] = [each for each in kept[:-1] if each.version >= version]
 
     def _lead(self, lead: Lead) -> bool:
         if lead.after != self.epoch:
-            return False  # it names another Lead than the one in force: somebody was faster
+            # It names another Lead than the one in force: another candidate was faster.
+            return False
         if lead.exact and lead.base != self.head:
-            return False  # an update came between: the members hold that one
+            # The members hold a later update.
+            return False
         while len(self._path) > 1 and self._path[-1].version > lead.base.version:
             self._path.pop()
         while self._checkpoints and self._checkpoints[-1].version > lead.base.version:
             self._checkpoints.pop()
         if self._path[-1] != lead.base:
-            # Below what this reader knows, or of another chain: the snapshot it began with is worth
-            # nothing any more.
+            # The base is below this reader's knowledge or of another chain, so the snapshot that
+            # the reader began with is void.
             self.base_lost = True
             self._path = [lead.base]
         self.epoch, self.number = lead.epoch, 0
@@ -189,7 +196,7 @@ class History:
         return True
 
     def _is_next(self, record: UpdateApplied | Quarantined) -> bool:
-        """Whether it is of the leader in force, and that leader's next one."""
+        """True if the record is the next one of the leader in force."""
         return record.epoch == self.epoch and record.number in (0, self.number + 1)
 
     def _update(self, update: UpdateApplied) -> bool:
@@ -206,16 +213,18 @@ class History:
         self.number = record.number or self.number
         known = self._quarantined.get(offset)
         if record.batch in (known and known.batch, self._poison.get(offset)):
-            return False  # it is quarantined already, perhaps for good
+            # The batch is quarantined already, perhaps finally.
+            return False
         self._quarantined[offset] = record
         self._requeued.pop(offset, None)
-        self._poison.pop(offset, None)  # of another batch, whose claim was lost
+        # A different batch at the same offset, whose claim was lost.
+        self._poison.pop(offset, None)
         if not record.expired:
             self._poison[offset] = record.batch
         return True
 
     def _store(self, record: CheckpointStored) -> bool:
-        """True if the checkpoint is of the leader in force, of a version in force, and newer."""
+        """Add a checkpoint if it is newer, and its leader and version are in force."""
         known = self.checkpoint
         if record.epoch != self.epoch or record.version > self.head.version:
             return False
@@ -232,7 +241,7 @@ class History:
         return True
 
     def _finalise(self, batch: Batch) -> bool:
-        """Nobody can take it back from now on."""
+        """Make a quarantine final."""
         if self._poison.get(batch.offset) != batch:
             return False
         del self._poison[batch.offset]

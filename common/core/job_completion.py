@@ -1,6 +1,6 @@
-"""How far a job is, and when it is done: by its updates, its loss, its deadline, or its owner.
+"""Progress of a job, and its end: by updates, loss, deadline, or its owner.
 
-Updates are those of the job's own K: two of half as many batches count as one.
+Updates are those of the job's own K: two with half as many batches count as one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
     from common.core.snapshots import Snapshot
 
-NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
-LOSS_WINDOW = 20  # updates over which the loss is judged: one lucky batch does not end a job
+# Tolerance of rounding errors: ten tenths may be slightly less than one.
+NEARLY = 1e-6
+# Number of updates that the loss is averaged over, so that one lucky batch does not end a job.
+LOSS_WINDOW = 20
 
 
 class Completion:
-    """How far a job is, and its end, as its owner set it.
+    """Progress of a job, and the conditions of its end.
 
     Attributes:
-        progress: Updates of the job's own K that were applied.
-        samples: Records in them.
-        reason: Why the job ends, once it does.
-        announced: True once the leader has said so.
+        progress: Number of applied updates of the job's own K.
+        samples: Number of records in them.
+        reason: Reason why the job ends. Empty until then.
+        announced: True once the leader has reported the end.
     """
 
     def __init__(self, settings: CoordinatorSettings, snapshot: Snapshot) -> None:
@@ -33,28 +35,31 @@ class Completion:
         self.samples = snapshot.samples
         self.reason = ""
         self.announced = False
-        self.stop_at = settings.stop_at  # None: it has no deadline
+        # None if there is no deadline.
+        self.stop_at = settings.stop_at
         self._losses = deque[float](snapshot.losses, maxlen=LOSS_WINDOW)
-        self._begun = 0.0  # share of the next one, and
-        self._loss_sum = 0.0  # the losses in it, times their shares
+        # Share of the next update that is complete.
+        self._begun = 0.0
+        # Sum of the losses in it, times their shares.
+        self._loss_sum = 0.0
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """Of the last updates, mean per sample each, oldest first."""
+        """Mean loss per sample of the last updates, oldest first."""
         return tuple(self._losses)
 
     def put_off(self, stop_at: float | None) -> None:
-        """Let a later deadline count already; an earlier one waits for `change`."""
+        """Apply a later deadline immediately. An earlier one waits for `change`."""
         if stop_at is None or (self.stop_at is not None and stop_at > self.stop_at):
             self.stop_at = stop_at
 
     def change(self, settings: CoordinatorSettings) -> None:
-        """Go by these settings from now on."""
+        """Apply changed settings."""
         self._settings = settings
         self.stop_at = settings.stop_at
 
     def applied(self, update: UpdateApplied, share: float = 1.0) -> None:
-        """Take in an update that counts as so many of the job's own K."""
+        """Add an update that counts as `share` updates of the job's own K."""
         self.progress = update.progress
         self.samples += update.samples
         self._begun += share
@@ -65,7 +70,7 @@ class Completion:
             self._begun, self._loss_sum = self._begun - 1, self._loss_sum - mean
 
     def reached(self, now: float) -> str:
-        """Why the job is done; empty while it is not."""
+        """Return why the job is finished. Empty if it is not."""
         settings, progress = self._settings, self.progress
         if settings.stop_updates is not None and progress > settings.stop_updates - NEARLY:
             return f"{progress:.0f} updates applied"

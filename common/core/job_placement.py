@@ -1,18 +1,19 @@
-"""Which job each worker works for: a plan that all workers compute alone, from what all can see.
+"""Placement of workers on jobs: every worker computes the same plan from shared records.
 
-There is no scheduler. A job's leader publishes what the job needs (`JobDemand`), a worker where it
-is (`WorkerPlacement`); each worker computes the same plan from these records and follows its own
-line of it, in two steps: it says where it goes, looks once more, and then goes.
+There is no scheduler. A job's leader publishes its demand (`JobDemand`), and a worker publishes its
+place (`WorkerPlacement`). Each worker computes the same plan from these records and executes its
+own part in two steps: it announces its next job, polls once more, and then moves.
 
-    look      plan: w3 -> b      says "goes b"          others see it, and count it there
-    look      still room at b    leaves a, joins b      or: a better placed rival takes it; it stays
+    poll      plan: w3 -> b      announces "goes b"     others read it, and count w3 at b
+    poll      b needs w3         leaves a, joins b      or: a better placed rival goes, and w3 stays
 
-Simulated for an hour, with a load of 0.7, preemptions and views up to 3 s old, beside a central
-scheduler with the same plan and a fresh view (tests/system/spread_world.py): 4 workers on 10 jobs
-train 100 % of what arrives (central: 99.98), and no job with work is without workers for more than
-76 s (67); 16 workers on 50 jobs: 99.8 % (99.7) and 77 s (70). Each worker going where need is
-greatest trained 80 % and left jobs alone for 40 minutes, as all go at once; hashing workers to jobs
-trained 97 %, and left jobs alone for as long, as nobody counts heads.
+A simulation of one hour with a load of 0.7, preemptions and views up to 3 s old, compared with a
+central scheduler with the same plan and a fresh view (tests/system/spread_world.py): 4 workers on
+10 jobs train 100 % of what arrives (central: 99.98), and no job with work is without workers for
+more than 76 s (67). 16 workers on 50 jobs: 99.8 % (99.7) and 77 s (70). If each worker goes to the
+job with the greatest need, they train 80 % and leave jobs alone for 40 minutes, because all move at
+once. If a hash assigns workers to jobs, they train 97 % and leave jobs alone as long, because
+nothing balances the numbers.
 """
 
 from __future__ import annotations
@@ -29,71 +30,91 @@ from msgspec import Meta
 
 from common.core.field_types import Count, NonEmpty, Ordinal, PerSecond, Seconds
 
-# --- what everybody publishes ----------------------------------------------------------------
+# --- published records ------------------------------------------------------------------------
 
 
 class JobDemand(msgspec.Struct, frozen=True):
-    """What a job needs, as its leader sees it; durations, no times, as clocks differ."""
+    """A job's demand, published by its leader. It has no times of day, because clocks differ."""
 
     job: NonEmpty[str]
-    number: Count = 0  # of this publication: a record that does not change is not heard of
-    backlog: Count = 0  # records that an update could be made of now and was not
+    # Publication number. A record that does not change becomes stale.
+    number: Count = 0
+    # Records that could be part of an update now.
+    backlog: Count = 0
     arrivals_per_s: PerSecond = 0.0  # records
-    worker_records_per_s: PerSecond = 0.0  # what one worker manages here; 0: nobody knows
-    most_workers: Ordinal = 1  # that it can use: partitions
-    # Share of workers where they are fewer than needed.
+    # Throughput of one worker on this job. 0 if unknown.
+    worker_records_per_s: PerSecond = 0.0
+    # Number of workers that it can use: its partitions.
+    most_workers: Ordinal = 1
+    # Share of the workers if there are fewer than needed.
     weight: Annotated[float, Meta(gt=0, le=1e12)] = 1.0
-    runs: bool = True  # neither paused nor held
-    # Workers that its owner asks for (`provisioning.workers`) while there is something to train.
+    # False if the job is paused or held.
+    runs: bool = True
+    # Number of workers requested by the owner (`provisioning.workers`) while there is work.
     target: Count = 0
-    unserved_s: Seconds = 0.0  # since when it has a backlog and nobody to work on it
-    task: str = ""  # name or entrypoint: what a worker must be able to do
+    # Time that the job has had a backlog and no worker.
+    unserved_s: Seconds = 0.0
+    # Name or entrypoint of the task, which a worker must support.
+    task: str = ""
 
 
 class WorkerPlacement(msgspec.Struct, frozen=True):
-    """Where a worker is, and where it is about to go."""
+    """A worker's current job and its next one."""
 
     worker: NonEmpty[str]
-    number: Count = 0  # of this publication
-    job: str = ""  # empty: nowhere yet
-    stay_s: Seconds = 0.0  # for how long it has been there
-    pinned: bool = False  # it is for this job alone
-    tasks: tuple[str, ...] = ()  # that it can do; empty: all
-    avoided: tuple[str, ...] = ()  # jobs that failed here: not tried again for a while
-    goes: str = ""  # where it has said that it goes
+    # Publication number.
+    number: Count = 0
+    # Current job, or empty.
+    job: str = ""
+    # Time since the worker joined that job.
+    stay_s: Seconds = 0.0
+    # True if the worker may only work for this job.
+    pinned: bool = False
+    # Tasks that the worker supports. Empty for all.
+    tasks: tuple[str, ...] = ()
+    # Jobs that failed on this worker, which it avoids for a while.
+    avoided: tuple[str, ...] = ()
+    # Announced next job.
+    goes: str = ""
 
     def can_do(self, demand: JobDemand) -> bool:
-        """Whether it could work for a job."""
+        """True if the worker could work for a job."""
         return (not self.tasks or demand.task in self.tasks) and demand.job not in self.avoided
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementView:
-    """What one process sees of everybody at one moment."""
+    """All jobs and workers as one process sees them at one moment."""
 
     jobs: tuple[JobDemand, ...] = ()
     workers: tuple[WorkerPlacement, ...] = ()
-    stale: frozenset[str] = frozenset()  # jobs whose leader is not heard of: left as they are
+    # Jobs without a recent record. They keep their workers.
+    stale: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadSettings:
-    """Numbers of the rule; all workers must have the same."""
+    """Parameters of the plan. All workers must use the same ones."""
 
-    shortest_stay_s: float = 30.0  # at a job with work left: a turn, where jobs outnumber workers
-    longest_wait_s: float = 60.0  # of a job with work and no worker, by weight; then it goes first
-    drain_s: float = 60.0  # a backlog is to be gone in so long: what "needed" means
-    # An occupied place ranks as if it were needed by a third more. Without this, two jobs of like
-    # backlogs exchange workers for ever.
+    # Minimum stay at a job with work: the length of a turn if jobs outnumber workers.
+    shortest_stay_s: float = 30.0
+    # Maximum wait of a job with work and no worker, divided by its weight. Then it goes first.
+    longest_wait_s: float = 60.0
+    # Time that the needed workers take to clear the backlog.
+    drain_s: float = 60.0
+    # Factor on the rank of an occupied slot. Without it, two jobs with similar backlogs would
+    # exchange workers for ever.
     occupied: float = 0.75
-    # Work left for so long binds a worker to its stay. Bound by less, it would sit out the stay at
-    # jobs of a few records, and 12 to 28 % of what arrives at 200 jobs is not trained.
+    # Work left at a job that holds a worker for its minimum stay. With less, workers would stay at
+    # jobs with few records, and 12 to 28 % of the arrivals at 200 jobs would not be trained.
     bound_s: float = 2.0
-    unknown_records_per_s: float = 100.0  # of a worker, where no job knows better
+    # Throughput of a worker if no job knows better.
+    unknown_records_per_s: float = 100.0
 
 
 SETTINGS = SpreadSettings()
-_NAMED = 3  # jobs in one sentence
+# Maximum number of jobs in one sentence.
+_NAMED = 3
 
 # --- the plan --------------------------------------------------------------------------------
 
@@ -101,11 +122,11 @@ _NAMED = 3  # jobs in one sentence
 def workers_needed(
     demand: JobDemand, worker_records_per_s: float, settings: SpreadSettings = SETTINGS
 ) -> float:
-    """How many workers a job can use now; not a whole number.
+    """Return the number of workers that a job can use now, as a fraction.
 
-    As many as keep up with what arrives and have the backlog gone in `drain_s`, no more than it has
-    partitions, and at least what its owner asks for; none while it does not run, or has nothing to
-    train and nothing arrives.
+    They keep up with the arrivals and clear the backlog in `drain_s`, but are at most the number of
+    partitions and at least what the owner requests. 0 if the job does not run, or has no backlog
+    and no arrivals.
     """
     records_per_s = demand.arrivals_per_s + demand.backlog / settings.drain_s
     if not demand.runs or not records_per_s:
@@ -114,20 +135,21 @@ def workers_needed(
 
 
 def plan(view: PlacementView, settings: SpreadSettings = SETTINGS) -> dict[str, str]:
-    """Who is to go where, by worker; the same for all who see the same."""
+    """Return the next job of each worker that should move. Equal views give equal plans."""
     return _Planning(view, settings).moves()
 
 
 class _Slot(NamedTuple):
-    """A place for one worker at a job; the lowest ranks are filled first."""
+    """A slot for one worker at a job. The lowest ranks are filled first."""
 
     rank: tuple[int, float]
-    tie: int  # a hash, so that no job comes first because of its name
+    # A hash, so that no job is preferred because of its name.
+    tie: int
     job: str
 
 
 class _Planning:
-    """One plan in the making."""
+    """Computation of one plan."""
 
     def __init__(self, view: PlacementView, settings: SpreadSettings) -> None:
         self._settings = settings
@@ -144,14 +166,15 @@ class _Planning:
                 self._at[place].append(worker)
 
     def moves(self) -> dict[str, str]:
-        """By worker, the job to go to."""
+        """Return the next job of each worker that should move."""
         wanted = self._slots()[: len(self._workers)]
         leavers = self._leavers(Counter(slot.job for slot in wanted))
         filled, moves = Counter[str](), dict[str, str]()
         for slot in wanted:
             filled[slot.job] += 1
             if filled[slot.job] <= len(self._at[slot.job]):
-                continue  # somebody is there
+                # A worker is there already.
+                continue
             taker = next((it for it in leavers if it.can_do(self._jobs[slot.job])), None)
             if taker is not None:
                 moves[taker.worker] = slot.job
@@ -159,21 +182,23 @@ class _Planning:
         return moves | self._warm([it for it in leavers if not self._somewhere(it)], moves)
 
     def needed(self, job: str) -> int:
-        """Workers that a job can use, up to the next whole one."""
+        """Return the number of workers that a job can use, rounded up."""
         if job not in self._jobs or job in self._stale:
             return 0
         return math.ceil(
             workers_needed(self._jobs[job], self._speeds[job], self._settings)
-            - 1e-9  # not one more because of how a quotient was rounded
+            # Tolerates rounding errors of the quotient.
+            - 1e-9
         )
 
     def _slots(self) -> list[_Slot]:
-        """All that anybody could use, the most urgent first."""
+        """Return the slots of all jobs, the most urgent first."""
         slots = list[_Slot]()
         for name, demand in self._jobs.items():
             bound = sum(map(self._stays, self._at[name]))
             if not bound and not any(it.can_do(demand) for it in self._workers):
-                continue  # nobody could serve it: it would be first for ever
+                # No worker can serve it, so it would be first for ever.
+                continue
             slots += (
                 _Slot(self._rank(demand, number, bound), _mixed(name), name)
                 for number in range(max(self.needed(name), bound))
@@ -188,13 +213,14 @@ class _Planning:
             return (1, number / demand.target)
         waited_s = demand.unserved_s * demand.weight
         if number == 0 and waited_s > settings.longest_wait_s:
-            return (2, -waited_s)  # in turn: who has waited longest
+            # The job that has waited longest goes first.
+            return (2, -waited_s)
         needed = workers_needed(demand, self._speeds[demand.job], settings)
         occupied = settings.occupied if number < len(self._at[demand.job]) else 1.0
         return (3, (number + 1) / (needed * demand.weight) * occupied)
 
     def _stays(self, worker: WorkerPlacement) -> bool:
-        """Whether it may not be asked to leave where it is, or is about to be."""
+        """True if the worker must stay at its current or announced job."""
         if worker.pinned or worker.goes or worker.job in self._stale:
             return True
         demand, settings = self._jobs[worker.job], self._settings
@@ -204,7 +230,7 @@ class _Planning:
         )
 
     def _leavers(self, wanted: Mapping[str, int]) -> list[WorkerPlacement]:
-        """Who is too many where it is, or nowhere: those first that have nothing to do there."""
+        """Return workers without a job or beyond the plan, idle ones first."""
         leavers = [it for it in self._workers if not self._somewhere(it) and not it.pinned]
         for name, here in self._at.items():
             free = sorted(
@@ -212,7 +238,7 @@ class _Planning:
                 key=lambda it: (_mixed(it.job, it.worker), it.worker),
             )
             leavers += free[: max(len(here) - wanted[name], 0)]
-        # Who can do few of the tasks goes before who can do many, and can take another place.
+        # Workers that support few tasks go first, because the others can fill more slots.
         return sorted(
             leavers,
             key=lambda it: (
@@ -224,7 +250,7 @@ class _Planning:
         )
 
     def _warm(self, idle: list[WorkerPlacement], moves: Mapping[str, str]) -> dict[str, str]:
-        """Who is nowhere waits for work where the fewest are, by weight."""
+        """Send workers without a job to the jobs with the fewest workers for their weight."""
         there = Counter({name: len(here) for name, here in self._at.items()})
         there.update(moves.values())
         warm = dict[str, str]()
@@ -245,12 +271,12 @@ class _Planning:
 
 
 def _mixed(*names: str) -> int:
-    """A number that these names determine, and nobody else can foresee."""
+    """Return a hash of these names."""
     return int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest())
 
 
 def elsewhere(view: PlacementView, demand: JobDemand) -> str:
-    """Say at which jobs those workers are that could come to this one; empty if there is none."""
+    """Return where the workers are that could serve this job. Empty if there are none."""
     places = Counter(
         it.job
         for it in view.workers
@@ -268,23 +294,25 @@ def elsewhere(view: PlacementView, demand: JobDemand) -> str:
     return f"it is another job's turn: {who} at {where}"
 
 
-# --- one worker's line of it -----------------------------------------------------------------
+# --- one worker's part ------------------------------------------------------------------------
 
 
 class PlacementStep(NamedTuple):
-    """What a worker does after a look."""
+    """Decision of a worker after a poll."""
 
-    goes: str  # where it says that it goes; empty: nowhere else
-    now: bool  # it leaves for there at once
+    # The announced job. Empty to stay.
+    goes: str
+    # True if the worker leaves for it immediately.
+    now: bool
     reason: str
 
 
 def next_step(view: PlacementView, worker: str) -> PlacementStep:
-    """What a worker does now that it has looked.
+    """Return a worker's decision after a poll.
 
     Args:
-        view: What it sees, itself included as it is now.
-        worker: Its name.
+        view: The current view, which contains the worker itself.
+        worker: Name of the worker.
     """
     me = next((it for it in view.workers if it.worker == worker), None)
     if me is None or me.pinned:
@@ -297,12 +325,13 @@ def next_step(view: PlacementView, worker: str) -> PlacementStep:
     if job is None or job == me.job:
         return PlacementStep("", now=False, reason="nobody needs it more")
     if not me.job:
-        return PlacementStep(job, now=True, reason="it was nowhere")  # and leaves nobody alone
+        # No job loses a worker, so no announcement is needed.
+        return PlacementStep(job, now=True, reason="it was nowhere")
     return PlacementStep(job, now=False, reason="it is needed there more")
 
 
 def _confirmed(view: PlacementView, me: WorkerPlacement) -> PlacementStep:
-    """It has said where it goes; of those who said the same, the first ones by a hash may."""
+    """Decide on an announced move. A hash chooses among the workers that announced the same job."""
     there = [it for it in view.workers if me.goes in (it.goes, it.job)]
     over = len(there) - _Planning(view, SETTINGS).needed(me.goes)
     rivals = sorted(
@@ -313,32 +342,34 @@ def _confirmed(view: PlacementView, me: WorkerPlacement) -> PlacementStep:
     return PlacementStep(me.goes, now=True, reason="it is needed there more")
 
 
-# --- who is heard of -------------------------------------------------------------------------
+# --- freshness of records ---------------------------------------------------------------------
 
-# A record that has not changed for so long is stale. Five publications.
+# Age of an unchanged record at which it is stale: five publications.
 _STALE_S = 5.0
-# One that has not changed for so long may be removed, by anybody. A takeover takes seconds: until
-# then a job whose record is stale, or gone, is left as it is.
+# Age of an unchanged record at which any process may remove it. A takeover takes seconds. Until
+# then, a job with a stale or missing record keeps its workers.
 _FORGET_S = 60.0
 
 
 class Sightings:
-    """Makes views out of published records: what does not change any more is not heard of.
+    """Builds views from published records, and recognises records that no longer change.
 
-    By the reader's own clock alone, so that clocks may differ.
+    It only uses the reader's own clock, because clocks differ.
     """
 
     def __init__(self) -> None:
-        self._jobs = dict[str, tuple[JobDemand, float]]()  # and when it changed last
+        # Each record with the time of its last change.
+        self._jobs = dict[str, tuple[JobDemand, float]]()
         self._workers = dict[str, tuple[WorkerPlacement, float]]()
-        self._there = frozenset[str]()  # jobs that had a record at the last look
+        # Jobs with a record in the last poll.
+        self._there = frozenset[str]()
 
     def see(self, records: Iterable[JobDemand | WorkerPlacement], now: float) -> PlacementView:
-        """Take in all records that there are; returns what to go by.
+        """Add the records of a poll and return the view.
 
-        A worker without a record has left. A job without one was not deleted thereby: its record
-        went with a Redis that came back empty, or its leader gave up; it becomes stale. When such
-        a record has just gone, the view is empty: those of workers may have gone with it.
+        A worker without a record has left. A job without a record is not deleted: Redis was wiped,
+        or its leader gave up. Such a job becomes stale. The first view after a job's record
+        disappeared is empty, because the records of workers may have disappeared, too.
         """
         records = tuple(records)
         before = self._there
@@ -365,7 +396,7 @@ class Sightings:
         )
 
     def forget(self, now: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of jobs and of workers whose records nobody keeps any more: remove them."""
+        """Return and forget the names of jobs and workers whose records can be removed."""
         since = now - _FORGET_S
         jobs = tuple(job for job, (_, at) in self._jobs.items() if at <= since)
         workers = tuple(worker for worker, (_, at) in self._workers.items() if at <= since)
@@ -375,13 +406,13 @@ class Sightings:
 
 
 def with_jobs(view: PlacementView, known: Mapping[str, JobDemand]) -> PlacementView:
-    """The view of whoever knows from the jobs topic which jobs there are.
+    """Return the view with the jobs that the jobs topic lists.
 
     Args:
-        view: What was seen.
-        known: By name, all jobs that are not stopped: as much of each as its specification says.
-            Where a person has paused one, that is heard before its leader says so. One that nobody
-            leads needs nobody, but workers that have nowhere to go may wait for its leader there.
+        view: The view from Redis.
+        known: All jobs that are not stopped, by name, with the demand that follows from the
+            specification. A pause is visible here before the leader reports it. A job without a
+            leader needs no workers, but idle workers may wait there for its leader.
     """
     seen = {it.job: it for it in view.jobs}
     jobs = tuple(_without_unknown(seen.get(name, demand), demand) for name, demand in known.items())

@@ -1,8 +1,8 @@
-"""What a leader decides between its Lead record and the next one: ledger, rounds, quarantine.
+"""Decisions of one leader, from its Lead record to the next one: ledger, rounds and quarantine.
 
-One pass of `_advance` answers "what now?" after every event: apply what is complete, hand out work,
-begin what may begin. How many rounds are in flight is `rounds`' to say: with s = 0, the paper's
-synchronous rule, there is one.
+After every event, one pass of `_advance` applies complete rounds, assigns work and begins new
+rounds. `Rounds` decides how many rounds are in flight: with s = 0, the paper's synchronous rule,
+there is one.
 """
 
 from __future__ import annotations
@@ -75,74 +75,79 @@ NO_FAILURES: Mapping[int, int] = {}
 STOPPED = "stopped by its owner"
 OVER = "its round is over"
 DIED = "poison: its workers died of it"
-_ANSWERS = (Gradient, GradientReady, Failed)  # as a union it would be made anew for each reply
-# A gradient that was begun under an earlier leader may have taken so much longer than this leader
-# leads. One that says it took longer yet is wrong, and would put deadlines off.
+# A tuple, because a union would be built again for each reply.
+_ANSWERS = (Gradient, GradientReady, Failed)
+# Longest plausible time of a gradient that was begun under an earlier leader. A worker that reports
+# a longer time is wrong, and its report would inflate deadlines.
 BEFORE_S = 600.0
-REASON_CHARACTERS = 2_000  # of a quarantine: an exception's text may be longer than a record
+# Maximum length of a quarantine's reason. The text of an exception may not fit into a record.
+REASON_CHARACTERS = 2_000
 
 
 class StatusSchedule:
-    """Says when a leader's status is due: at intervals, and soon after something was decided."""
+    """Schedule of the leader's status: at intervals, and soon after each decision."""
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
         self._settings = settings
         self._put_at = now
-        self._decided_due = inf  # when the status must say what was decided since the last
+        # Time at which the status must report the decisions made since the last one.
+        self._decided_due = inf
 
     def put(self, now: float) -> None:
-        """The status says all that is decided by now."""
+        """Record that the status reports everything decided up to now."""
         self._put_at, self._decided_due = now, inf
 
     def decided(self, now: float, *, idle: bool) -> bool:
-        """Return True if the status is to say at once that something was decided."""
+        """Return True if the status should report a decision immediately."""
         if idle or now >= self._put_at + self._settings.leader_status_news_s:
             return True
         self._decided_due = self._put_at + self._settings.leader_status_news_s
         return False
 
     def is_due(self, now: float, *, idle: bool) -> bool:
-        """Return True if it is time for the next status."""
+        """Return True if the next status is due."""
         settings = self._settings
         every_s = settings.idle_s if idle else settings.leader_status_s
         return now >= min(self._put_at + every_s, self._decided_due)
 
     def due(self, *, idle: bool) -> float:
-        """Return when the next status is due; the owner of an idle leader ticks often enough."""
+        """Return the time of the next status. An idle leader relies on the ticks of its owner."""
         every_s = inf if idle else self._settings.leader_status_s
         return min(self._put_at + every_s, self._decided_due)
 
 
 @dataclass(slots=True)
 class HandOver:
-    """How far the weights are on their way from members to the coordinator, or back.
+    """Progress of a hand-over of the weights from members to the coordinator, or back.
 
-    A change of the job asks for it. The leader has the newest version stored, and says so in a
-    snapshot; then its coordinator stands again, so that others hold the weights.
+    A job change requests it. The leader has the newest version stored and publishes a snapshot that
+    says so. Then its coordinator stands for election again with the new layout.
     """
 
     requested: bool = False
-    version: ModelId | None = None  # that was to be stored
+    # The version to be stored.
+    version: ModelId | None = None
     snapshot_taken: bool = False
     done: bool = False
 
 
 class Leader:
-    """A leader's whole state.
+    """State of one leadership.
 
     Args:
-        epoch: Of its Lead record.
-        snapshot: What it starts from.
-        history: What the updates topic says since that snapshot; its owner feeds it.
-        settings: The job's.
-        now: When it begins.
-        recovery: What it may go on after, of what its first look at the streams finds lost.
+        epoch: Epoch of its Lead record.
+        snapshot: The snapshot that it starts from.
+        history: Fold of the updates topic since that snapshot. The owner feeds it.
+        settings: Settings of the job.
+        now: Start of the leadership.
+        recovery: Kinds of data loss that the job's owner has accepted. Applies to the losses found
+            by the first probe of the streams.
         failure_counts: Failures per batch carried over from before the rollback, so that a batch
-                that crashes workers is not retried from zero.
-        digest: Digest of the layout of the model in hand. Empty: members hold the weights.
+            that crashes workers is not retried from zero.
+        digest: Digest of the layout of the model in memory. Empty if members hold the weights.
     """
 
-    def __init__(  # noqa: PLR0913 -- what it begins with, each said once
+    def __init__(  # noqa: PLR0913 -- each is an independent input
         self,
         epoch: int,
         snapshot: Snapshot,
@@ -158,9 +163,11 @@ class Leader:
         self._began = now
         self._recovery = recovery
         self._settings = settings
-        self._changed: CoordinatorSettings | None = None  # from the next update boundary on
+        # Applies from the next update boundary on.
+        self._changed: CoordinatorSettings | None = None
         self._made = snapshot.made
-        self.ledger = Ledger.of(snapshot)  # of claims; to be read alone, as `rounds`
+        # Public, but read-only for others, like `rounds`.
+        self.ledger = Ledger.of(snapshot)
         self._control = snapshot.control
         self._replay = ReplayFilter(snapshot, history)
         self._grouper = Grouper(self._replay.waiting(snapshot))
@@ -184,56 +191,58 @@ class Leader:
         self._completion = Completion(settings, snapshot)
         self._wanted: Wanted = "running"
         self.handover = HandOver()
-        self._moved_at = now  # last accepted batch or update, for the linger of a group
+        # Time of the last accepted batch or update, which the group linger counts from.
+        self._moved_at = now
         self._status = StatusSchedule(settings, now)
 
     @property
     def model(self) -> ModelId:
-        """The current weights, as this leader names them."""
+        """Id of the current weights under this leader's epoch."""
         return ModelId(self._epoch, self._made.version)
 
     @property
     def error(self) -> str:
-        """Why no machine may go on; mostly empty."""
+        """Reason why only a person can resume the job. Usually empty."""
         return self._replay.error
 
     @property
     def fallback(self) -> ModelId | None:
-        """The version to go back to, where nobody holds the newest any more; mostly None."""
+        """Version to roll back to if no member holds the newest one any more. Usually None."""
         return self._aggregation.fallback
 
     @property
     def failure_counts(self) -> dict[int, int]:
-        """What it knows of batches that may be poison."""
+        """Failures of each batch that may be poison, by control offset."""
         return self._suspects.failure_counts
 
     @property
     def returned(self) -> frozenset[int]:
-        """Batches that `on_missing: proceed` has put back once, so that they are awaited now."""
+        """Batches that `on_missing: proceed` has put back once. The next round waits for them."""
         return frozenset(self._returned)
 
     @property
     def stored(self) -> tuple[ModelId, ...]:
-        """Versions that members find in storage."""
+        """Versions that members can load from storage."""
         return self._aggregation.stored
 
     @property
     def slices(self) -> int | UnsetType:
-        """Who holds the weights while it leads, as its `Lead` says."""
+        """Layout of the weights under this leader, as in `Lead.slices`."""
         return self._settings.slices
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is there to be asked, and nothing under way: it need not look often."""
+        """True if no worker is alive and no round is in flight; polling can slow down."""
         return not (len(self.rounds) or self._liveness.live or self._completion.reason)
 
     @property
     def awaited(self) -> int:
-        """Of how many batches gradients are to come before there is something to decide.
+        """Number of outstanding gradients before the leader has a decision to make.
 
-        Till then claims and audit records can wait, for the next look at the workers at most: no
-        round may begin, and the batches of the next one are here. 0 where something may be decided
-        at once. Where workers hold the weights, they wait for audit records.
+        Until they arrive, claims and audit records can wait, at most until the next poll of the
+        heartbeats: no round may begin, and the batches of the next one have been claimed. 0 if the
+        leader may have a decision to make now, and always if workers hold the weights, since these
+        wait for audit records.
         """
         rounds, synchrony = self.rounds, self.mode.synchrony(len(self._liveness.live))
         if self._settings.aggregation is not None or not len(rounds):
@@ -246,7 +255,7 @@ class Leader:
 
     @property
     def unheard(self) -> bool:
-        """Whether a decision that it wrote does not come back: it must be read what is true."""
+        """True if Kafka does not return an own record: the leader must step down and read again."""
         return self._publisher.lost
 
     @property
@@ -256,18 +265,18 @@ class Leader:
 
     @property
     def busy(self) -> float:
-        """Share of their time that workers computed lately."""
+        """Share of recent time that workers spent computing."""
         return self._modes.busy
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """What waits in the job, in flight or not, oldest first."""
+        """Unsettled batches, in flight or not, oldest first."""
         unsettled = self._grouper.batches + self.rounds.batches
         return tuple(sorted(unsettled, key=lambda batch: batch.offset))
 
     @property
     def unsettled(self) -> Unsettled:
-        """How much of it waits, as workers are told."""
+        """Summary of the unsettled batches that is sent to workers."""
         position, waiting = self.ledger.position, len(self._grouper) + self.rounds.size
         oldest = position
         for each in (self.rounds.oldest, self._grouper.oldest):
@@ -275,14 +284,14 @@ class Leader:
         return Unsettled(position, oldest, waiting, len(self._liveness.live))
 
     def begin(self, history: History, now: float) -> Iterator[CoordinatorCommand]:
-        """The first commands; dead letters that an earlier leader owed are written again."""
+        """Yield the first commands. Dead letters of earlier leaders are written again."""
         yield from self._aggregation.publish(self.model)
         yield self._leader_status(now)
         yield do.ReadHeartbeats()
         for record in history.quarantined.values():
             yield self._dead_letter(record)
         yield from self._expire_gone()
-        # At once: a successor then finds one of the leader in force, unless the board was wiped.
+        # A successor then finds a snapshot of this leader on the board, unless Redis was wiped.
         yield from self._take_snapshot(now, checkpoint=False)
 
     # --- events ------------------------------------------------------------------------------
@@ -290,7 +299,7 @@ class Leader:
     def control_read(
         self, records: Sequence[tuple[int, ControlRecord | None]], epoch: int, now: float
     ) -> Iterator[CoordinatorCommand]:
-        """Decide claims and openings, all of which have this leader epoch of Kafka's."""
+        """Decide claims and openings. All of them have this Kafka leader epoch."""
         for offset, record in records:
             decision = self.ledger.decide(offset, record)
             batch = decision.batch
@@ -312,7 +321,7 @@ class Leader:
         yield from self._advance(now)
 
     def why_lost(self, seen: StreamsSeen) -> str:
-        """Why the job must be held, by what is seen of its streams; empty where it goes on."""
+        """Return why the state of the streams forces the job to be held. Empty if it does not."""
         if reason := self._replay.why_lost(self.ledger.position, seen.control_end):
             return reason
         lost = self._lost(seen)
@@ -326,9 +335,9 @@ class Leader:
         )
 
     def streams_seen(self, seen: StreamsSeen) -> Iterator[CoordinatorCommand]:
-        """Open partitions that the job does not have yet, and those that its owner lets go on.
+        """Open new partitions, and those that may resume after a loss by the recovery policy.
 
-        The record may be there already, unread yet; then a second one of it does not count.
+        An opening may be in the topic already but unread. The ledger ignores the second one.
         """
         for partition in sorted(seen.partitions):
             if self.ledger.generation(partition) is None:
@@ -341,10 +350,11 @@ class Leader:
                 yield do.OpenPartition(opened)
         self._publisher.look()
         if seen.sure and not lost and self.ledger.position >= seen.control_end:
-            self._recovery = NO_RECOVERY  # what is lost later, its owner has to look at
+            # The owner has not accepted any later loss.
+            self._recovery = NO_RECOVERY
 
     def _lost(self, seen: StreamsSeen) -> dict[Partition, Divergence]:
-        """Partitions that are not the logs that they were, by all that is decided of claims."""
+        """Return partitions whose log has diverged, once all their claims are decided."""
         if self._completion.reason or self.ledger.position < seen.control_end:
             return {}
         return {
@@ -354,7 +364,7 @@ class Leader:
         }
 
     def replies_read(self, replies: Iterable[Reply], now: float) -> Iterator[CoordinatorCommand]:
-        """Count gradients, learn of failures."""
+        """Count gradients and process failures, departures and reports."""
         for reply in replies:
             if isinstance(reply, WorkerLeaving):
                 self._liveness.leave(reply.worker)
@@ -369,7 +379,8 @@ class Leader:
                 yield do.Drop(reply, OVER)
             elif isinstance(reply, Failed):
                 yield from self._failed(reply)
-            elif self._aggregation.is_rival(reply):  # who is believed computes it, too
+            # The believed process computes this gradient, too.
+            elif self._aggregation.is_rival(reply):
                 yield do.Drop(reply, "another process of its name is believed")
             elif reason := self._aggregation.why_not(reply):
                 self.rounds.requeue(reply.worker, reply.batches, reply.model.version)
@@ -386,25 +397,26 @@ class Leader:
         yield from self._advance(now)
 
     def summed(self, event: Summed, now: float) -> Iterator[CoordinatorCommand]:
-        """Learn how large the sum of an update was: K may be another one from now on."""
+        """Process the norm of an update's sum, which may change K."""
         if event.model.epoch != self._epoch:
             return
         if self._modes.observe(event.model.version, event.square):
             yield from self._advance(now)
 
     def state_stored(self, made: ModelId, now: float) -> Iterator[CoordinatorCommand]:
-        """A version is where members copy it from."""
+        """Record that members can load this version from storage."""
         self._aggregation.keep(made)
         yield from self._advance(now)
 
     def _receive(self, reply: GroupReply, now: float) -> Iterator[CoordinatorCommand]:
-        """Learn what a member holds, or has finished."""
+        """Process a member's report."""
         if reply.model.epoch != self._epoch:
             yield do.Drop(reply, OVER)
             return
         yield from self._seen(self._aggregation.receive(reply, now))
         if isinstance(reply, Broken) and reply.unreachable:
-            yield do.ReadHeartbeats()  # it has died, most likely: seen at once, and not a look late
+            # The unreachable member has probably died. Find out now instead of at the next poll.
+            yield do.ReadHeartbeats()
         for worker in self._aggregation.take_reborn():
             for batch in self.rounds.vanish(worker):
                 yield from self._quarantine(batch, DIED)
@@ -412,14 +424,14 @@ class Leader:
     def workers_seen(
         self, beats: Mapping[WorkerId, Heartbeat], now: float
     ) -> Iterator[CoordinatorCommand]:
-        """Judge heartbeats; assign what the dead had in hand to the living."""
+        """Evaluate heartbeats and reassign the batches of dead workers."""
         left_out = self._liveness.left_out
         departures = self._liveness.observe(beats, now)
         if self._settings.aggregation is not None and self._made == GENESIS:
             self._liveness.choose()
         if self._liveness.left_out != left_out:
             for worker in sorted(self._liveness.left_out.keys() - left_out.keys()):
-                # Its process was started again with other code.
+                # Its process was restarted with other code.
                 self.rounds.assigner.release(worker)
             yield self._leader_status(now)
         for worker in sorted(departures.left):
@@ -430,7 +442,7 @@ class Leader:
         yield from self._advance(now)
 
     def audit_read(self, record: AuditRecord, now: float) -> Iterator[CoordinatorCommand]:
-        """A record of the updates topic counts: an own one, or an operator's."""
+        """Process a record of the updates topic that counts: this leader's or an operator's."""
         if isinstance(record, Requeued):
             yield from self._requeue(record.batch, now)
         elif isinstance(record, UpdateApplied | Quarantined):
@@ -442,9 +454,9 @@ class Leader:
         yield from self._advance(now)
 
     def board_wiped(self, now: float) -> Iterator[CoordinatorCommand]:
-        """The board was found empty: what it must hold is put there again, from memory.
+        """Restore the content of the board from memory, because it was found empty.
 
-        Orders and gradients on their way are gone too, and are asked for again.
+        Orders and gradients in transit are lost too, so they are requested again.
         """
         self._liveness.wiped(now)
         yield from self.orders_lost(now)
@@ -452,35 +464,39 @@ class Leader:
             yield from self._take_snapshot(now, checkpoint=False)
 
     def orders_lost(self, now: float) -> Iterator[CoordinatorCommand]:
-        """The board takes orders again: ask at once, since deadlines grew with each lost one."""
+        """Send all orders again now that the board accepts them.
+
+        Deadlines grew with each lost order, so this does not wait for them.
+        """
         yield from self._aggregation.publish(self.model)
         if len(self.rounds):
             self.rounds.assigner.recall()
             yield from self._advance(now)
 
     def want(self, wanted: Wanted, now: float) -> Iterator[CoordinatorCommand]:
-        """The owner wants the job running, paused or stopped."""
+        """Process the owner's request to run, pause or stop the job."""
         if wanted != self._wanted:
-            self._poison.forget()  # whoever resumes a job means to see how it does now
+            # A resumed job starts with a clean poison count.
+            self._poison.forget()
         self._wanted = wanted
         if wanted == "stopped":
             yield from self._finish_job(STOPPED, now)
         yield from self._advance(now)
 
     def change(self, settings: CoordinatorSettings, now: float) -> Iterator[CoordinatorCommand]:
-        """The owner changed the job: it counts for rounds that begin after the next update."""
+        """Process a job change. It applies to rounds that begin after the next update."""
         self._changed = settings
         self._completion.put_off(settings.stop_at)
         yield from self._advance(now)
 
     def hold(self, reason: str, detail: str = "") -> Iterator[CoordinatorCommand]:
-        """Stop until a person resumes the job; no data is thrown away."""
+        """Hold the job until a person resumes it. No data is thrown away."""
         self._wanted = "paused"
         yield from self._abandon(self.rounds)
         yield do.Hold(reason, detail)
 
     def tick(self, now: float) -> Iterator[CoordinatorCommand]:
-        """Time has passed."""
+        """Process what is due: late orders, the status, the stop condition."""
         late, rounds = self.rounds.assigner.overdue(now)
         if late:
             self._liveness.suspect(late, now)
@@ -492,14 +508,15 @@ class Leader:
         yield from self._advance(now)
 
     def due(self) -> float:
-        """When `tick` has something to do; while it is calm, its owner's own ticks will do."""
+        """Return when `tick` has something to do. While idle, the owner's own ticks suffice."""
         stop_at = float("inf") if self._completion.stop_at is None else self._completion.stop_at
         status_due = self._status.due(idle=self.idle)
         if self.idle:
             return min(stop_at, status_due)
         times = [status_due, self._aggregation.due()]
         if self._completion.reason:
-            return min(times)  # only the audit is waited for, or a member that stores a checkpoint
+            # Only an audit record or a stored checkpoint is outstanding.
+            return min(times)
         if len(self.rounds):
             times.append(self.rounds.assigner.due() or status_due)
         linger_s = self._settings.group_linger_s
@@ -509,7 +526,7 @@ class Leader:
         times += [stop_at, *([] if snapshot_due is None else [snapshot_due])]
         return min(times)
 
-    # --- what now? ---------------------------------------------------------------------------
+    # --- rounds ------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Iterator[CoordinatorCommand]:
         self._aggregation.look(self._liveness.there, self._liveness.live, self.rounds, now)
@@ -526,7 +543,8 @@ class Leader:
     ) -> Iterator[CoordinatorCommand]:
         self._modes.pass_time(now, len(self._liveness.live) if len(self.rounds) else 0)
         if self._changed is not None and self._changed.slices != self._settings.slices:
-            yield from self._abandon(self.rounds)  # what keeps it may be what its owner changes
+            # A round may be stuck because of what the owner changes, so no round is waited for.
+            yield from self._abandon(self.rounds)
         if self._changed is not None and not len(self.rounds) and not self._completion.reason:
             yield from self._take_change(self._changed, now)
         if self._completion.reason:
@@ -536,7 +554,7 @@ class Leader:
             self._fill()
             while not self._completion.reason and (round_ := self._ripe(now)) is not None:
                 yield from self._apply(round_, now)
-                # With further rounds always in flight there would never be a better time.
+                # If rounds overlap, there may never be a moment without one.
                 if self._changed is not None and not self._completion.reason:
                     yield from self._take_change(self._changed, now)
             if self._completion.reason:
@@ -554,7 +572,7 @@ class Leader:
             yield from self._hand_over(self.handover, now)
 
     def _hand_over(self, handover: HandOver, now: float) -> Iterator[CoordinatorCommand]:
-        """Have the newest version stored, and say so: then others can hold the weights."""
+        """Store the newest version and publish that, so that others can take over the weights."""
         if self._publisher.unread or self._publisher.pending:
             return
         if self._made == GENESIS:
@@ -575,7 +593,7 @@ class Leader:
         return self._publisher.pending or self._aggregation.storing
 
     def _end(self) -> Iterator[CoordinatorCommand]:
-        """The job is over, once its last checkpoint is taken: say so."""
+        """Report that the job is finished, once its last checkpoint is taken."""
         if self._completion.announced or self._checkpoint_waits:
             return
         self._completion.announced = True
@@ -588,13 +606,14 @@ class Leader:
     def _take_change(
         self, settings: CoordinatorSettings, now: float
     ) -> Iterator[CoordinatorCommand]:
-        """Go by the changed settings from the next round on."""
+        """Apply the changed settings from the next round on."""
         self._modes.change(settings)
         among, own = settings.aggregation, self._settings.aggregation
         parts = settings.slices != self._settings.slices
         self.handover = HandOver(requested=parts)
         self._aggregation.change(among, parts=parts)
-        if parts:  # till then it leads as it began
+        # The layout of the weights stays as it is until the hand-over.
+        if parts:
             settings = replace(settings, aggregation=own)
         self._settings, self._changed = settings, None
         self._completion.change(settings)
@@ -602,7 +621,7 @@ class Leader:
             yield from self._finish_job(reason, now)
 
     def _fill(self) -> None:
-        """Give rounds that lack batches, after a quarantine, others; end those that have none."""
+        """Refill rounds that lost batches to quarantine, and end rounds that have no batch left."""
         for round_ in self.rounds:
             if round_.missing > 0 and not round_.short and len(self._grouper):
                 round_.fill(self._grouper.take(round_.missing, round_.batches))
@@ -610,7 +629,7 @@ class Leader:
                 self.rounds.end(round_)
 
     def _ripe(self, now: float) -> Round | None:
-        """The oldest round that can be applied now."""
+        """Return the oldest round that can be applied now."""
         for round_ in self.rounds:
             if round_.todo:
                 continue
@@ -623,17 +642,19 @@ class Leader:
         return None
 
     def _why_short(self, round_: Round, now: float) -> str:
-        """Why a round need not wait for the batches that it lacks; empty where it must."""
+        """Return why a round need not wait for its missing batches. Empty if it must."""
         others = len(self.rounds) > 1
         if self._lingered(now) or (others and round_.lingered):
             return "linger"
-        # Others may have to wait for it, with all the batches that their workers may hold.
+        # Other rounds may have to wait for this one, and they may hold all batches that their
+        # workers can have.
         return "quarantined" if others else ""
 
     def _giving_way(self) -> list[Round]:
-        """Rounds that lack batches and may wait for ever.
+        """Return rounds that lack batches and might wait for them for ever.
 
-        Workers go by a new bound already, or others could make an update by another rule.
+        Workers may already follow a new bound, or the batches could form an update under another
+        rule.
         """
         lacking = [r for r in self.rounds if not (r.todo or r.short) and r.missing > 0]
         if not lacking:
@@ -642,10 +663,11 @@ class Leader:
         return [r for r in lacking if r.settings.revision != revision or r.mode != self.mode]
 
     def _order(self, now: float) -> Iterator[CoordinatorCommand]:
-        """Hand out what is in nobody's hands, beginning what may begin."""
+        """Assign batches that no worker has, and begin rounds if possible."""
         able, version = self._aggregation.able(self._liveness.live), self._made.version
         trusted = self._liveness.trusted(now)
-        if trusted is not able:  # else all are
+        # The same object means that all workers are trusted.
+        if trusted is not able:
             trusted = (able & trusted) or able
         orders = self.rounds.assigner.orders(now, trusted, version)
         while self._begin(now, trusted):
@@ -676,11 +698,15 @@ class Leader:
         )
 
     def _begin(self, now: float, live: frozenset[WorkerId]) -> bool:
-        """Begin a round: where all are in time, audit not too far behind, K wait (or linger)."""
+        """Begin a round if enough batches wait, the audit keeps up and all rounds stay in time.
+
+        Returns:
+            True if a round began.
+        """
         waiting = len(self._grouper)
         if not waiting or self.handover.requested or self._wanted != "running":
             return False
-        # What updates used may be claimed a second time, if that was lost.
+        # If Kafka lost the claims of these batches, workers may claim them again.
         replayed = self.ledger.position > self._replay.last_used
         if not replayed or self._publisher.unread > self._aggregation.unread_audits:
             return False
@@ -694,7 +720,8 @@ class Leader:
         if len(self.rounds) and not (
             idle if synchrony.single_worker else self._grouper.is_for(idle, live)
         ):
-            return False  # it would make gradients stale, and nobody busy
+            # A round that makes gradients stale must at least occupy an idle worker.
+            return False
         if synchrony.single_worker and idle:
             worker = max(sorted(idle), key=self._grouper.waiting_of)
             overtaken = self._overtaken(synchrony.staleness)
@@ -706,12 +733,12 @@ class Leader:
         return True
 
     def _overtaken(self, staleness: int) -> int | None:
-        """The batch that has waited longest, if more updates than so many go before it."""
+        """Return the oldest waiting batch if more than `staleness` updates have passed it."""
         oldest, since = self._grouper.see_oldest(self._made.version)
         return oldest if self._made.version + len(self.rounds) - since > staleness else None
 
     def _draft(self, round_: Round) -> UpdateApplied:
-        """The next update, as this round would make it."""
+        """Return the next update as this round would make it."""
         progress, noise_scale = self._completion.progress, self._modes.noise_scale
         return round_.update(self._epoch, self._made.version + 1, progress, noise_scale)
 
@@ -723,7 +750,7 @@ class Leader:
         if round_.scores is not None:
             update.metrics.update(self._scores.add(round_.scores, now))
         self._made = ModelId(update.epoch, update.version)
-        # Several rounds may be applied before the next one begins.
+        # Other rounds may be applied before the next one begins.
         self._grouper.see_oldest(self._made.version)
         self._modes.last = update.synchrony or None
         if self._returned:
@@ -743,10 +770,10 @@ class Leader:
         linger_s = self._settings.group_linger_s
         return linger_s is not None and now - self._moved_at >= linger_s
 
-    # --- what goes wrong ---------------------------------------------------------------------
+    # --- failures and quarantine -------------------------------------------------------------
 
     def _is_over(self, reply: Gradient | GradientReady | Failed) -> bool:
-        """Whether nobody waits for it any more, or it is of weights that this leader never had."""
+        """True if the reply is no longer awaited, or is of weights that this leader never had."""
         version, newest = reply.model.version, self._made.version
         if reply.model.epoch != self._epoch or version > newest or not len(self.rounds):
             return True
@@ -769,7 +796,8 @@ class Leader:
         self, batch: Batch, reason: str, traceback: str = ""
     ) -> Iterator[CoordinatorCommand]:
         if self.rounds.settle(batch.offset) is None:
-            return  # it has its gradient by now, or the job is held
+            # The batch has its gradient by now, or the job is held.
+            return
         self._returned.discard(batch.offset)
         record = Quarantined(self._epoch, batch, reason[:REASON_CHARACTERS])
         yield self._publisher.append(record)
@@ -786,9 +814,10 @@ class Leader:
         return do.DeadLetterBatch(record, self.ledger.topic_ids(record.batch.address))
 
     def _expire_gone(self) -> Iterator[CoordinatorCommand]:
-        """Settle batches that waited when their records were lost: nobody can read them again.
+        """Settle waiting batches whose records were lost: no worker can read them again.
 
-        What has its gradient stays in its round; put back, it is looked at once more.
+        A batch that has its gradient stays in its round. If the round is put back, it is checked
+        again.
         """
         for batch in self.batches:
             if not any(map(self.ledger.is_gone, batch.address)):
@@ -800,7 +829,7 @@ class Leader:
                 yield self._publisher.append(Quarantined(self._epoch, batch, "expired"))
 
     def _requeue(self, batch: Batch, now: float) -> Iterator[CoordinatorCommand]:
-        """An operator took a batch back: it waits, or will when its claim is replayed."""
+        """Queue a batch that an operator took back, now or when its claim is replayed."""
         self._replay.requeue(batch.offset)
         self._publisher.requeue(batch)
         if batch.offset < self.ledger.position:
@@ -810,7 +839,7 @@ class Leader:
             yield self._leader_status(now)
 
     def _proceed(self, rounds: Iterable[Round], now: float) -> Iterator[CoordinatorCommand]:
-        """`on_missing: proceed`: apply what came; each batch is put back once, then awaited."""
+        """Apply incomplete rounds (`on_missing: proceed`), but put each batch back only once."""
         if self._settings.on_missing != "proceed":
             return
         for round_ in rounds:
@@ -847,7 +876,8 @@ class Leader:
         snapshot = Snapshot(
             by=self._epoch,
             made=self._made,
-            updates_position=-1,  # known when it is published, as are number and poison
+            # Set on publication, as are `number` and `poison`.
+            updates_position=-1,
             control_position=self._control.offset,
             control_topic_id=self._control.topic_id,
             control_epoch=self._control.epoch,
@@ -868,7 +898,7 @@ class Leader:
         return self._aggregation.marked(snapshot)
 
     def _finish_job(self, reason: str, now: float) -> Iterator[CoordinatorCommand]:
-        """Put the rounds in flight back, and take the last checkpoint."""
+        """Put the rounds in flight back and take the last checkpoint."""
         if self._completion.reason:
             return
         self._completion.reason = reason
@@ -876,7 +906,7 @@ class Leader:
         yield from self._take_snapshot(now, checkpoint=True)
 
     def _abandon(self, rounds: Rounds | list[Round]) -> Iterator[CoordinatorCommand]:
-        """Put rounds back: their batches wait again."""
+        """Put rounds back into the queue."""
         if not len(rounds):
             return
         for round_ in rounds:
@@ -896,7 +926,7 @@ class Leader:
         yield from self._seen(self._aggregation.snapshots(commands))
 
     def _seen(self, commands: Iterable[CoordinatorCommand]) -> Iterator[CoordinatorCommand]:
-        """What a checkpoint covers is settled for lag tools, too."""
+        """Record that the consumer groups may commit what a checkpoint covers."""
         for command in commands:
             if isinstance(command, do.PublishSnapshot) and command.checkpoint:
                 self._publisher.settled = command.snapshot.settled

@@ -1,13 +1,12 @@
-"""Who owns which records: a pure fold over the control topic.
+"""The ledger of claims: a pure fold over the control topic.
 
-For each partition the ledger keeps one number, `claimed`, below which everything belongs to
-exactly one accepted batch or has expired. Nothing else may influence a decision: not the time, not
-who asks, not what happened to earlier batches. So every replay, on every machine, for ever, decides
-the same; and duplicates, zombies, double owners after a rebalance are all one case: they change
-nothing.
+For each partition the ledger keeps one number, `claimed`, below which every record belongs to
+exactly one accepted batch or has expired. Decisions depend on nothing else: not on the time, the
+caller or the fate of earlier batches. Every replay on every machine therefore decides the same.
+Duplicates, zombies and double owners after a rebalance are all one case: they change nothing.
 
-Offsets come again where a log lost its tail, or a topic was created anew. So a partition has
-generations: an `Opened` record begins the next one, and claims of an earlier one fit no longer.
+Offsets are reused after a log lost its tail or a topic was recreated. So a partition has
+generations: an `Opened` record begins the next one, and claims of earlier generations are refused.
 
     control   0: A p[0:10]   1: A p[10:20]   2: p opened at 15   3: B p[20:30]   4: B p[15:25]
     claimed   10             20              15                  15              25
@@ -31,21 +30,23 @@ if TYPE_CHECKING:
 
 
 class ClaimOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What became of one control record."""
+    """Outcome of one control record."""
 
     accepted: bool
-    reason: str  # why not; empty where accepted
-    batch: Batch | None = None  # what now waits for an update: nothing where it expired or is empty
+    # Reason for the refusal. Empty if accepted.
+    reason: str
+    # The batch that now waits for an update. None if it has expired or is empty.
+    batch: Batch | None = None
 
 
 class Ledger:
-    """The fold: feed it every record of the control topic, in order, each offset once.
+    """The fold. Feed it every record of the control topic once, in order.
 
     Args:
-        claimed: Where every partition of the job begins, or stood at `position`.
-        position: Control offset of the next record to decide: each below has been decided.
-        opened: What counted of `Opened` before `position`.
-        known: What was known of the logs then.
+        claimed: Start of every partition of the job, or its state at `position`.
+        position: Control offset of the next record. All records below have been decided.
+        opened: Openings that counted before `position`.
+        known: Known positions in the logs at that time.
     """
 
     def __init__(
@@ -60,44 +61,47 @@ class Ledger:
         self._opened = dict(opened or {})
         self._known = dict(known or {})
         self._topics = {partition.topic for partition in claimed}
-        self.accepted = 0  # batches, by this ledger
-        self.refused = 0  # claims
+        # Number of accepted batches.
+        self.accepted = 0
+        # Number of refused claims.
+        self.refused = 0
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Ledger:
-        """The ledger of a snapshot, to go on with."""
+        """Return the ledger of a snapshot."""
         return cls(snapshot.claimed, snapshot.control_position, snapshot.opened, snapshot.known)
 
     @property
     def claimed(self) -> Positions:
-        """A copy of the frontier of accepted records, by partition."""
+        """Copy of the frontier of accepted records, by partition."""
         return dict(self._claimed)
 
     @property
     def opened(self) -> Openings:
-        """A copy of what counted of `Opened`; a partition without any is of generation 0."""
+        """Copy of the openings that counted. A partition without any is of generation 0."""
         return dict(self._opened)
 
     @property
     def known(self) -> LogPositions:
-        """A copy of what is known of the logs, after the last record that is claimed."""
+        """Copy of the known positions after the last claimed record."""
         return dict(self._known)
 
     def generation(self, partition: Partition) -> int | None:
-        """The generation in force; None for a partition that the job does not have."""
+        """Return the generation in force, or None if the job does not have the partition."""
         if partition in self._opened:
             return self._opened[partition][-1].generation
         return 0 if partition in self._claimed else None
 
     def topic_ids(self, address: Address) -> dict[Partition, str]:
-        """Return Kafka's ids of the topics that spans were claimed of, as far as they are known."""
+        """Return Kafka's ids of the topics that spans belong to, as far as they are known."""
         found = {span.place: topic_id_of(self._opened, span) for span in address}
         return {place: topic_id for place, topic_id in found.items() if topic_id}
 
     def end_in_log(self, span: Span) -> int:
-        """Up to where an accepted span's offsets are still those of its records.
+        """Return the offset up to which an accepted span's offsets still belong to its records.
 
-        Below its start if none are: the log was cut below, or its topic created anew.
+        The result is below the span's start if none do: the log was cut below it, or its topic
+        recreated.
         """
         openings = self._opened.get(span.place)
         if openings is None:
@@ -110,20 +114,20 @@ class Ledger:
         return min([span.end, *(each.start for each in later)])
 
     def lost_part(self, span: Span) -> Span | None:
-        """What of an accepted span had records in its log, and is there no more; None: nothing."""
+        """Return the part of an accepted span whose records are no longer in its log, or None."""
         end = span.known if span.known >= 0 else span.end
         start = max(span.start, self.end_in_log(span))
         return span._replace(start=start, end=end) if start < end else None
 
     def is_gone(self, span: Span) -> bool:
-        """Whether records of an accepted span are in no log any more: it was cut below them."""
+        """True if records of an accepted span are no longer in any log."""
         return self.lost_part(span) is not None
 
     def decide(self, offset: int, record: ControlRecord | None) -> ClaimOutcome:
-        """Decide the control record at `offset`; None stands for one that does not parse.
+        """Decide the control record at `offset`, or None for a record that does not parse.
 
         Raises:
-            ValueError: If `offset` was decided before: a caller that replays must start afresh.
+            ValueError: If `offset` was decided before. A replay needs a new ledger.
         """
         if offset < self.position:
             raise ValueError(f"control record {offset} comes after {self.position - 1} was decided")
@@ -153,7 +157,7 @@ class Ledger:
         return ClaimOutcome(accepted=True, reason="", batch=batch)
 
     def _why_not(self, span: Span, place: Partition) -> str:
-        """Why a span cannot be claimed; empty where it can."""
+        """Return why a span cannot be claimed. Empty if it can."""
         claimed = self._claimed.get(place)
         if claimed is None:
             return f"{place} is not of this job"
@@ -163,7 +167,7 @@ class Ledger:
         if claimed != span.start:
             return f"{span} starts elsewhere than {claimed}"
         known = self._known.get(place)
-        # Another's claim may have come between, of the log before it lost its tail.
+        # Another worker may have claimed records of the log before it lost its tail.
         if known is not None and span.before != known.epoch and min(span.before, known.epoch) >= 0:
             return f"{span} follows a record of leader epoch {span.before}, not {known.epoch}"
         return ""
@@ -177,7 +181,7 @@ class Ledger:
             self._known[place] = LogPosition(known, topic_id, span.epoch)
 
     def _open(self, opened: Opened) -> str:
-        """Begin a partition's next generation; returns why not."""
+        """Begin a partition's next generation. Return why not, or an empty text."""
         place = opened.partition
         if place.topic not in self._topics:
             return f"{place} is not of this job"
@@ -186,7 +190,7 @@ class Ledger:
         claimed = self._claimed.get(place, opened.start)
         known = self._known.get(place, LogPosition(claimed))
         if opened.topic_id == known.topic_id and opened.start > claimed:
-            # Sent before the log lost more, and late: it would jump over records.
+            # A late opening from before the log lost more. It would skip records.
             return f"{place} is claimed up to {claimed}, below {opened.start}"
         self._claimed[place] = opened.start
         self._opened[place] = (*self._opened.get(place, ()), opened)

@@ -1,8 +1,8 @@
-"""Streams that are other logs than they were: what to open, and what it costs to go on.
+"""Divergence of streams: the generation to open, and the cost of resuming.
 
-A stream's partition may lose the records at its end, which Kafka had acknowledged, and its topic
-may be deleted and created anew. Both give offsets that were claimed to other records. The leader
-holds the job then, and its owner says how to go on.
+A stream's partition may lose acknowledged records at its end, and its topic may be recreated. Both
+reassign claimed offsets to other records. The leader then holds the job, and its owner decides how
+to resume.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ if TYPE_CHECKING:
 
 
 class Divergence(NamedTuple):
-    """A partition's log is not any more the one that its generation is of."""
+    """A partition's log is no longer the one of its generation."""
 
     generation: int
-    start: LogPosition  # where both part: its topic's id now, and the leader epoch below
-    end: int  # of the log now
-    recreated: bool  # it is another topic's; else it lost its last records
+    # Point at which the logs diverge, with the current topic id and the leader epoch below.
+    start: LogPosition
+    # Current end of the log.
+    end: int
+    # True if the topic was recreated. Otherwise the log lost its last records.
+    recreated: bool
 
 
 class Recovery(NamedTuple):
-    """What a job's owner allows the next leader to go on after."""
+    """Losses after which the job's owner allows the next leader to continue."""
 
     after_loss: bool = False
     read_from: ReadFrom = ""
 
     def opening(self, partition: Partition, divergence: Divergence, number: int) -> Opened | None:
-        """The record that begins the next generation; None where the owner must say more."""
+        """Return the record that begins the next generation, or None if the owner must decide."""
         if not self.after_loss or (divergence.recreated and not self.read_from):
             return None
         _, topic_id, epoch = divergence.start
@@ -48,12 +51,12 @@ def reason(
     known: Callable[[Partition], int],
     waiting: Collection[Batch],
 ) -> str:
-    """Why the job is held, what goes on, and what that costs.
+    """Return why the job is held, how to resume it, and what that costs.
 
     Args:
         lost: At least one partition.
-        known: Up to where records of a partition are claimed.
-        waiting: Accepted batches that are in no update yet.
+        known: Returns the end of the claimed records of a partition.
+        waiting: Accepted batches in no update.
     """
     cut = {place: each.start.offset for place, each in lost.items() if not each.recreated}
     anew = sorted({place.topic for place, each in lost.items() if each.recreated})
@@ -90,7 +93,7 @@ def _listed(names: Collection[str], what: str) -> str:
 def _above(
     starts: Mapping[Partition, int], known: Callable[[Partition], int], waiting: Collection[Batch]
 ) -> int:
-    """Offsets of batches that lie above where partitions were cut."""
+    """Return the number of waiting offsets above the cuts of partitions."""
     return sum(
         max(min(span.end, known(span.place)) - max(span.start, starts[span.place]), 0)
         for batch in waiting

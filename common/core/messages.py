@@ -1,10 +1,11 @@
-"""The nouns of the protocol: every message and id that crosses a process.
+"""Messages and ids of the protocol, which cross process boundaries.
 
-Facts are named as facts (`BatchReady`), orders as orders (`UpdateTrigger`). What is decided travels
-through Kafka and survives; the rest travels through Redis and may vanish: docs/explain/protocol.md.
+Facts are named as facts (`BatchReady`), orders as orders (`UpdateTrigger`). Decisions travel
+through Kafka and survive. Everything else travels through Redis and may be lost:
+docs/explain/protocol.md.
 
-No message, event or command refers to what refers to it, so the garbage collector need not follow
-them (`gc=False`): a leader keeps and lets go of thousands.
+Messages, events and commands never form reference cycles, so the garbage collector need not track
+them (`gc=False`). A leader keeps and drops thousands of them.
 """
 
 from __future__ import annotations
@@ -36,120 +37,137 @@ from common.core.field_types import (
 from common.core.spans import Address, LogPosition, Partition, Span
 
 WorkerId = NewType("WorkerId", str)
-Positions: TypeAlias = dict[Partition, Count]  # a position per partition: the next offset to read
+# Next offset to read, by partition.
+Positions: TypeAlias = dict[Partition, Count]
 Vector: TypeAlias = npt.NDArray[np.float32]  # (P + B,) parameters, then buffers
-Wanted: TypeAlias = Literal["running", "paused", "stopped"]  # of a job, by its owner
-ReadFrom: TypeAlias = Literal["", "earliest", "latest"]  # a topic that was created anew; empty: not
+# State of a job requested by its owner.
+Wanted: TypeAlias = Literal["running", "paused", "stopped"]
+# Start position in a recreated topic. Empty if the topic was not recreated.
+ReadFrom: TypeAlias = Literal["", "earliest", "latest"]
 
 
 class ModelId(NamedTuple):
-    """Weights by name: who made them and which version they are.
+    """Name of a model: the leader that made it and its version.
 
-    A model is never named by its version alone: after a takeover two leaders may each have made a
-    version 17, and a gradient of one is worth nothing to the other.
+    A version alone is ambiguous. After a takeover two leaders may each have made a version 17, and
+    a gradient of one does not apply to the other.
     """
 
-    epoch: OrNone  # e, the number of the maker's leadership: see `Lead`
-    version: Count  # J, updates applied so far
+    # e, the number of the leadership that made the model, see `Lead`.
+    epoch: OrNone
+    # J, the number of updates applied.
+    version: Count
 
 
-GENESIS = ModelId(-1, 0)  # the weights that the job's specification makes, before anyone led
+# The initial weights, built from the job's specification before there was a leader.
+GENESIS = ModelId(-1, 0)
 
 
-CHANCES = 4096  # numbers of one millisecond
+# Numbers per millisecond.
+CHANCES = 4096
 
 
 def unused_number(at_s: float, random_bits: int) -> int:
-    """A number that nobody has used, nor ever will again, whatever a log loses of its tail.
+    """Return a number that was never used and never will be, even if a log loses its tail.
 
-    Offsets come again where records were lost. Of the numbers of one job two are the same only if
-    they are drawn in the same millisecond, and then by a chance of 1 in 4096.
+    Offsets are reused after a loss of records. Two of a job's numbers are equal only if they are
+    drawn in the same millisecond, and then with a probability of 1 in 4096.
 
     Args:
-        at_s: Now, in seconds since 1970.
-        random_bits: 12 of them: from 0 to 4095.
+        at_s: Current time, in seconds since 1970.
+        random_bits: 12 random bits, 0 to 4095.
     """
     return int(at_s * 1000) * CHANCES + random_bits
 
 
 def drawn_at_s(number: int) -> float:
-    """Time at which `unused_number` drew a number, in seconds since 1970."""
+    """Return the time at which `unused_number` drew a number, in seconds since 1970."""
     return number // CHANCES / 1000
 
 
 class TriggerId(NamedTuple):
-    """Order of triggers, across leaders: an id never goes back, whoever wakes up."""
+    """Trigger id, ordered across leaders: triggers of a deposed leader come before later ones."""
 
     epoch: OrNone
-    number: Count  # counts this leader's triggers from 1
+    # Counter of this leader's triggers, from 1.
+    number: Count
 
 
 class TriggerStream(NamedTuple):
-    """Where a leader posts its triggers, as its status says."""
+    """Redis stream of a leader's triggers, as its status names it."""
 
-    name: str = ""  # empty: the first one of the job
-    epoch: int = -1  # the leader's; -1: no status was seen
+    # Empty for the job's first stream.
+    name: str = ""
+    # Epoch of the leader. -1 if no status has been seen.
+    epoch: int = -1
 
 
 class Member(NamedTuple):
-    """A process among those that add gradients up: whoever comes back under a name is another."""
+    """One process of a group that adds up gradients. A restarted process is a different member."""
 
     worker: NonEmpty[WorkerId]
-    life: Count  # random, at the process's start
+    # Random number drawn at process start.
+    life: Count
 
 
 class AttemptId(NamedTuple):
-    """One attempt at an update; a membership makes at most one at each version.
+    """One attempt at an update. A membership makes at most one attempt per version.
 
-    Collectives match by the order of calls: a second one could meet the first.
+    Collectives are matched by call order, so a second attempt could receive messages of the first.
     """
 
-    epoch: Count  # of its leader
-    membership: Ordinal  # its number
+    # Epoch of the leader.
+    epoch: Count
+    # Number of the membership.
+    membership: Ordinal
     version: Ordinal  # J, after the update
 
 
-# --- the control topic: what workers claim, of which logs --------------------------------------
+# --- control topic: claims of workers, openings of partitions ----------------------------------
 
 
 class Skipped(NamedTuple):
-    """Records inside a span that do not decode; every reader of the span leaves them out.
+    """Records of a span that do not decode. Every reader of the span skips them.
 
-    A claim names those of one partition that fail for the same reason together: a thousand records
-    that were written by one broken program take a few kilobytes.
+    One entry covers all such records of one partition with the same reason, so a thousand records
+    from one broken producer take a few kilobytes.
     """
 
     topic: str
     partition: int
-    offset: Count  # of the first
+    # Offset of the first record.
+    offset: Count
     reason: str
-    # From each to the next: 8 and 13 follow offset 7 by gaps of 1 and 5.
+    # Distance of each record to the next one: gaps of 1 and 5 after offset 7 mean 8 and 13.
     gaps: tuple[Ordinal, ...] = ()
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Of all of them, increasing."""
+        """Offsets of all skipped records, increasing."""
         return tuple(accumulate((self.offset, *self.gaps)))
 
     @property
     def records(self) -> int:
-        """How many they are."""
+        """Number of skipped records."""
         return 1 + len(self.gaps)
 
 
 class BatchReady(msgspec.Struct, frozen=True, gc=False, tag="batch-ready"):
-    """Worker *n* holds a batch: the batch indicator S_B;j,n (Algorithm 1, line 8)."""
+    """A worker has a batch in memory: the batch indicator S_B;j,n (Algorithm 1, line 8)."""
 
     worker: NonEmpty[WorkerId]
-    address: Address  # where its records are; at most one span per partition
-    samples: Count  # records that decoded: b, or fewer where a batch was closed early
+    # At most one span per partition.
+    address: Address
+    # Number of records that decoded: b, or fewer if the batch was closed early.
+    samples: Count
     skipped: tuple[Skipped, ...] = ()
-    first_arrival_s: Finite = 0.0  # Kafka timestamps of its records, for estimates of lambda_A
+    # Kafka timestamps, used to estimate lambda_A.
+    first_arrival_s: Finite = 0.0
     last_arrival_s: Finite = 0.0
 
 
 class SpanExpired(msgspec.Struct, frozen=True, gc=False, tag="span-expired"):
-    """Retention deleted these records unread: claimed all the same, so that the rest goes on."""
+    """Claim of records that retention deleted unread, so that the partition can continue."""
 
     worker: NonEmpty[WorkerId]
     address: Address
@@ -159,66 +177,74 @@ Claim: TypeAlias = BatchReady | SpanExpired
 
 
 class Opened(msgspec.Struct, frozen=True, gc=False, tag="opened"):
-    """A leader begins a partition's next generation, or the first one of a partition that is new.
+    """A leader begins the next generation of a partition, or the first one of a new partition.
 
-    Counts only if `after` is the generation in force, so that twice is once. A generation is a
-    number that never comes again: claims of an earlier one can never fit into a later one.
+    The record counts only if `after` is the generation in force, so a duplicate has no effect.
+    Generation numbers are never reused, so a claim of an earlier generation never fits a later one.
     """
 
     partition: Partition
-    after: Count | None  # the generation in force; None: the job has no such partition yet
+    # The generation in force, or None if the job does not have the partition yet.
+    after: Count | None
     generation: Count
-    topic_id: str  # Kafka's, in its text form; empty: not known
-    start: Count  # where its records begin
-    epoch: KafkaEpoch  # of the last record below `start`; -1: there is none
+    # Kafka's topic id as text. Empty if unknown.
+    topic_id: str
+    # First offset of the generation.
+    start: Count
+    # Leader epoch of the last record below `start`. -1 if there is no such record.
+    epoch: KafkaEpoch
 
 
 ControlRecord: TypeAlias = Claim | Opened
-Openings: TypeAlias = dict[Partition, tuple[Opened, ...]]  # those that counted, oldest first
-LogPositions: TypeAlias = dict[Partition, LogPosition]  # after the last record that is claimed
+# Openings that counted, oldest first.
+Openings: TypeAlias = dict[Partition, tuple[Opened, ...]]
+# Positions after the last claimed record.
+LogPositions: TypeAlias = dict[Partition, LogPosition]
 
 
 def topic_id_of(opened: Openings, span: Span) -> str:
-    """Return Kafka's id of the topic that a span was claimed of; empty: not known."""
+    """Return Kafka's id of the topic that a span belongs to. Empty if unknown."""
     openings = opened.get(span.place, ())
     return next((each.topic_id for each in openings if each.generation == span.generation), "")
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """An accepted batch: its identity is its control offset, its content its address."""
+    """An accepted batch. Its control offset identifies it; its address defines its content."""
 
     offset: Count
-    worker: NonEmpty[WorkerId]  # who announced it and probably still has it in memory
+    # The worker that claimed the batch and probably still has it in memory.
+    worker: NonEmpty[WorkerId]
     address: Address
     samples: Count
     skipped: tuple[Skipped, ...] = ()
 
     def without_skipped(self) -> Batch:
-        """The batch as an update names it: which records did not decode stands in its claim."""
+        """Return the batch as an update names it. Its claim lists the skipped records."""
         return msgspec.structs.replace(self, skipped=()) if self.skipped else self
 
 
-# --- the updates topic: what leaders decide --------------------------------------------------
+# --- updates topic: decisions of leaders --------------------------------------------------------
 
 
 SynchronisationMode: TypeAlias = Literal["synchronous", "stale", "asynchronous", "averaging"]
 
 
 class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Which batches make an update, and at which weights their gradients may be taken."""
+    """Group of an update, and how old the weights of its gradients may be."""
 
     group_size: Ordinal  # K
-    # s: how many updates may lie between the weights of a gradient and its own update; 0: none, the
-    # paper's synchronous rule.
+    # s, the largest number of updates between the weights of a gradient and its own update. 0 is
+    # the paper's synchronous rule.
     staleness: Count = 0
-    single_worker: bool = False  # all batches of a group go to one worker: nobody waits for anybody
-    # At which rate a worker moves its own copy of the weights between the batches of one order
-    # (model averaging); 0: it does not.
+    # True if one worker computes the whole group, so that no worker waits for another.
+    single_worker: bool = False
+    # Learning rate of a worker's steps on its own copy of the weights between the batches of one
+    # order (model averaging). 0 if it takes no such steps.
     local_rate: Rate = 0.0
 
     @property
     def mode(self) -> SynchronisationMode:
-        """What a job file calls it."""
+        """Name of the mode in a job file."""
         if self.single_worker:
             return "asynchronous"
         if self.local_rate:
@@ -227,30 +253,38 @@ class Synchrony(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Lead(msgspec.Struct, frozen=True, gc=False, tag="lead"):
-    """A candidate wants to lead: counts only if `after` is the Lead in force (compare-and-set).
+    """A candidate claims leadership. Counts only if `after` is the Lead in force (compare-and-set).
 
-    Every update above `base` is taken back.
+    Takes back every update above `base`.
     """
 
-    after: OrNone  # epoch of the Lead that the candidate found in force, -1 for none
-    base: ModelId  # the update contained in the snapshot that it starts from
-    candidate: NonEmpty[str]  # unique for each candidacy, to recognise one's own record
-    epoch: Count  # `unused_number`, and above `after`
-    # Wishes of the job's owner to go on after a loss, as this candidate counts them: one that is
-    # above all before it lets snapshots be passed over of which Kafka lost records.
+    # Epoch of the Lead that the candidate found in force, or -1.
+    after: OrNone
+    # The update contained in the snapshot that the candidate starts from.
+    base: ModelId
+    # Unique per candidacy, so that a candidate recognises its own record.
+    candidate: NonEmpty[str]
+    # An `unused_number` above `after`.
+    epoch: Count
+    # Count of the owner's requests to resume after a loss, as known to this candidate. A count
+    # above all earlier ones permits the candidate to ignore snapshots with lost records.
     after_loss: Count = 0
-    loss: str = ""  # what was lost, if some were
-    # Counts only if its base is the newest effective update: members hold the weights of no other.
+    # Description of the loss. Empty if nothing was lost.
+    loss: str = ""
+    # True if the Lead counts only with the newest effective update as its base, because members
+    # hold the weights of no other version.
     exact: bool | UnsetType = UNSET
-    # Where members hold the weights: into how many slices with owners; 0: each holds everything.
+    # Number of slices with owners, if members hold the weights. 0 if each member holds everything.
     slices: Count | UnsetType = UNSET
 
 
 class Traffic(NamedTuple):
-    """Weights and gradients that a worker has sent and received, since it began to count."""
+    """Bytes of weights and gradients that a worker has sent and received so far."""
 
-    life: Count  # random, drawn as the count began: counts of two lives are not one
-    total: Count  # bytes, which never get fewer: a message that is lost, late or doubled loses none
+    # Random number drawn when the count began. Counts of different lives are independent.
+    life: Count
+    # A running total in bytes, so lost, late and duplicate messages do not distort it.
+    total: Count
 
 
 class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied"):
@@ -258,124 +292,148 @@ class UpdateApplied(msgspec.Struct, frozen=True, gc=False, tag="update-applied")
 
     epoch: Count
     version: Ordinal  # J, after this update
-    # K of them, unless `short` says why not; `without_skipped`.
+    # K batches `without_skipped`, or fewer for the reason in `short`.
     batches: NonEmpty[tuple[Batch, ...]]
     samples: Count
-    loss: Finite  # mean per sample at the weights before the update (prequential)
-    # Mean of each task metric over the samples that have a value of it, at the same weights as the
-    # loss, and the `WINDOWED` metrics.
+    # Mean per sample at the weights before the update (prequential).
+    loss: Finite
+    # Mean of each task metric over the samples that have a value, at the same weights as the loss.
+    # Also contains the `WINDOWED` metrics.
     metrics: dict[str, Finite] = {}
-    short: str = ""  # why fewer than K batches: "linger", "missing", "quarantined", or ""
-    revision: Count = 0  # of the job's settings, K among them, that it was made under
-    gradient_s: Seconds = 0.0  # mean compute time of one batch's gradient
-    skipped: dict[str, Count] = {}  # records of the batches that did not decode, by stream
-    number: Count = 0  # of this leader's updates and quarantines, from 1; 0: an older program's
-    # What follows is left out where nothing is to be said.
-    synchrony: Synchrony | UnsetType = UNSET  # else K of its revision, at the version before
-    base: Count | UnsetType = UNSET  # oldest version that its gradients are of; else the one before
-    parts: tuple[Ordinal, ...] | UnsetType = UNSET  # so many of its batches, in order, were walked
-    scale: Rate | UnsetType = UNSET  # of the learning rate, for this step; else 1
-    rate: Rate | UnsetType = UNSET  # of this step, in all; else as the trainer was made
-    # How many updates of the job's own K the model has come to with this one; else as many as J.
+    # Reason for fewer than K batches: "linger", "missing" or "quarantined". Otherwise empty.
+    short: str = ""
+    # Revision of the job's settings, which include K.
+    revision: Count = 0
+    # Mean compute time of one batch.
+    gradient_s: Seconds = 0.0
+    # Number of records that did not decode, by stream.
+    skipped: dict[str, Count] = {}
+    # Number among this leader's updates and quarantines, from 1. 0 in records of older programs.
+    number: Count = 0
+    # The following fields are unset if they have their usual value.
+    # Default: K of the revision, with all gradients at the version before.
+    synchrony: Synchrony | UnsetType = UNSET
+    # Oldest version that a gradient was computed at. Default: the version before.
+    base: Count | UnsetType = UNSET
+    # Sizes of the groups of consecutive `batches` that one worker computed with local steps.
+    parts: tuple[Ordinal, ...] | UnsetType = UNSET
+    # Factor on the learning rate of this step. Default: 1.
+    scale: Rate | UnsetType = UNSET
+    # Learning rate of this step, `scale` included. Default: the trainer's own rate.
+    rate: Rate | UnsetType = UNSET
+    # Progress of the model in updates of the job's own K, this one included. Default: J.
     equivalent: Rate | UnsetType = UNSET
-    by: AttemptId | UnsetType = UNSET  # of members: whoever has prepared this one may apply it
-    digest: Count | UnsetType = UNSET  # of what they prepared
-    copies: Ordinal | UnsetType = UNSET  # how many of them have it whole
-    # Bytes of weights and gradients that a worker sent and received for an update, as its makers
-    # have counted since the update before.
+    # The attempt that made this update. Members that prepared its result may apply it.
+    by: AttemptId | UnsetType = UNSET
+    # Digest of the prepared result.
+    digest: Count | UnsetType = UNSET
+    # Number of members that have the whole result.
+    copies: Ordinal | UnsetType = UNSET
+    # Bytes of weights and gradients that a worker sent and received for one update: the mean of the
+    # counts that arrived since the update before.
     moved: Count | UnsetType = UNSET
-    # By metric, how many samples have a value. Left out are metrics that all samples have one of.
+    # Number of samples that have a value, by metric. Metrics of all samples are left out.
     measured: dict[str, Ordinal] | UnsetType = UNSET
 
     def samples_with(self, metric: str) -> int:
-        """Return the number of samples that a metric is the mean of."""
+        """Return the number of samples that contribute to the mean of a metric."""
         return (self.measured or {}).get(metric, self.samples)
 
     @property
     def progress(self) -> float:
-        """Updates of the job's own K: what its owner counts by, whatever K rules named."""
+        """Progress in updates of the job's own K, whichever K each update used."""
         return float(self.version) if self.equivalent is UNSET else self.equivalent
 
     @property
     def staleness(self) -> int:
-        """How many updates lie between the oldest of its gradients and itself."""
+        """Number of updates between the oldest gradient's weights and this update."""
         return 0 if self.base is UNSET else self.version - 1 - self.base
 
     @property
     def mode(self) -> SynchronisationMode:
-        """How workers were synchronised for it."""
+        """Synchronisation mode of this update."""
         return self.synchrony.mode if self.synchrony else "synchronous"
 
 
 class Quarantined(msgspec.Struct, frozen=True, gc=False, tag="quarantined"):
-    """A batch that cannot be used: settled without training. No Lead takes this back."""
+    """A batch that cannot be used. It is settled without training, and no Lead takes that back."""
 
     epoch: Count
-    batch: Batch  # whole: if an operator takes it back, it waits again from this record alone
+    # The whole batch, so that a requeue needs only this record.
+    batch: Batch
     reason: str  # "poison: ..." or "expired"
-    number: Count = 0  # likewise
+    # Counted as in `UpdateApplied`.
+    number: Count = 0
 
     @property
     def expired(self) -> bool:
-        """Whether its records are gone, so that nobody can take it back."""
+        """True if the records are gone, so that the batch cannot be requeued."""
         return self.reason == "expired"
 
 
 class Requeued(msgspec.Struct, frozen=True, gc=False, tag="requeued"):
-    """An operator takes a batch out of quarantine: it waits for an update again.
+    """An operator ends the quarantine of a batch. It waits for an update again.
 
-    Counts if exactly this batch is quarantined as poison and was not replayed; no Lead takes it
-    back. An operator's record has no epoch: it is of no leader.
+    Counts if exactly this batch is quarantined as poison and was not replayed. No Lead takes it
+    back. An operator's record has no epoch, because it belongs to no leader.
     """
 
     batch: Batch
-    by: NonEmpty[str]  # who asked, for people
-    at_s: Finite  # since 1970
+    # Name of the operator, for people.
+    by: NonEmpty[str]
+    at_s: Finite  # seconds since 1970
 
 
 class Replayed(msgspec.Struct, frozen=True, gc=False, tag="replayed"):
-    """An operator is about to produce a batch's records anew: its quarantine is final.
+    """An operator is about to produce the records of a batch again. Its quarantine becomes final.
 
-    Counts if exactly this batch is quarantined as poison and was not replayed before. Whoever wrote
-    it produces the records only once it counts.
+    Counts if exactly this batch is quarantined as poison and was not replayed before. The writer
+    produces the records only after this record counts.
     """
 
     batch: Batch
-    by: NonEmpty[str]  # likewise
-    at_s: Finite  # likewise
+    # Name of the operator, for people.
+    by: NonEmpty[str]
+    at_s: Finite  # seconds since 1970
 
 
 class Evaluated(msgspec.Struct, frozen=True, gc=False, tag="evaluated"):
-    """How good a version is; told by an evaluator, and of no effect on what counts.
+    """Evaluation of a version by an evaluator. Does not affect any decision.
 
-    Several may tell the same; a version that a later Lead took back is worth nothing.
+    Several evaluators may report the same version. Results of a version that a later Lead took back
+    are ignored.
     """
 
     model: ModelId
-    at_s: Finite  # since 1970
-    records: Count  # of the test set; 0: there is none, and no `test`
-    test: dict[str, Finite]  # loss and the task's metrics on the test set, mean per record
-    # By stream, likewise, of some of its records that the model learned from next. A version may be
-    # told in parts: the test first, streams as their records come.
+    at_s: Finite  # seconds since 1970
+    # Number of test records. 0 if there is no test set.
+    records: Count
+    # Loss and task metrics on the test set, mean per record.
+    test: dict[str, Finite]
+    # Loss and task metrics by stream, on records that the model learned from next. A version may be
+    # reported in parts: first the test set, then each stream as its records arrive.
     prequential: dict[str, dict[str, Finite]] = {}
 
 
 class Drifted(msgspec.Struct, frozen=True, gc=False, tag="drifted"):
-    """A stream's errors are no longer what they were; told as `Evaluated` is."""
+    """A change in the errors of a stream, reported by an evaluator like `Evaluated`."""
 
-    model: ModelId  # at which it was noticed
-    at_s: Finite  # since 1970
+    # The version at which the drift was detected.
+    model: ModelId
+    at_s: Finite  # seconds since 1970
     stream: NonEmpty[str]
-    before: Finite  # mean error per record, of the window that was forgotten
-    after: Finite  # of the window that is left
+    # Mean error per record before the change, over the window that was dropped.
+    before: Finite
+    # Mean error per record over the remaining window.
+    after: Finite
 
 
 class CheckpointStored(msgspec.Struct, frozen=True, gc=False, tag="checkpoint-stored"):
     """A checkpoint was written to object storage, and its leader has read it back complete.
 
-    Counts if its leader is in force and the version is in force. A Lead with an older base takes
-    the record back. While the record counts, nobody starts below this checkpoint by mistake. The
-    record has no number: it is as true after a lost record as before one.
+    Counts if its leader and its version are in force. A Lead with an older base takes the record
+    back. While it counts, no candidate starts below this checkpoint by mistake. The record has no
+    number, because it stays true if an earlier record is lost.
     """
 
     epoch: Count
@@ -398,95 +456,113 @@ AuditRecord: TypeAlias = (
     | Drifted
 )
 
-# --- Redis: fast, and allowed to vanish ------------------------------------------------------
+# --- Redis: fast, may be lost -------------------------------------------------------------------
 
 
 class GroupStatus(msgspec.Struct, frozen=True, gc=False):
-    """Who adds gradients up among themselves, and who cannot."""
+    """Members that add up gradients, and workers that cannot."""
 
     members: tuple[WorkerId, ...]
-    left_out: dict[WorkerId, str] = {}  # who lives and cannot be one, and why
-    # Of AgileML, where slices have owners; 0: not known yet, or they have none.
+    # Reasons why living workers are not members.
+    left_out: dict[WorkerId, str] = {}
+    # Stage of AgileML if slices have owners. 0 if they have none or it is unknown.
     stage: Annotated[int, Meta(ge=0, le=3)] = 0
-    owners: tuple[WorkerId, ...] = ()  # of slices
-    # Who copies the weights while updates wait for it, and how many seconds they do at most.
+    # Workers that own slices.
+    owners: tuple[WorkerId, ...] = ()
+    # Members that updates wait for while they copy the weights, with the longest wait in seconds.
     waits: dict[WorkerId, Rate] = {}
 
 
 class LeaderStatus(msgspec.Struct, frozen=True, gc=False):
-    """Where the leader stands: what a worker needs to find its place, in one value."""
+    """State of the leader that a worker needs to find its position, in one value."""
 
     epoch: Count
     # Every control record below this offset has been decided.
     control_position: Count
-    claimed: Positions  # below it, every record is of one accepted batch, or has expired
-    # Control offset of the oldest unsettled batch; `control_position` when none is.
+    # Every record below belongs to exactly one accepted batch, or has expired.
+    claimed: Positions
+    # Control offset of the oldest unsettled batch, or `control_position` if there is none.
     oldest_unsettled: Count
-    waiting: Count  # batches not yet settled
-    live: Count  # workers that the leader sees
-    settled: Positions  # the frontier that a checkpoint covers, for lag tools
-    # Which stream of triggers is the leader's; empty: the first one.
+    # Number of unsettled batches.
+    waiting: Count
+    # Number of workers that the leader considers alive.
+    live: Count
+    # Frontier covered by a checkpoint, for lag tools.
+    settled: Positions
+    # Name of the leader's stream of triggers. Empty for the first stream.
     triggers: Annotated[str, Meta(max_length=64)] = ""
-    opened: Openings = {}  # by partition; without any, it is of generation 0
-    known: LogPositions = {}  # by partition, where a claim or an opening said it
-    group: GroupStatus | UnsetType = UNSET  # where members hold the weights
-    left_out: dict[WorkerId, str] = {}  # workers of another model, which get no work, and why
+    # A partition without an opening is of generation 0.
+    opened: Openings = {}
+    # Only partitions whose position is known from a claim or an opening.
+    known: LogPositions = {}
+    # Only if members hold the weights.
+    group: GroupStatus | UnsetType = UNSET
+    # Workers that get no work because their model differs, with the reason.
+    left_out: dict[WorkerId, str] = {}
 
     def generation(self, partition: Partition) -> int:
-        """Of a partition of the job: the one in force."""
+        """Return the generation in force of one of the job's partitions."""
         opened = self.opened.get(partition)
         return opened[-1].generation if opened else 0
 
     def topic_id(self, span: Span) -> str:
-        """Return Kafka's id of the topic that a span was claimed of; empty: not known."""
+        """Return Kafka's id of the topic that a span belongs to. Empty if unknown."""
         return topic_id_of(self.opened, span)
 
     def place(self, partition: Partition) -> LogPosition:
-        """Where a reader begins: after the last record that is claimed, as far as that is known."""
+        """Return the start position of a reader, with what is known of the last claimed record."""
         claimed = self.claimed[partition]
         known = self.known.get(partition, LogPosition(claimed))
-        # Without its leader epoch nothing is gained by looking below; above lies what is forged.
+        # Without a leader epoch, a known offset below `claimed` proves nothing. One above it is
+        # forged.
         whole = known.epoch >= 0 and known.offset <= claimed
         return known if whole else LogPosition(claimed, known.topic_id)
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One worker's part of a trigger: one gradient over all these batches, sent as one message."""
+    """One worker's part of a trigger: all these batches form one gradient, sent as one message."""
 
     worker: NonEmpty[WorkerId]
     batches: tuple[Batch, ...]
     local_rate: Rate = 0.0  # see `Synchrony`
-    squared: bool = False  # its gradient is to say how large it is
+    # True if the gradient must include its squared norm.
+    squared: bool = False
 
 
 class Unsettled(NamedTuple):
-    """What waits in a job, as its leader knows: how much more its workers may read."""
+    """Summary of a job's unsettled batches, which limits how much its workers may read."""
 
-    control_position: Count  # every control record below this offset has been decided
-    oldest_unsettled: Count  # control offset of a batch; `control_position` when there is none
-    waiting: Count  # batches not yet settled
-    live: Count  # workers that the leader sees
+    # Every control record below this offset has been decided.
+    control_position: Count
+    # Control offset of the oldest unsettled batch, or `control_position` if there is none.
+    oldest_unsettled: Count
+    # Number of unsettled batches.
+    waiting: Count
+    # Number of workers that the leader considers alive.
+    live: Count
 
 
-# Of which slices of the weights the optimizer's state is meant, ascending; left out: of them all.
+# Slices whose optimizer state is meant, ascending. Unset if all are.
 Slices: TypeAlias = tuple[Count, ...] | UnsetType
 Tier: TypeAlias = Literal["reliable", "spot"]
 
 
 class Membership(msgspec.Struct, frozen=True, gc=False):
-    """Who adds gradients up together, as the leader has decided: one process group is made of it.
+    """Members of one process group, as decided by the leader.
 
-    A later one of the same leader, or any of a later leader, ends it with what it attempts.
+    A later membership of the same leader, or any of a later leader, ends this one and its attempts.
     """
 
-    number: Count  # counts this leader's from 1; 0: none yet
-    members: tuple[Member, ...] = ()  # in order of their ranks
-    # By slice, the ranks of those who step it: the first sends its weights to all, the others hold
-    # its optimizer state as well. Left out: each member holds and steps everything.
+    # Counter of this leader's memberships, from 1. 0 if there is none yet.
+    number: Count
+    # Members in order of rank.
+    members: tuple[Member, ...] = ()
+    # Ranks of each slice's owners. The first steps the slice and sends its weights to all, the
+    # others keep its optimizer state, too. Unset if each member holds and steps everything.
     owners: tuple[tuple[Count, ...], ...] | UnsetType = UNSET
 
     def owned(self, member: Member) -> Slices:
-        """Slices of which a member will hold the optimizer's state after the next step."""
+        """Return the slices whose optimizer state a member holds after the next step."""
         if self.owners is UNSET:
             return UNSET
         rank = self.members.index(member) if member in self.members else -1
@@ -494,45 +570,61 @@ class Membership(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reduce(msgspec.Struct, frozen=True, gc=False):
-    """All members enter at once: each adds these of its gradients, all have the sum of all."""
+    """Order to all members to add up their gradients now. Each member gets the whole sum."""
 
     attempt: AttemptId
-    parts: tuple[tuple[tuple[Count, ...], ...], ...]  # by rank: batches of each gradient message
-    samples: Ordinal  # of all gradients
-    local_rate: Rate = 0.0  # all were taken on a walk at this rate
-    learning_rate: Rate | None = None  # of the step, without its scale; None: the job's
+    # Batches of each gradient message, by rank.
+    parts: tuple[tuple[tuple[Count, ...], ...], ...]
+    # Number of samples of all gradients.
+    samples: Ordinal
+    # Local rate at which all gradients were computed, see `Synchrony`.
+    local_rate: Rate = 0.0
+    # Learning rate of the step, without `scale`. None for the job's own rate.
+    learning_rate: Rate | None = None
     scale: Rate = 1.0
-    measured: bool = False  # they are to say how large the sum is
+    # True if members must report the squared norm of the sum.
+    measured: bool = False
 
 
 class Copy(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A member takes over all that another holds."""
+    """Order to a member to copy the state of another."""
 
     member: Member
-    source: Member | None = None  # None: from storage, or made by the specification
-    slices: Slices = UNSET  # whose optimizer state comes with the weights; left out: all of it
+    # None to load from storage, or to build version 0 from the specification.
+    source: Member | None = None
+    # Slices whose optimizer state is copied with the weights. Unset for all.
+    slices: Slices = UNSET
 
 
 class GroupOrders(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What members of a group are told by each trigger, beside what they are to compute."""
+    """The part of a trigger that is for members of a group, besides the orders for gradients."""
 
-    made: ModelId  # the version of the trigger's model, as its audit record names it
+    # The version of the trigger's model, as its audit record names it.
+    made: ModelId
     membership: Membership
-    by: AttemptId | None = None  # that made the version: its result may be applied
-    origin: Count = 0  # of version 0: the life of the member that made its weights; 0: nobody yet
+    # The attempt that made the version. Its result may be applied.
+    by: AttemptId | None = None
+    # Life of the member that made version 0. 0 if no member has.
+    origin: Count = 0
     reduce: Reduce | None = None
     copies: tuple[Copy, ...] = ()
-    report: bool = False  # all are to say what they hold
-    hot: Member | None = None  # is to make the hot snapshot of this version whole
-    offer: Member | None = None  # is to offer this version to evaluators
-    stores: tuple[Member, ...] = ()  # are to store a version: where slices have owners, by slice
-    stores_of: ModelId | UnsetType = UNSET  # which; left out: this one
-    # Of all who are named above: where others reach them.
+    # True if all members must report their state.
+    report: bool = False
+    # The member that must complete the hot snapshot of this version.
+    hot: Member | None = None
+    # The member that must offer this version to evaluators.
+    offer: Member | None = None
+    # Members that must store a version. One per slice if slices have owners.
+    stores: tuple[Member, ...] = ()
+    # The version to store. Unset for the trigger's version.
+    stores_of: ModelId | UnsetType = UNSET
+    # Addresses of all members that these orders name.
     addresses: dict[NonEmpty[WorkerId], NonEmpty[HostPort]] = {}
-    slices: Count = 0  # as the leader's `Lead` says
+    # Number of slices, as in the leader's `Lead`.
+    slices: Count = 0
 
     def named(self) -> Iterator[Member]:
-        """Who is, or is to do something."""
+        """Yield the members that these orders name."""
         yield from self.membership.members
         for copy in self.copies:
             yield copy.member
@@ -548,160 +640,196 @@ class UpdateTrigger(msgspec.Struct, frozen=True, gc=False):
     id: TriggerId
     model: ModelId
     orders: tuple[Assignment, ...]
-    weights: bytes | None = None  # a small model travels inside; a large one is fetched by its id
-    reply_to: str = ""  # the replica that leads: where gradients go
-    unsettled: Unsettled | None = None  # as it is posted; None: it does not say
-    # Orders at versions below are void: nobody waits for them any more; left out: the model's.
+    # Weights of a small model. A large model is fetched by its id.
+    weights: bytes | None = None
+    # Name of the leading replica, which receives the gradients.
+    reply_to: str = ""
+    # Unsettled batches at the time of posting, or None if the trigger does not say.
+    unsettled: Unsettled | None = None
+    # Orders at versions below this are void. Unset for the model's own version.
     awaits: Count | UnsetType = UNSET
-    # Whoever has the model `since` overwrites these of its numbers, sparse as the wire writes them.
+    # A worker that has the model `since` applies `changes`: numbers to overwrite, in sparse wire
+    # form.
     since: ModelId | UnsetType = UNSET
     changes: bytes | UnsetType = UNSET
-    group: GroupOrders | UnsetType = UNSET  # where members hold the weights
+    # Only if members hold the weights.
+    group: GroupOrders | UnsetType = UNSET
     # Digest of the layout of the leader's model: names, shapes, types and order of its tensors. A
-    # worker whose model has another one computes nothing. Unset where members hold the weights.
+    # worker whose model has another digest computes nothing. Unset if members hold the weights.
     digest: str | UnsetType = UNSET
 
     @property
     def slices(self) -> int | UnsetType:
-        """Who holds the weights, as its leader's `Lead` says."""
+        """Layout of the weights, as in the leader's `Lead`."""
         return UNSET if self.group is UNSET else self.group.slices
 
     def continues(self, model: ModelId | None) -> bool:
-        """Whether its changes make its model of this one."""
+        """True if `changes` turn this model into the trigger's."""
         return model is not None and self.since == model
 
 
 class MetricSum(NamedTuple):
-    """A metric summed over the samples that have a value of it."""
+    """A metric summed over the samples that have a value."""
 
     total: Sum
     samples: Ordinal  # at least 1
 
 
 class _Reply(msgspec.Struct, frozen=True, gc=False):
-    """The fields of every reply."""
+    """Fields of every reply."""
 
     worker: NonEmpty[WorkerId]
-    model: ModelId  # that it is about
+    # The model that the reply refers to.
+    model: ModelId
 
 
 class _Computed(_Reply, frozen=True):
-    """The fields of a gradient, wherever its vector is."""
+    """Fields of a gradient message, with or without its vector."""
 
     batches: NonEmpty[tuple[Count, ...]]  # control offsets
     samples: Count
-    loss_sum: Sum  # summed over the samples
-    metric_sums: dict[str, MetricSum]  # without the metrics that no sample has a value of
-    seconds: Seconds  # compute time, for the deadline of later rounds
-    # At which the copy was moved between its batches; left out: it was not.
+    loss_sum: Sum  # sum over the samples
+    # Metrics without a value for any sample are left out.
+    metric_sums: dict[str, MetricSum]
+    # Compute time, which the deadlines of later rounds depend on.
+    seconds: Seconds
+    # Rate of the local steps between the batches. Unset if there were none.
     local_rate: Rate | UnsetType = UNSET
-    # |its (P,) gradient|^2, where the order asks for it
+    # Squared norm of the (P,) gradient, if the order requests it.
     square: Square | UnsetType = UNSET
-    scores: tuple[Count, ...] | UnsetType = UNSET  # of a task of two classes: `common.core.scores`
-    traffic: Traffic | UnsetType = UNSET  # of its worker, before this message
+    # Score counts of a task with two classes, see `common.core.scores`.
+    scores: tuple[Count, ...] | UnsetType = UNSET
+    # Traffic of the worker before this message.
+    traffic: Traffic | UnsetType = UNSET
 
 
 class Gradient(_Computed, frozen=True, tag="gradient"):
     """The gradient of one order (g_J,k summed over its batches; Algorithm 2, line 7).
 
-    Its model is the one that it was taken at. The vector travels beside the message, as raw bytes:
-    see `common.wire.messages`.
+    `model` is the one that the gradient was computed at. The vector travels beside the message as
+    raw bytes, see `common.wire.messages`.
     """
 
-    # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples
+    # Vector or SparseVector: (P,) gradient summed over the samples, then (B,) buffers x samples.
     vector: Any = None
 
 
 class GradientReady(_Computed, frozen=True, kw_only=True, tag="gradient-ready"):
-    """The gradient of one order, which stays where it was computed: `Gradient` without vector."""
+    """A gradient that stays in the worker that computed it: `Gradient` without its vector."""
 
     life: Count  # see `Member`
 
 
 class _MemberReply(_Reply, frozen=True):
-    """The fields of what a member says."""
+    """Fields of every message from a member."""
 
     life: Count  # see `Member`
 
 
 class Reduced(_MemberReply, frozen=True, tag="reduced"):
-    """A member has the whole result of an attempt; it applies that once the audit names it.
+    """A member has the whole result of an attempt. It applies the result once the audit names it.
 
-    Its model is the one that the result is to be applied to.
+    `model` is the one that the result applies to.
     """
 
     attempt: AttemptId
-    digest: Count  # of the result, and of the weights that it is to be applied to
-    square: Square | UnsetType = UNSET  # |sum of gradients|^2, where that is asked for
+    # Digest of the result and of the weights that it applies to.
+    digest: Count
+    # Squared norm of the summed gradients, if requested.
+    square: Square | UnsetType = UNSET
 
 
 BrokenReason: TypeAlias = Literal[
-    "left",  # another member had left it, or could not be reached, or it was over
-    "lacks",  # it does not hold the version, or not all gradients that it was to add
-    "not_finite",  # the sum is not finite: it would be so again
+    # Another member left the attempt or was unreachable, or the attempt had ended.
+    "left",
+    # The member lacks the version, or some of the gradients that it should add.
+    "lacks",
+    # The sum is not finite. Another attempt would give the same.
+    "not_finite",
 ]
 
 
 class Broken(_MemberReply, frozen=True, tag="broken"):
-    """A member has left an attempt, and can take no further part in its membership."""
+    """A member has left an attempt and takes no further part in its membership."""
 
     attempt: AttemptId
     reason: BrokenReason = "left"
-    unreachable: tuple[Member, ...] = ()  # whom it could not reach
+    # Members that it could not reach.
+    unreachable: tuple[Member, ...] = ()
 
 
 class StateReport(_MemberReply, frozen=True, tag="state-report"):
-    """What a member holds, whole; an older word never undoes a newer.
+    """Complete state of a member. An older report never overrides a newer one.
 
-    Its model is that of the newest trigger that the member heard.
+    `model` is that of the newest trigger that the member received.
     """
 
-    last_trigger: TriggerId  # that trigger
-    made: ModelId | None  # the version that it holds, as its audit record names it; None: none
-    origin: Count = 0  # likewise of version 0: see `GroupOrders`
-    unreachable: tuple[Member, ...] = ()  # of whom it could not copy
-    address: HostPort = ""  # where others reach it: host:port
-    numbers: Count = 0  # of its weights and buffers: P + B
-    slices: Slices = UNSET  # whose optimizer state it holds at that version
-    tier: Tier | UnsetType = UNSET  # of its machine; left out: spot, or it matters to nobody
-    began_s: Time | UnsetType = UNSET  # when its process did, since 1970
-    room: Count | UnsetType = UNSET  # slices whose optimizer state it has memory for; left out: all
+    # Id of that trigger.
+    last_trigger: TriggerId
+    # The version that the member holds, as its audit record names it, or None.
+    made: ModelId | None
+    # Origin of version 0, see `GroupOrders`.
+    origin: Count = 0
+    # Members that it could not copy from.
+    unreachable: tuple[Member, ...] = ()
+    address: HostPort = ""  # host:port
+    # Number of weights and buffers: P + B.
+    numbers: Count = 0
+    # Slices whose optimizer state it holds at that version.
+    slices: Slices = UNSET
+    # Tier of its machine. Unset for spot, or if it does not matter.
+    tier: Tier | UnsetType = UNSET
+    # Start of its process, in seconds since 1970.
+    began_s: Time | UnsetType = UNSET
+    # Number of slices whose optimizer state fits into its memory. Unset for all.
+    room: Count | UnsetType = UNSET
 
 
 class Stored(_MemberReply, frozen=True, tag="stored"):
-    """A member has stored a version: whoever finds it there can begin with it."""
+    """A member has stored a version, so that others can load it."""
 
     made: ModelId
-    slices: Slices = UNSET  # of it; none: it was asked for some, and has them no more
+    # Stored slices. Empty if it no longer has the slices that it was asked to store.
+    slices: Slices = UNSET
 
 
 FailedReason: TypeAlias = Literal[
-    "model_missing",  # the weights were gone from Redis: publish again
-    "unreadable",  # Kafka did not give the records now: somebody else may get them
-    "expired",  # Kafka will never give them again: quarantine
-    "raised",  # the task raised on this data, or it does not decode for this worker
-    "not_finite",  # loss or gradient is not finite
-    "task",  # the task is wrong whatever the data: the job is held, no batch is to blame
+    # The weights were missing in Redis. The leader publishes them again.
+    "model_missing",
+    # Kafka did not return the records now. Another worker may get them.
+    "unreadable",
+    # The records are deleted. The leader quarantines the batch.
+    "expired",
+    # The task raised an exception, or the records do not decode in this worker.
+    "raised",
+    # The loss or the gradient is not finite.
+    "not_finite",
+    # The task is wrong for any data. The leader holds the job and blames no batch.
+    "task",
 ]
-MOST_TRACEBACK = 4000  # characters of a traceback that a worker sends: its end says where
+# Maximum length of a traceback in characters. Its end names the place of the error.
+MOST_TRACEBACK = 4000
 
 
 class Failed(_Reply, frozen=True, tag="failed"):
-    """An order that gave no gradient, and why."""
+    """An order that produced no gradient, with the reason."""
 
-    batches: NonEmpty[tuple[Count, ...]]  # the batches the reason is about
+    # The batches that the reason applies to.
+    batches: NonEmpty[tuple[Count, ...]]
     reason: FailedReason
     detail: str = ""  # one line
-    traceback: Annotated[str, Meta(max_length=MOST_TRACEBACK)] = ""  # of the exception
+    # Traceback of the exception.
+    traceback: Annotated[str, Meta(max_length=MOST_TRACEBACK)] = ""
 
 
 class WorkerLeaving(_Reply, frozen=True, tag="worker-leaving"):
-    """The worker leaves: it begins no further gradient, and others may have its batches at once.
+    """A worker leaves. It begins no further gradient, so the leader reassigns its batches at once.
 
-    Its model is that of the newest trigger that it heard; the epoch says which leader is meant.
+    `model` is that of the newest trigger that it received; its epoch names the leader.
     """
 
-    finishing: tuple[Count, ...] = ()  # control offsets that it still sends a gradient of
+    # Control offsets of the batches whose gradient it still sends.
+    finishing: tuple[Count, ...] = ()
 
 
 GroupReply: TypeAlias = GradientReady | Reduced | Broken | StateReport | Stored
@@ -712,31 +840,33 @@ SchemaKind: TypeAlias = Literal["AVRO", "PROTOBUF", "JSON"]
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A schema that another schema uses types of."""
+    """A schema whose types another schema uses."""
 
-    name: str  # by which that one imports it
+    # Name under which the other schema imports it.
+    name: str
     text: str
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """What a record's bytes mean."""
+    """Schema of the bytes of a record."""
 
     kind: SchemaKind
     text: str
-    references: tuple[Reference, ...] = ()  # each behind those that it uses
+    # Referenced schemas. Each follows those that it uses.
+    references: tuple[Reference, ...] = ()
 
 
 class SchemaFound(msgspec.Struct, frozen=True, tag="schema-found"):
-    """What a registry had under an id when a worker of a job met it; of two, the first counts."""
+    """Schema that a registry returned for an id. If a job has two, the first one counts."""
 
-    # In the four bytes before a record.
+    # The schema id in the four bytes before a record.
     id: Annotated[int, Meta(ge=0, lt=2**32)]
     schema: Schema
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Event of every state machine: nothing happened, but `due()` has come.
+    """Event of every state machine: the time of `due()` has come.
 
-    A tick judges what did not happen in time, so a shell hands in all that it has heard first.
+    A tick evaluates timeouts, so a shell passes in all received events first.
     """

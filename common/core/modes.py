@@ -1,15 +1,15 @@
-"""How the next round is made: by the owner's first rule that holds, else by the job's own mode.
+"""Mode of the next round: the owner's first rule that applies, or else the job's own mode.
 
-A round keeps the mode that it began with, so nothing is drained for a switch; `rounds.fits` says
-when the next round may begin.
+A round keeps its mode to the end, so a switch waits for nothing. `rounds.fits` decides when the
+next round may begin.
 
-While no rule holds, a tuner may choose K by how noisy gradients are. It reads the gradient noise
-scale off the messages of each round. The mean gradient of n records is the true one, G, and noise:
-its squared norm is G² + S / n on average. Messages of one round are such means at the same weights,
-and so is their sum, so that both numbers can be told apart (McCandlish et al., "An Empirical Model
-of Large-Batch Training", 2018, appendix A.1). The noise scale S / G² is of how many records the
-noise is as large as the gradient. An update of many more is hardly a better step; one of fewer goes
-astray.
+If no rule applies, a tuner may choose K by the noise of the gradients. It estimates the gradient
+noise scale from the messages of each round. The mean gradient of n records is the true one, G, plus
+noise: its squared norm is G² + S / n on average. The messages of a round are such means at the same
+weights, and so is their sum, so both numbers can be estimated (McCandlish et al., "An Empirical
+Model of Large-Batch Training", 2018, appendix A.1). At S / G² records, the noise scale, the noise
+is as large as the gradient. An update of many more records is hardly a better step. An update of
+far fewer mostly follows the noise.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ if TYPE_CHECKING:
     from common.core.messages import Synchrony
     from common.core.settings import CoordinatorSettings, Mode, Rule
 
-# Of its workers left: what made a fleet too slow for a mode may be over. How busy they are in the
-# mode of a rule says nothing of the mode before, and it would be left and taken up without end.
+# Share of the workers below which a rule by `busy_below` is given up, because the reason for it may
+# be gone. How busy workers are under the rule says nothing about the mode before, so a rule that
+# ended by that measure would be dropped and chosen again without end.
 FEWER = 0.75
-# Of K, below which it shrinks, or over which it grows by as much: estimates of 20 rounds of a few
-# messages each are seldom better than that, and each move changes the size of a step.
+# Factor by which the wanted K must differ from K before it moves. Estimates of 20 rounds with few
+# messages are rarely more precise, and each move changes the step size.
 SHRINK = 0.75
-MOST_STEP = 2  # by which K is multiplied or divided at a move: one wrong estimate costs little
+# Maximum factor of a move. A wrong estimate then costs little.
+MOST_STEP = 2
 
 
 def rate_scale(group_size: int, own: int, noise_scale: float | None) -> float:
-    """Of the learning rate, which belongs to the job's own K, for a mean of another K.
+    """Return the factor that adapts the learning rate of the job's own K to another K.
 
-    The best rate by n records is proportional to 1 / (1 + noise scale / n) (McCandlish et al.,
-    section 2.2): to K where noise is all there is, and the same for every K where there is none.
+    The best rate for n records is proportional to 1 / (1 + noise scale / n) (McCandlish et al.,
+    section 2.2): proportional to K if there is only noise, and independent of K without noise.
 
     Args:
         group_size: K.
-        own: Of the job.
-        noise_scale: In batches; None: unknown, and taken for all there is.
+        own: K of the job.
+        noise_scale: Noise scale in batches. None if unknown, which counts as only noise.
     """
     if noise_scale is None or noise_scale == inf:
         return group_size / own
@@ -49,7 +51,7 @@ def rate_scale(group_size: int, own: int, noise_scale: float | None) -> float:
 
 
 class Scatter(NamedTuple):
-    """What the gradient messages of a round say of noise."""
+    """Statistics of a round's gradient messages, used to estimate the noise."""
 
     messages: int
     batches: int
@@ -58,30 +60,33 @@ class Scatter(NamedTuple):
 
 
 class GroupSizeTuner:
-    """Says which K is in force.
+    """Tuner of K.
 
     Attributes:
         group_size: K.
 
     Args:
-        group_size: K, to begin with, if it is within the bounds.
-        least: Below which it never is.
-        most: Above which it never is.
-        rounds: That the estimate goes back, and so those before a first move, and from one to the
-            next: then most of what it knows is of the K in force.
+        group_size: Initial K, clipped to the bounds.
+        least: Lower bound.
+        most: Upper bound.
+        rounds: Memory of the estimate, and minimum number of rounds between moves, so that most of
+            the estimate is from the current K.
     """
 
     def __init__(self, group_size: int, least: int, most: int, rounds: int) -> None:
         self.group_size = min(max(group_size, least), most)
         self._bounds = least, most
         self._rounds = rounds
-        self._noise = self._signal = 0.0  # S and G^2, smoothed each by itself: a ratio is biased
-        self._batch_samples = 0.0  # mean, likewise
-        self._measured = self._moved = 0  # rounds, and how many at the last move
+        # S and G², smoothed separately, because a smoothed ratio would be biased.
+        self._noise = self._signal = 0.0
+        # Smoothed mean.
+        self._batch_samples = 0.0
+        # Number of rounds so far, and at the last move.
+        self._measured = self._moved = 0
 
     @property
     def noise_scale(self) -> float | None:
-        """S / G², in batches; None while too little was seen."""
+        """S / G² in batches, or None until enough rounds were observed."""
         if self._measured < self._rounds:
             return None
         if self._signal <= 0:
@@ -89,16 +94,16 @@ class GroupSizeTuner:
         return max(self._noise, 0.0) / self._signal / self._batch_samples
 
     def observe(self, scatter: Scatter, square: float) -> None:
-        """Take in an applied round; one of a single message says nothing.
+        """Add an applied round. A round with a single message is ignored.
 
         Args:
-            scatter: Of its messages.
+            scatter: Statistics of its messages.
             square: |gradient summed over all its samples|^2
         """
         samples = scatter.samples
         if scatter.messages < 2 or not isfinite(scatter.squares + square):
             return
-        # How far messages are from each other, as in an analysis of variance: of sizes that differ.
+        # Distance between messages of different sizes, as in an analysis of variance.
         noise = (scatter.squares - square / samples) / (scatter.messages - 1)
         self._measured += 1
         weight = 1 / min(self._measured, self._rounds)
@@ -122,34 +127,40 @@ class _Times(NamedTuple):
     """Sums over all workers, in seconds."""
 
     computed: float
-    there: float  # alive, while a round was in flight
+    # Time alive while a round was in flight.
+    there: float
 
 
 class ModeSelector:
     """A leader's choice of the mode for the next round.
 
     Attributes:
-        last: Synchrony of the newest update; None if that was made by the job's own K with s = 0.
+        last: Synchrony of the newest update. None for the job's own K with s = 0.
 
     Args:
-        synchrony: Synchrony of the last update that this leader goes on from, as `last`.
+        synchrony: `last` of the previous leader.
     """
 
     def __init__(self, settings: CoordinatorSettings, synchrony: Synchrony | None = None) -> None:
         self._settings = settings
         self.last = synchrony
         self._rule: Rule | None = None
-        self._kept = 0  # rounds begun since it was chosen
-        self._live = 0  # workers when it was
-        self._computed_s = self._there_s = 0.0  # as of `_Times`, until now
+        # Number of rounds begun under the current choice.
+        self._kept = 0
+        # Number of workers when it was made.
+        self._live = 0
+        # Totals so far, as in `_Times`.
+        self._computed_s = self._there_s = 0.0
         self._rounds = settings.rule_rounds
-        self._begun = deque[_Times](maxlen=self._rounds)  # at the beginning of the last ones
+        # Totals at the beginning of recent rounds.
+        self._begun = deque[_Times](maxlen=self._rounds)
         self._as_of: float | None = None
         if synchrony is not None and not settings.mode.makes(synchrony):
             self._rule = next((r for r in settings.rules if r.mode.makes(synchrony)), None)
             self._kept = int(self._rule is not None)
         self._tuner = _tuner(settings, synchrony)
-        self._scatters = dict[int, Scatter]()  # of updates, until their sum is known
+        # Statistics of updates whose sum is not known yet.
+        self._scatters = dict[int, Scatter]()
 
     def change(self, settings: CoordinatorSettings) -> None:
         """Use changed settings from the next round on."""
@@ -158,7 +169,7 @@ class ModeSelector:
         self._settings = settings
 
     def mode(self, live: int) -> Mode:
-        """Return the mode of a round that would begin now, while so many workers are alive."""
+        """Return the mode of a round that would begin now with `live` workers."""
         rule, own, tuner = self._choose(live), self._settings.mode, self._tuner
         if rule is not None:
             return rule.mode
@@ -177,7 +188,7 @@ class ModeSelector:
         return next((each for each in settings.rules if each.holds(live, self.busy)), None)
 
     def begin(self, live: int) -> None:
-        """A round begins."""
+        """Record that a round begins."""
         rule = self._choose(live)
         if rule != self._rule or not self._kept:
             self._rule, self._kept, self._live = rule, 0, 0
@@ -188,10 +199,9 @@ class ModeSelector:
 
     @property
     def busy(self) -> float:
-        """Share of their time that workers computed in the last rounds; 1 while that is not known.
+        """Share of time that workers spent computing in the last rounds. 1 until known.
 
-        Their time counts while a round is in flight: that there is nothing to learn from is no
-        fault of the mode.
+        Only time with a round in flight counts: a lack of records is not the mode's fault.
         """
         if len(self._begun) < self._rounds:
             return 1.0
@@ -200,30 +210,30 @@ class ModeSelector:
         return (self._computed_s - first.computed) / there_s if there_s else 1.0
 
     def computed(self, seconds: float) -> None:
-        """A gradient counted that took so long."""
+        """Add the compute time of a counted gradient."""
         self._computed_s += seconds
 
     def pass_time(self, now: float, workers: int) -> None:
-        """Until now so many workers were there, with a round in flight."""
+        """Add the time since the last call, with `workers` alive and a round in flight."""
         if self._as_of is not None:
             self._there_s += workers * (now - self._as_of)
         self._as_of = now
 
     @property
     def noise_scale(self) -> float | None:
-        """The tuner's estimate, in batches; None if there is no tuner, or it knows too little."""
+        """The tuner's estimate in batches. None without a tuner or without enough rounds."""
         return None if self._tuner is None else self._tuner.noise_scale
 
     def measures(self, live: int) -> bool:
-        """Return True if the sum of an update is to be measured for the tuner."""
+        """Return True if the tuner needs the norm of an update's sum."""
         return self._tuner is not None and self._choose(live) is None
 
     def expect(self, version: int, scatter: Scatter) -> None:
-        """Keep what the messages of an update say, until the size of its sum is known."""
+        """Keep the statistics of an update until the norm of its sum is known."""
         self._scatters[version] = scatter
 
     def observe(self, version: int, square: float) -> bool:
-        """Take in the squared norm of an update's sum; False if the tuner learns nothing of it."""
+        """Process the norm of an update's sum. Return False if the tuner ignores it."""
         scatter = self._scatters.pop(version, None)
         if scatter is None or self._tuner is None:
             return False
@@ -232,14 +242,17 @@ class ModeSelector:
 
 
 def _tuned(settings: CoordinatorSettings) -> tuple[object, ...]:
-    """Return the settings that a tuner is made of."""
+    """Return the settings that define the tuner."""
     return settings.group_sizes, settings.mode.group_size
 
 
 def _tuner(
     settings: CoordinatorSettings, synchrony: Synchrony | None = None
 ) -> GroupSizeTuner | None:
-    """Tune K if the job's owner wants that, from the last update's K on if no rule made it."""
+    """Return a tuner if the settings request one.
+
+    It starts from the K of the last update, unless a rule chose that K.
+    """
     if settings.group_sizes is None:
         return None
     mode = settings.mode

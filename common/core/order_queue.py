@@ -1,9 +1,9 @@
-"""A worker's orders: which gradients to compute next (Algorithm 2), by trigger alone.
+"""A worker's queue of orders, filled by triggers alone (Algorithm 2).
 
-Triggers may come late, twice or from a leader that no longer leads; within a stream of triggers the
-ids never go back. They do after a leader whose Lead record Kafka lost, if its epoch was above that
-of the next one. A trigger says at which versions gradients are awaited still: orders below are
-void. What is computed next is computed at the newest model heard of, never older than its order's.
+Triggers may arrive late, twice or from a former leader. Within a stream of triggers the ids
+increase, except after a leader whose Lead record Kafka lost and whose epoch was above the next one.
+A trigger names the oldest version at which gradients are awaited, and orders below it are void.
+Each order is computed at the newest known model, which is never older than the order's.
 """
 
 from __future__ import annotations
@@ -28,45 +28,54 @@ _NOTHING = TriggerId(-1, 0)
 class Compute(msgspec.Struct, frozen=True, gc=False):
     """Compute one gradient over these batches at exactly these weights, to send as one message.
 
-    While it waits, the model is that of its order; when it is begun, the newest.
+    In the queue, `model` is that of the order. When the order begins, it is the newest.
     """
 
     model: ModelId
     batches: tuple[Batch, ...]
-    weights: bytes | None  # where they travelled inside the trigger
-    reply_to: str = ""  # the replica that asked
-    local_rate: float = 0.0  # at which a copy of the weights is moved between the batches
-    squared: bool = False  # the gradient is to say how large it is
+    # The weights, if the trigger contained them.
+    weights: bytes | None
+    # Name of the replica that sent the order.
+    reply_to: str = ""
+    # Rate of the local steps between the batches.
+    local_rate: float = 0.0
+    # True if the gradient must include its squared norm.
+    squared: bool = False
 
 
 class Assignments:
-    """What one worker has been told to compute, and the one of these that is under way."""
+    """Orders of one worker, and the one in progress."""
 
     def __init__(self, worker: WorkerId) -> None:
         self._worker = worker
         self._stream = TriggerStream()
-        self.last_trigger = _NOTHING  # the newest taken in: where to listen on
-        self._model: ModelId | None = None  # of the newest trigger
-        self._weights: bytes | None = None  # likewise
-        self._awaits = 0  # likewise, the oldest version at which a gradient is awaited
-        self.reply_to = ""  # the replica that posted it; empty where none was heard of
+        # The newest trigger received, after which the worker continues to listen.
+        self.last_trigger = _NOTHING
+        # Model of the newest trigger.
+        self._model: ModelId | None = None
+        # Weights in the newest trigger.
+        self._weights: bytes | None = None
+        # Oldest version at which a gradient is awaited, by the newest trigger.
+        self._awaits = 0
+        # Name of the replica that posted it. Empty if there was none.
+        self.reply_to = ""
         self._queue = deque[Compute]()
         self._under_way: Compute | None = None
         self._left = False
 
     @property
     def stream(self) -> str:
-        """The stream of triggers that it listens to."""
+        """The stream of triggers that the worker listens to."""
         return self._stream.name
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def listen(self, stream: TriggerStream) -> None:
-        """Listen to a leader's triggers; nothing of another stream, or a later one, counts.
+        """Listen to a leader's triggers, and drop those of another stream or a later leader.
 
-        A leader's first triggers may be heard before its status is seen: what was heard is as good
-        a witness of a later leader as the status before.
+        A leader's first triggers may arrive before its status, so a trigger proves a later leader
+        as well as a status does.
         """
         latest = max(self._stream.epoch, self.last_trigger.epoch)
         if stream.name != self._stream.name or (stream != self._stream and stream.epoch < latest):
@@ -77,15 +86,15 @@ class Assignments:
     def believed(
         self, triggers: Sequence[UpdateTrigger], slices: int | UnsetType
     ) -> Sequence[UpdateTrigger]:
-        """All but the last ones by which others hold the weights, of a leader that is not known.
+        """Return the triggers without the last ones that need confirmation by a leader's status.
 
-        A worker lets go of what it holds where the last trigger says that others hold the weights,
-        and one may be forged. So such a one waits until the status of its leader is seen: another
-        leader posts after it, or in another stream.
+        A worker drops its weights if the last trigger says that others hold them, and such a
+        trigger may be forged. So a trigger of an unknown leader that changes the holders waits
+        until that leader's status arrives. Any other leader posts after it, or in another stream.
 
         Args:
-            triggers: In their order.
-            slices: Who held the weights so far, as `UpdateTrigger.slices` has it.
+            triggers: Triggers in order.
+            slices: Current layout of the weights, as in `UpdateTrigger.slices`.
         """
         count = len(triggers)
         while count and not (
@@ -96,7 +105,7 @@ class Assignments:
         return triggers[:count]
 
     def receive(self, triggers: Iterable[UpdateTrigger]) -> None:
-        """Take in triggers, in any order and number."""
+        """Process triggers in any order and number."""
         for trigger in triggers:
             if trigger.id <= self.last_trigger:
                 continue
@@ -112,7 +121,7 @@ class Assignments:
                     self._add(Compute(model, batches, None, to, order.local_rate, order.squared))
 
     def next(self) -> Compute | None:
-        """Begin the next order; none is begun after the worker said that it leaves."""
+        """Begin the next order and return it. Return None after `leave`."""
         self._under_way = None
         if self._queue and self._model is not None and not self._left:
             order = self._queue.popleft()
@@ -122,14 +131,14 @@ class Assignments:
         return self._under_way
 
     def done(self) -> None:
-        """The order under way has its answer."""
+        """Record that the order in progress has been answered."""
         self._under_way = None
 
     def leave(self, *, finish: bool = True) -> WorkerLeaving | None:
-        """Give back what is not begun; returns what to tell the leader, if one was ever heard.
+        """Drop all orders that have not begun. Return a message if the worker knows a leader.
 
         Args:
-            finish: Whether the order under way will still be answered.
+            finish: True if the order in progress will still be answered.
         """
         self._left = True
         self._queue.clear()
@@ -139,12 +148,12 @@ class Assignments:
         return WorkerLeaving(self._worker, self._model, tuple(batch.offset for batch in batches))
 
     def _is_awaited(self, order: Compute) -> bool:
-        """Whether the leader may still wait for it."""
+        """True if the leader may still wait for the order."""
         epoch, version = order.model
         return self._model is not None and epoch == self._model.epoch and version >= self._awaits
 
     def _add(self, compute: Compute) -> None:
-        """Queue an order, or renew those that its batches wait in already."""
+        """Queue an order, or update the queued orders that contain its batches."""
         if not self._knows(compute):
             self._queue.append(compute)
             return
@@ -157,11 +166,11 @@ class Assignments:
         )
 
     def _knows(self, compute: Compute) -> bool:
-        """The same batches may be ordered again while the first order is not answered yet.
+        """True if unanswered orders contain all batches of this order.
 
-        Without this a slow fleet would compute everything twice, for ever: an order overdue is
-        asked of somebody once more, who is then late for the next round. Should the first answer
-        get lost, the leader asks again.
+        Without this check a slow fleet would compute everything twice, for ever: an overdue order
+        goes to another worker, which is then late for the next round. If the first answer is lost,
+        the leader sends the order again.
         """
         if not self._queue and self._under_way is None:
             return False

@@ -1,9 +1,8 @@
-"""Which updates count, for somebody who may come when the topic's beginning is gone.
+"""History for readers of an updates topic whose beginning may be gone.
 
-`common.core.history` decides. Where retention, or the small log of an embedded broker, has deleted
-the first records, the Lead in force at the first one that is left is guessed from the records: of
-leaders whose Lead nobody can read any more, the newest that wrote is taken for the one in force,
-until a Lead counts.
+`common.core.history` decides which updates count. If retention, or the small log of an embedded
+broker, has deleted the first records, the Lead in force at the first remaining record is inferred:
+of the leaders whose Lead is gone, the newest that wrote is considered in force until a Lead counts.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
 
-_REMEMBERED = 1000  # updates of the path: who goes back further is believed by its version alone
+# Number of updates that are remembered. An older one is believed by its version alone.
+_REMEMBERED = 1000
 
 
 class PartialHistory(History):
-    """The fold over the updates topic, in bounded memory.
+    """The fold over the updates topic in bounded memory.
 
     Args:
-        start: Offset of the first record that is still there.
+        start: Offset of the first record that still exists.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -39,23 +39,24 @@ class PartialHistory(History):
 
     @property
     def known_slices(self) -> int | UnsetType | None:
-        """Who holds the weights, as the Lead in force says; None: it is not known."""
+        """Layout of the weights in the Lead in force. None if unknown."""
         return None if self._guesses or self.epoch < 0 else self.slices
 
     def find(self, version: int) -> ModelId | None:
-        """The effective update that made a version; None: there is none, or it is forgotten."""
+        """Return the effective update that made a version, or None if it is not known."""
         place = version - self._path[0].version
         return self._path[place] if 0 <= place < len(self._path) else None
 
     def holds(self, model: ModelId) -> bool:
-        """Whether a version is part of the effective history.
+        """True if a version is part of the effective history.
 
-        One that is older than what is remembered is believed: it was, when somebody told of it.
+        A version older than the remembered ones is believed, because it was effective when it was
+        reported.
         """
         return model.version < self._path[0].version or self.find(model.version) == model
 
     def feed(self, offset: int, record: AuditRecord | None, epoch: int = -1) -> bool:
-        """Fold the record at `offset`, as `History.feed` does; begin anew with an unseen leader."""
+        """Fold the record at `offset` like `History.feed`, and restart at an unseen leader."""
         unseen = self._unseen_leader(record)
         if unseen is not None:
             before = max(record.number - 1, 0) if isinstance(record, UpdateApplied) else 0
@@ -69,12 +70,13 @@ class PartialHistory(History):
         return counts
 
     def _unseen_leader(self, record: AuditRecord | None) -> ModelId | None:
-        """Whom a record shows to lead by a Lead from before the first record; its base."""
+        """Return the base of a leader that a record reveals, but whose Lead is gone."""
         match record:
             case UpdateApplied() if self._guesses and record.epoch > self.epoch:
                 return ModelId(record.epoch, record.version - 1)
             case Lead(exact=True) if self._guesses and record.after > self.epoch:
-                return record.base  # it counts for what is its head alone
+                # The Lead only counts on top of its base.
+                return record.base
             case Lead() if self._guesses and record.after > self.epoch:
                 return ModelId(record.after, record.base.version)
             case _:

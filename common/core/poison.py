@@ -1,22 +1,23 @@
-"""Poison: batches that give no gradient, and when so many are that the task must be at fault."""
+"""Poison: batches that give no gradient, and the limit above which the task must be at fault."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, KeysView, Mapping
 
-SETTLED_WINDOW = 100  # batches over which the share of poison is judged
+# Number of settled batches that the share of poison refers to.
+SETTLED_WINDOW = 100
 
 
 class Suspects:
-    """Batches that may be poison: their message died with its worker, raised, or was not finite.
+    """Batches that may be poison: their worker died, or the gradient failed or was not finite.
 
-    A suspect travels alone from then on, and only what happens to it alone counts: company
-    could have been the cause.
+    A suspect then travels alone, and only failures of it alone count, because other batches could
+    have been the cause.
 
     Args:
-        limit: Strikes that a batch may have; one more is poison.
-        failure_counts: Where a snapshot left off, by control offset.
+        limit: Number of failures allowed. One more makes the batch poison.
+        failure_counts: Failures in the snapshot, by control offset.
     """
 
     def __init__(self, limit: int, failure_counts: Mapping[int, int] | None = None) -> None:
@@ -25,64 +26,65 @@ class Suspects:
 
     @property
     def failure_counts(self) -> dict[int, int]:
-        """Strikes of every suspect; a copy."""
+        """Copy of the failures of every suspect."""
         return dict(self._failures)
 
     @property
     def offsets(self) -> KeysView[int]:
-        """Of all that are known of now."""
+        """Control offsets of all suspects."""
         return self._failures.keys()
 
     def blame(self, offset: int, *, alone: bool) -> bool:
-        """Suspect a batch, and strike it if it was alone; True where that makes it poison."""
+        """Suspect a batch, and count a failure if it was alone. Return True if it is poison now."""
         self._failures[offset] = self._failures.get(offset, 0) + alone
         return self._failures[offset] > self._limit
 
     def restore(self, failure_counts: Mapping[int, int]) -> None:
-        """Know of these, too."""
+        """Add suspects with their failures."""
         self._failures.update(failure_counts)
 
     def clear(self, offsets: Iterable[int]) -> None:
-        """Acquit batches that gave a gradient, or forget those that are settled."""
+        """Remove batches that gave a gradient or are settled."""
         if self._failures:
             for offset in offsets:
                 self._failures.pop(offset, None)
 
 
 class PoisonLimits:
-    """How much of what was settled last is poison: so much at once is the task's fault, not data's.
+    """Limits of recent poison. More is the fault of the task, not of the data.
 
-    A leader counts anew: after a takeover, and after its job was held for it and resumed.
+    The count starts from zero after a takeover, and after a job held for this reason was resumed.
 
     Args:
-        in_a_row: Poison batches without one applied update between them that are too many.
-        share: Of the last `SETTLED_WINDOW` settled batches, more than which are too many.
+        in_a_row: Number of poison batches, without an update between them, that are too many.
+        share: Share of the last `SETTLED_WINDOW` settled batches above which poison is too much.
     """
 
     def __init__(self, in_a_row: int, share: float) -> None:
         self._most_in_a_row = in_a_row
         self._share = share
         self._in_a_row = 0
-        self._settled = deque[bool](maxlen=SETTLED_WINDOW)  # whether each was poison
+        self._settled = deque[bool](maxlen=SETTLED_WINDOW)  # True for poison
 
     def forget(self) -> None:
-        """Count anew."""
+        """Reset the counts."""
         self._in_a_row = 0
         self._settled.clear()
 
     def applied(self, batches: int) -> None:
-        """An update of so many batches was applied."""
+        """Record an update of `batches` batches."""
         self._in_a_row = 0
         self._settled.extend([False] * batches)
 
     def quarantined(self) -> str:
-        """A batch turned out to be poison; says why that is too much, empty where it is not."""
+        """Record a poison batch. Return why that is too much, or an empty text."""
         self._in_a_row += 1
         self._settled.append(True)
         if self._in_a_row >= self._most_in_a_row:
             return f"{self._in_a_row} batches in a row"
         count = sum(self._settled)
-        # Of a window that is not full yet, too: the first batch of a job may well be bad.
+        # Relative to a full window even before it is full, because a job's first batch may well be
+        # bad.
         if count > self._share * SETTLED_WINDOW:
             return f"{count} of the last {len(self._settled)} batches"
         return ""

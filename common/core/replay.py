@@ -1,8 +1,7 @@
-"""Claims that a new leader reads a second time: which of their batches must not wait again.
+"""Claims that a new leader reads again, and their batches that must not wait again.
 
-A leader begins with a snapshot, and replays the claims above the snapshot's control position.
-If members hold the weights, updates after the snapshot have used some of these batches; others are
-quarantined.
+A leader starts from a snapshot and replays the claims above its control position. If members hold
+the weights, updates after the snapshot have used some of these batches. Others are quarantined.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class ReplayFilter:
     """Batches that are in the weights already, or quarantined, by control offset.
 
     Attributes:
-        error: Why a person must decide how to go on; empty while nothing is wrong.
+        error: Reason why a person must decide how to continue. Usually empty.
 
     Args:
-        snapshot: What the leader starts from.
-        history: What the updates topic says since that snapshot.
+        snapshot: The snapshot that the leader starts from.
+        history: The updates topic since that snapshot.
     """
 
     def __init__(self, snapshot: Snapshot, history: History) -> None:
@@ -39,10 +38,10 @@ class ReplayFilter:
         # No round begins before the claim at this offset is replayed.
         self.last_used = max(self._used, default=-1)
         self.error = ""
-        # An operator took some batches back before they were used.
+        # An operator requeued these batches, and no update has used them yet.
         self.requeued = {o: b for o, b in history.requeued.items() if o not in self._used}
-        # Their claims may lie above the snapshot's control position and be replayed only now. What
-        # this leader publishes before that must name them: its successor's history begins later.
+        # Their claims may be above the snapshot's control position, not replayed yet. Snapshots
+        # published before that must name them, because the history of the next leader begins later.
         self._quarantined = {batch.offset: batch for batch in snapshot.quarantined}
         self._quarantined |= {o: record.batch for o, record in history.quarantined.items()}
         for offset in self.requeued:
@@ -50,26 +49,26 @@ class ReplayFilter:
 
     @property
     def settled(self) -> set[int]:
-        """Batches that are quarantined, or were taken back: nobody suspects them any more."""
+        """Batches that are quarantined or requeued, and no longer suspected."""
         return self._quarantined.keys() | self.requeued.keys()
 
     def waiting(self, snapshot: Snapshot) -> list[Batch]:
         """Return the batches that wait when the leader begins."""
         waiting = {batch.offset: batch for batch in snapshot.waiting}
-        # What was taken back since waits too, unless its claim is still to be replayed.
+        # Requeued batches wait, too, unless their claim is still to be replayed.
         waiting |= {o: b for o, b in self.requeued.items() if o < snapshot.control_position}
         return [b for b in waiting.values() if not self._is_quarantined(b)]
 
     def admits(self, offset: int, batch: Batch | None) -> bool:
-        """Return True if the batch of a claim is to wait; notice claims that were lost.
+        """Return True if the batch of a claim must wait. Detects lost claims.
 
         Args:
-            offset: Of the claim.
-            batch: What the ledger made of it; None if there is no batch.
+            offset: Control offset of the claim.
+            batch: The batch in the ledger's decision, or None.
         """
         quarantined = self._quarantined.get(offset)
         if quarantined is not None and quarantined != batch:
-            # The control topic lost its tail, and another claim stands there now.
+            # The control topic lost its tail, and has another claim at this offset now.
             del self._quarantined[offset]
             self._history.forget_batch(offset)
         used = False
@@ -80,12 +79,12 @@ class ReplayFilter:
         return batch is not None and not (used or self._is_quarantined(batch))
 
     def why_lost(self, position: int, control_end: int) -> str:
-        """Say which claim of a used batch was lost with the control topic's tail; mostly empty."""
+        """Return which used claim was lost with the tail of the control topic. Usually empty."""
         lost = max(position, control_end) <= self.last_used
         return CLAIMS_LOST.format(self.last_used) if lost else ""
 
     def requeue(self, offset: int) -> None:
-        """An operator takes a batch out of quarantine."""
+        """Process a requeue by an operator."""
         self._quarantined.pop(offset, None)
 
     def quarantined(self, position: int) -> tuple[Batch, ...]:

@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 
 def fits(deadlines: Iterable[int], version: int) -> bool:
-    """Whether rounds can all be applied in time, one after the other.
+    """True if all rounds can be applied in time, one after the other.
 
     Args:
-        deadlines: Of each round: the newest version at which it may still be applied.
-        version: The newest there is.
+        deadlines: The newest version at which each round may still be applied.
+        version: The newest version.
     """
     return all(version + place <= last for place, last in enumerate(sorted(deadlines)))
 
 
 class Round:
-    """The batches of one update, and which have been counted.
+    """The batches of one update, and which of them have a gradient.
 
     Args:
-        number: Counts this leader's rounds.
-        mode: What it goes by to its end, whatever the job changes or switches to.
-        live: How many workers there are.
-        settings: Of the job, to its end likewise.
-        batches: The group, fairest first.
-        worker: Who is asked for all of it first; None: each batch's own.
+        number: Number of the round under this leader.
+        mode: Mode of the round to its end, even if the job changes or switches.
+        live: Number of living workers.
+        settings: Settings of the round to its end.
+        batches: The group, in order of fairness.
+        worker: The worker that gets the whole group first. None for the holder of each batch.
     """
 
     def __init__(
@@ -70,53 +70,63 @@ class Round:
         self.synchrony = mode.synchrony(live)
         self.settings = settings
         self.worker = worker
-        self.todo = {batch.offset: batch for batch in batches}  # without a gradient yet
-        self.counted = dict[int, Batch]()  # whose gradient is in the sum
-        self.asked = dict[int, list[WorkerId]]()  # who has been asked for a batch so far
-        self.lingered = self.missing > 0  # it began with fewer
-        self.short = ""  # why it is applied with fewer than K, once that is decided
-        self.ready = list[GradientReady]()  # those that count and stay where they were computed
+        # Batches without a gradient.
+        self.todo = {batch.offset: batch for batch in batches}
+        # Batches whose gradient is in the sum.
+        self.counted = dict[int, Batch]()
+        # Workers that each batch was assigned to.
+        self.asked = dict[int, list[WorkerId]]()
+        # True if the round began with fewer than K batches.
+        self.lingered = self.missing > 0
+        # Reason for applying it with fewer than K batches, once decided.
+        self.short = ""
+        # Counted gradients that stay in their workers.
+        self.ready = list[GradientReady]()
         self._clear()
 
     def _clear(self) -> None:
-        """No gradient counts."""
-        self.parts = list[int]()  # how many batches each gradient message was of
+        """Reset all sums."""
+        # Number of batches in each gradient message.
+        self.parts = list[int]()
         self.samples = 0
         self._squares = 0.0  # see `Scatter`
-        self.seconds = 0.0  # of all gradients counted
+        # Compute time of all counted gradients.
+        self.seconds = 0.0
         self.loss_sum = 0.0
         self.metric_sums = dict[str, MetricSum]()
-        self.scores: Counts | None = None  # of a task of two classes
-        self.base: int | None = None  # the oldest version that one of them was taken at
+        # Only for a task with two classes.
+        self.scores: Counts | None = None
+        # Oldest version that a counted gradient was computed at.
+        self.base: int | None = None
 
     def __len__(self) -> int:
         return len(self.todo) + len(self.counted)
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """All of them."""
+        """Batches with and without gradient."""
         return (*self.todo.values(), *self.counted.values())
 
     @property
     def missing(self) -> int:
-        """How many batches it lacks."""
+        """Number of missing batches."""
         return self.synchrony.group_size - len(self.todo) - len(self.counted)
 
     @property
     def asked_again(self) -> bool:
-        """Whether some batch was handed out more than once."""
+        """True if some batch was assigned more than once."""
         return max(map(len, self.asked.values()), default=0) > 1
 
     def waits_for(self, orders: Iterable[Assignment]) -> bool:
-        """Whether some of what is ordered is of its batches without a gradient."""
+        """True if an order contains a batch of this round without a gradient."""
         return any(batch.offset in self.todo for order in orders for batch in order.batches)
 
     def fill(self, batches: Iterable[Batch]) -> None:
-        """Take further batches in, in place of some that were quarantined."""
+        """Add batches in place of quarantined ones."""
         self.todo.update((batch.offset, batch) for batch in batches)
 
     def add(self, gradient: Gradient | GradientReady) -> None:
-        """Take in a gradient that counts."""
+        """Add a gradient that counts."""
         offsets, samples = gradient.batches, gradient.samples
         for offset in offsets:
             self.counted[offset] = self.todo.pop(offset)
@@ -137,13 +147,13 @@ class Round:
             self.scores = scores if self.scores is None else self.scores + scores
 
     def uncount(self, lost: Callable[[GradientReady], bool]) -> bool:
-        """Forget gradients that are lost with their members: their batches have none any more.
+        """Remove gradients that are lost with their members. Their batches wait again.
 
         Args:
-            lost: Whether one is.
+            lost: Returns True if a gradient is lost.
 
         Returns:
-            Whether one was.
+            True if any gradient was removed.
         """
         rest = [gradient for gradient in self.ready if not lost(gradient)]
         if len(rest) == len(self.ready):
@@ -158,17 +168,17 @@ class Round:
 
     @property
     def scatter(self) -> Scatter:
-        """What its gradients say of noise; NaN where not all of them say how large they are."""
+        """Scatter of the gradients, as a measure of noise. NaN unless all of them have a norm."""
         return Scatter(len(self.parts), len(self.counted), self.samples, self._squares)
 
     @property
     def averages(self) -> bool:
-        """Whether it averages models: messages weigh by how far each worker walked."""
+        """True if this round averages models: messages are weighted by their local steps."""
         return self.synchrony.local_rate > 0 and self.settings.reduction == "mean"
 
     @property
     def learning_rate(self) -> float | None:
-        """At which its step is taken, times the update's scale; None: as the trainer was made."""
+        """Learning rate of the step before the update's scale. None for the trainer's own rate."""
         if self.averages:
             return self.synchrony.local_rate
         own = self.mode.learning_rate
@@ -177,7 +187,7 @@ class Round:
     def _scale(self, staleness: int, before: float, noise_scale: float | None) -> float:
         scale = 1.0
         if self.averages:
-            # With m = K / p steps of a worker, a step at rate m x local rate by the mean of all
+            # If each worker takes m = K / p steps, a step at rate m x local rate by the mean of all
             # gradients is the mean of the workers' copies.
             scale = len(self.counted) / len(self.parts)
         elif self.mode.learning_rate is None and self.settings.rate_by_group:
@@ -188,19 +198,19 @@ class Round:
 
     @property
     def share(self) -> float:
-        """As how many updates of the job's own K it counts, short or not."""
+        """Number of updates of the job's own K that this one counts as, short or not."""
         return self.mode.group_size / self.settings.mode.group_size
 
     def update(
         self, epoch: int, version: int, before: float, noise_scale: float | None = None
     ) -> UpdateApplied:
-        """The update that its counted batches make.
+        """Return the update that the counted batches make.
 
         Args:
-            epoch: Of the leader.
-            version: J, after it.
-            before: Updates of the job's own K, before it.
-            noise_scale: Of gradients, in batches, where that is known.
+            epoch: Epoch of the leader.
+            version: J, after the update.
+            before: Progress before the update, in updates of the job's own K.
+            noise_scale: Noise scale of the gradients in batches, if known.
         """
         skipped = Counter[str]()
         for batch in self.counted.values():

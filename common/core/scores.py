@@ -1,8 +1,8 @@
-"""How well two classes are told apart, from counts alone: they add up, whoever counted them.
+"""Quality of a classifier of two classes, from counts that can be added up.
 
-AUC, precision and the like are no means of records: those of parts say nothing of the whole. How
-many records of each class have a score in which bin does: a score is the logit of the second class,
-and its bin is a function of it alone.
+AUC, precision and similar metrics are not means over records, so the metrics of parts say nothing
+about the whole. Instead, the number of records of each class is counted by bins of the score. A
+score is the logit of the second class, and its bin depends on nothing else.
 
     bin        0              31       32              63
     logits    ..-7.75]   (-0.25..0] (0..0.25]     (7.75..       above 0 the second class is likelier
@@ -17,22 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 BINS = 64
-BIN_WIDTH = 0.25  # of logits: at most 0.06 of a probability
-WINDOW_S, SLOTS = 60.0, 12  # of a window; it moves by a twelfth
-# Not means of records, and of a window; everything else that a task measures is a mean.
+# Measured in logits. One bin is at most 0.06 of a probability.
+BIN_WIDTH = 0.25
+# Length of a window in seconds, and the number of its slots. It moves by one slot.
+WINDOW_S, SLOTS = 60.0, 12
+# Metrics of a window that are not means over records. All other metrics of a task are means.
 WINDOWED = ("auc", "calibration_error", "f1", "precision", "recall")
 
-Counts: TypeAlias = npt.NDArray[np.int64]  # (2 * BINS,) records of the first class, then the second
+# (2 * BINS,) number of records of the first class, then of the second.
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 _CENTRES = 1 / (1 + np.exp(-BIN_WIDTH * (np.arange(BINS) - (BINS - 1) / 2)))
 
 
 def measures(counts: npt.NDArray[np.integer[Any]]) -> dict[str, float]:
-    """AUC and the rest, as far as the records allow.
+    """Return the AUC and the other metrics, as far as the records allow.
 
-    The AUC takes two records of one bin for equal: it is wrong by at most half of the pairs of
+    The AUC treats two records of one bin as equal, so its error is at most half of the pairs of
     both classes that share a bin. The calibration error is the expected one (Naeini et al. 2015),
-    with a bin's middle for the probability of what is in it.
+    with the middle of a bin as the probability of its records.
 
     Args:
         counts: (2 * BINS,).
@@ -64,11 +67,11 @@ class ScoreWindow:
         self._total = np.zeros(2 * BINS, np.int64)
 
     def add(self, counts: npt.NDArray[np.integer[Any]], now: float) -> dict[str, float]:
-        """Take in counts; returns `measures` of the window.
+        """Add counts and return `measures` of the window.
 
         Args:
             counts: (2 * BINS,).
-            now: In seconds; never less than before.
+            now: In seconds, and never less than before.
         """
         slot = int(now * SLOTS // WINDOW_S)
         while self._slots and self._slots[0][0] <= slot - SLOTS:

@@ -1,4 +1,4 @@
-"""What a job's owner may choose about the protocol, as plain numbers."""
+"""Settings of the protocol that a job's owner may choose, as plain numbers."""
 
 from __future__ import annotations
 
@@ -13,41 +13,52 @@ from common.core.messages import Synchrony
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Settings of the stream side of a worker."""
+    """Settings of a worker's reading side."""
 
     batch_size: int  # b
-    # Batches announced and not settled; at least K, so that one survivor can fill a group.
+    # Maximum number of claimed and unsettled batches. At least K, so that one survivor can fill a
+    # group.
     bound: int
-    batch_linger_s: float | None = None  # close a partial batch after this; None: never (the paper)
-    group_size: int = 1  # largest K: the addresses of so many batches must fit into one record
-    min_batch: int = 1  # samples that a partial batch needs before the linger closes it
-    # Offsets without a record at a log's end are claimed after this, unless a record follows: while
-    # transactions come one after the other, their markers go with the next batch.
+    # Time after which a partial batch is closed. None for never, as in the paper.
+    batch_linger_s: float | None = None
+    # Largest K. The addresses of this number of batches must fit into one record.
+    group_size: int = 1
+    # Samples that a partial batch needs before the linger closes it.
+    min_batch: int = 1
+    # Time after which offsets without a record at a log's end are claimed. During consecutive
+    # transactions no claim is needed, because the markers belong to the next batch.
     end_linger_s: float = 1.0
-    heartbeat_s: float = 0.3  # between signs of life; a beat's validity is a few of these
-    leader_status_s: float = 0.1  # between looks at the leader's status while all goes well
-    leader_status_hungry_s: float = 0.01  # while the worker waits for a position or for room
+    # Interval of heartbeats. A heartbeat is valid for a few intervals.
+    heartbeat_s: float = 0.3
+    # Interval between polls of the leader's status while the worker reads normally.
+    leader_status_s: float = 0.1
+    # Interval while the worker waits for a position or for room.
+    leader_status_hungry_s: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How rounds are made: as the job's own block says, or as one of its rules."""
+    """Mode of a round, either the job's own or that of a rule."""
 
     group_size: int  # K
-    learning_rate: float | None = None  # None: a rule's is the job's, that one as the trainer's
-    staleness: int = 0  # these three as in `Synchrony`, but
-    staleness_per_worker: int = 0  # so much more for each worker that lives
+    # None for the job's rate in a rule, and for the trainer's rate in the job's own mode.
+    learning_rate: float | None = None
+    # As in `Synchrony`, like `single_worker` and `local_rate`.
+    staleness: int = 0
+    # Additional staleness for each living worker.
+    staleness_per_worker: int = 0
     single_worker: bool = False
     local_rate: float = 0.0
-    damped: bool = False  # a step by stale gradients is smaller: over 1 + how stale they are
+    # True if the step is divided by 1 + the staleness of its gradients.
+    damped: bool = False
 
     def synchrony(self, live: int = 0) -> Synchrony:
-        """How its rounds are made while so many workers live."""
+        """Return the synchrony of its rounds while `live` workers are alive."""
         staleness = self.staleness + self.staleness_per_worker * live
         return Synchrony(self.group_size, staleness, self.single_worker, self.local_rate)
 
     def makes(self, synchrony: Synchrony) -> bool:
-        """Whether a round of its may have had this synchrony, however many workers lived."""
+        """True if one of its rounds could have this synchrony, for any number of workers."""
         staleness = synchrony.staleness if self.staleness_per_worker else self.staleness
         return synchrony == Synchrony(
             self.group_size, staleness, self.single_worker, self.local_rate
@@ -56,14 +67,21 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The mode of rounds that begin while something holds; of the two, one is given."""
+    """Mode of the rounds that begin while a condition holds. Exactly one condition is set."""
 
     mode: Mode
-    busy_below: float | None = None  # workers compute for less of their time: see `Switch.busy`
-    workers_from: int | None = None  # so many workers live, or more
+    # Upper limit of the share of time that workers compute, see `ModeSelector.busy`.
+    busy_below: float | None = None
+    # Minimum number of living workers.
+    workers_from: int | None = None
 
     def holds(self, live: int, busy: float) -> bool:
-        """Whether it does while so many workers live, busy for this share of their time."""
+        """True if the condition holds.
+
+        Args:
+            live: Number of living workers.
+            busy: Share of their time that they compute.
+        """
         if self.workers_from is not None:
             return live >= self.workers_from
         return self.busy_below is not None and busy < self.busy_below
@@ -74,34 +92,41 @@ Stage: TypeAlias = Literal[1, 2, 3]
 
 @dataclass(frozen=True, slots=True)
 class SliceSettings:
-    """How the weights are cut into slices, each with owners."""
+    """Division of the weights into slices with owners."""
 
-    count: int  # of the slices
-    owners: int = 2  # of each, where so many can own some
-    servers: int | None = None  # how many own some, of spot machines; None: half of those
-    stage: Stage | None = None  # None: by how many machines are of which tier
+    count: int  # number of slices
+    # Number of owners per slice, if enough machines can own some.
+    owners: int = 2
+    # Number of spot machines that own slices. None for half of them.
+    servers: int | None = None
+    # None to choose the stage by the tiers of the machines.
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AggregationSettings:
-    """How workers add gradients up among themselves."""
+    """Settings for aggregation among the workers."""
 
-    # That an update waits for a member which copies the weights; None: by their size.
+    # Time that an update waits for a member that copies the weights. None to derive it from their
+    # size.
     heal_s: float | None = None
-    first_attempt_s: float | None = None  # that a collective may take, until one was measured
-    offer_every_updates: int | None = None  # to evaluators; None: there are none
-    slices: SliceSettings | None = None  # None: every member holds everything
+    # Time limit of a collective until one was measured.
+    first_attempt_s: float | None = None
+    # Interval of versions for evaluators. None if there are none.
+    offer_every_updates: int | None = None
+    # None if every member holds everything.
+    slices: SliceSettings | None = None
 
     @staticmethod
     def of(slices: int | UnsetType) -> AggregationSettings | None:
-        """Those of a leader of whom a `Lead` alone is known."""
+        """Return the settings of a leader if only its `Lead.slices` is known."""
         if slices is UNSET:
             return None
         return AggregationSettings(slices=SliceSettings(slices) if slices else None)
 
 
 def slices_of(among: AggregationSettings | None) -> int | UnsetType:
-    """Who holds the weights, as a `Lead` says it; UNSET: the coordinator."""
+    """Return the layout of the weights as in `Lead.slices`. UNSET if the coordinator holds them."""
     if among is None:
         return UNSET
     return 0 if among.slices is None else among.slices.count
@@ -112,22 +137,26 @@ ScheduleKind: TypeAlias = Literal["constant", "step", "cosine", "inverse_sqrt"]
 
 @dataclass(frozen=True, slots=True)
 class RateSchedule:
-    """How the learning rate rises, and how it then falls, by how far the model is alone.
+    """Schedule of the learning rate, as a function of the progress only.
 
-    A leader that takes over, and whoever replays, so finds the same. What counts is `progress`, in
-    updates of the job's own K, and not the version: it says how many records were learned from, and
-    `stop.updates` counts by it, too. Where rules or a tuner take another K, versions are other
-    steps.
+    A new leader and a replay therefore use the same rates. Progress is counted in updates of the
+    job's own K, as in `stop.updates`, because it measures the number of records learned from.
+    Versions would not, if rules or a tuner change K.
     """
 
     kind: ScheduleKind = "constant"
-    warmup: int = 0  # updates in which it rises to all of it, in a line
-    updates: int = 1  # n, from then on: to each step, to the cosine's end, to 1 / sqrt(2)
-    factor: float = 0.1  # of a step
-    final: float = 0.01  # below which no step and no cosine falls: at zero nothing is learned
+    # Updates of linear growth to the full rate.
+    warmup: int = 0
+    # n, counted from the end of the warmup: interval of steps, end of the cosine, or time until
+    # the share is 1 / sqrt(2).
+    updates: int = 1
+    # Factor of a step.
+    factor: float = 0.1
+    # Lower limit of steps and cosine, because nothing is learned at rate 0.
+    final: float = 0.01
 
     def share(self, progress: float) -> float:
-        """Of the learning rate, above 0 and at most 1.
+        """Return the factor on the learning rate, above 0 and at most 1.
 
         Args:
             progress: Updates of the job's own K before this one.
@@ -152,50 +181,68 @@ CONSTANT = RateSchedule()
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """Settings of a job's coordinator; its owner may change some while it runs.
+    """Settings of a job's coordinator.
 
-    Those are the modes, the workers' bound, and the deadline (`stop_at`).
+    The owner may change the modes, the workers' bound and the deadline (`stop_at`) while the job
+    runs.
     """
 
-    mode: Mode  # of rounds that begin while no rule holds
-    bound: int  # the workers' bound, to end a round that no worker can fill
-    revision: int = 0  # of these settings: an update says under which it was made
-    rules: tuple[Rule, ...] = ()  # the first that holds counts
-    # Rounds for which a rule, or that none holds, is kept at least, and over which workers are seen
-    # to be busy.
+    # Mode of rounds that begin while no rule applies.
+    mode: Mode
+    # The workers' bound, used to end a round that no worker can fill.
+    bound: int
+    # Revision of the settings, which each update names.
+    revision: int = 0
+    # The first rule that holds applies.
+    rules: tuple[Rule, ...] = ()
+    # Minimum number of rounds between mode switches, and the window for measuring utilization.
     rule_rounds: int = 20
-    reduction: Literal["mean", "sum"] = "mean"  # what is done with the sum of an update
-    # The learning rate is that of the job's own K: by another one, `tuning.rate_scale` of it.
+    # Operation on the gradients of an update.
+    reduction: Literal["mean", "sum"] = "mean"
+    # True if the learning rate is scaled by `modes.rate_scale` when K is not the job's own.
     rate_by_group: bool = False
-    schedule: RateSchedule = CONSTANT  # of the learning rate
-    group_sizes: tuple[int, int] | None = None  # within which K is tuned while no rule holds
-    group_linger_s: float | None = None  # apply fewer than K after this; None: never (the paper)
+    schedule: RateSchedule = CONSTANT
+    # Bounds of K for the tuner, which runs while no rule applies.
+    group_sizes: tuple[int, int] | None = None
+    # Time after which fewer than K batches are applied. None for never, as in the paper.
+    group_linger_s: float | None = None
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
-    deadline_floor_s: float = 0.5  # shortest time that a worker gets for its part of a round
+    # Minimum deadline of an order.
+    deadline_floor_s: float = 0.5
     max_failures: int = 5
-    poison_in_a_row: int = 3  # poison batches without an update between them that hold the job
-    poison_share: float = 0.1  # of the last hundred settled batches; more poison holds it, too
+    # Consecutive poison batches without an update between them at which the job is held.
+    poison_in_a_row: int = 3
+    # Share of poison in the last hundred settled batches above which the job is held.
+    poison_share: float = 0.1
     stop_updates: int | None = None
-    stop_loss: float | None = None  # on the mean prequential loss of recent updates
-    stop_at: float | None = None  # on the clock that `now` comes from
-    # Audit records on their way before the next round waits: 20 ms of rounds that take one.
+    # Limit of the mean prequential loss of recent updates.
+    stop_loss: float | None = None
+    # Deadline, on the clock of `now`.
+    stop_at: float | None = None
+    # Unread audit records at which no new round begins. At 1 ms per round, 20 ms of rounds.
     unread_audits: int = 20
     hot_every_s: float | None = 1.0
     hot_every_updates: int | None = None
     checkpoint_every_s: float | None = 300.0
     checkpoint_every_updates: int | None = 200
-    checkpoint_every_control_records: int = 100_000  # what a takeover replays at most, about 20 MB
-    lease_ttl_s: float = 1.0  # how long a leader is waited for that is frozen, or cut off
+    # Limit of what a takeover replays, about 20 MB.
+    checkpoint_every_control_records: int = 100_000
+    # Time that a frozen leader keeps its lease.
+    lease_ttl_s: float = 1.0
     leader_status_s: float = 0.1
-    # Between two that say what was decided since: with every other look at the beats, in one
-    # packet.
+    # Minimum interval between statuses with new decisions: every other poll of the heartbeats, in
+    # the same packet.
     leader_status_news_s: float = 0.05
-    alive_s: float = 0.025  # between looks at the workers' beats: how late a death is noticed
-    idle_s: float = 0.5  # instead of both, while no worker lives and no round is in flight
-    aggregation: AggregationSettings | None = None  # None: the coordinator adds gradients up
-    heartbeats_grace_s: float = 1.5  # all beats gone for this long: the workers are
+    # Interval between polls of the heartbeats, which limits how late a death is noticed.
+    alive_s: float = 0.025
+    # Interval of polls and statuses while no worker lives and no round is in flight.
+    idle_s: float = 0.5
+    # None if the coordinator adds up the gradients.
+    aggregation: AggregationSettings | None = None
+    # Time without any heartbeat after which all workers count as dead.
+    heartbeats_grace_s: float = 1.5
 
     @property
     def slices(self) -> int | UnsetType:
-        """Who is to hold the weights, as a `Lead` says it."""
+        """Requested layout of the weights, as in `Lead.slices`."""
         return slices_of(self.aggregation)

@@ -1,4 +1,4 @@
-"""When to take a snapshot, and when it may be seen: not before its audit is read back."""
+"""Schedule of snapshots. A snapshot is published only after its audit is read back."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
 
 
-# Looks at the streams that Kafka answered, after which an own record that was not read back is
-# taken for lost; one that is only late does no harm to who leads next.
+# Answered polls of the streams after which an unread own record counts as lost. A record
+# that is only late does no harm to the next leader.
 LOOKS = 15
-_NEARLY = 1e-6  # of an update: ten tenths may come to a little less than one
+# Tolerance of rounding errors in the progress: ten tenths may be slightly less than one.
+_NEARLY = 1e-6
 
 
 def is_offered(before: float, after: float, every_updates: int) -> bool:
-    """Whether a version is offered: one of each so many updates, however many versions those are.
+    """Return True if a version is offered to evaluators: one per `every_updates` of progress.
 
     Args:
         before: `UpdateApplied.progress` of the version before.
-        after: Of this one.
-        every_updates: Of the job's evaluation.
+        after: `UpdateApplied.progress` of this version.
+        every_updates: Interval of the job's evaluations.
     """
     return (after + _NEARLY) // every_updates > (before + _NEARLY) // every_updates
 
 
 @dataclass(slots=True)
 class _LastSnapshot:
-    """Where the job stood when a kind of snapshot was last taken."""
+    """State of the job when a kind of snapshot was last taken."""
 
     at: float
     progress: float
@@ -49,7 +50,7 @@ class _LastSnapshot:
         every_s: float | None,
         every_updates: int | None,
     ) -> bool:
-        """Whether the job has moved since, and for so long or by so many updates."""
+        """True if progress or control position has changed, and an interval has passed."""
         if progress == self.progress and control_position == self.control_position:
             return False
         if every_s is not None and now - self.at >= every_s:
@@ -59,19 +60,20 @@ class _LastSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A copy that waits until the audit up to it has been read back."""
+    """A copy that waits until the audit up to it is read back."""
 
     snapshot: Snapshot
     checkpoint: bool
-    after: int  # own audit records that must be read back first
+    # Number of own audit records that must be read back first.
+    after: int
 
 
 class SnapshotSchedule:
-    """A leader's audit records on their way, and its snapshots.
+    """A leader's unread audit records, and its snapshots.
 
     Args:
-        snapshot: Where this leader began.
-        history: What is read of the updates topic, its Lead record included; somebody feeds it.
+        snapshot: The snapshot that this leader started from.
+        history: Fold of the updates topic, including its Lead record. The owner feeds it.
     """
 
     def __init__(
@@ -80,9 +82,10 @@ class SnapshotSchedule:
         self._settings = settings
         self._history = history
         self._appended = 0
-        # Position of each partition below which the newest checkpoint has settled everything.
+        # Positions below which the newest checkpoint has settled everything.
         self.settled = snapshot.settled
-        self._looked = (0, 0)  # the last own record that was read back at a look; looks since
+        # Number of the last record read back, and polls since then.
+        self._looked = (0, 0)
         self._pending: _Pending | None = None
         progress, position = snapshot.progress, snapshot.control_position
         self._hot = _LastSnapshot(now, progress, position)
@@ -90,34 +93,34 @@ class SnapshotSchedule:
 
     @property
     def unread(self) -> int:
-        """Own audit records that have not been read back yet."""
+        """Number of own audit records that are not read back yet."""
         return self._appended - self._history.number
 
     def look(self) -> None:
-        """Kafka was asked for something else, and answered."""
+        """Record that Kafka answered a poll of the streams."""
         number, looks = self._history.number, self._looked[1] + 1
         waits = self.unread > 0 and number == self._looked[0]
         self._looked = number, looks if waits else 0
 
     @property
     def lost(self) -> bool:
-        """Whether an own audit record was lost with the topic's tail, and none came behind it."""
+        """True if an own audit record was probably lost with the tail of the topic."""
         return self._looked[1] >= LOOKS
 
     @property
     def pending(self) -> bool:
-        """Whether a copy waits to be published."""
+        """True if a copy waits to be published."""
         return self._pending is not None
 
     def append(self, record: UpdateApplied | Quarantined) -> AppendAudit:
-        """Number an audit record, which is on its way now."""
+        """Number an audit record and return the command that appends it."""
         self._appended += 1
         return AppendAudit(msgspec.structs.replace(record, number=self._appended))
 
     def requeue(self, batch: Batch) -> None:
-        """A batch was taken out of quarantine: in a copy that is published later it waits, too.
+        """Add a requeued batch to the pending copy.
 
-        The record that says so will be below that snapshot's position, so nobody reads it again.
+        Nobody reads its record again, because that will be below the snapshot's position.
         """
         pending = self._pending
         if pending is None:
@@ -127,13 +130,14 @@ class SnapshotSchedule:
             waiting = (*copied.waiting, batch)
             ordered = tuple(sorted(waiting, key=lambda each: each.offset))
             copied = msgspec.structs.replace(copied, waiting=ordered)
-        else:  # its claim is replayed after a takeover, and then it must not be left out
+        # A takeover replays its claim, and must not ignore it.
+        else:
             rest = tuple(q for q in copied.quarantined if q != batch)
             copied = msgspec.structs.replace(copied, quarantined=rest)
         self._pending = _Pending(copied, pending.checkpoint, pending.after)
 
     def due(self) -> float | None:
-        """When the next snapshot is due by time alone."""
+        """Return when the next snapshot is due by time alone."""
         if self._pending is not None:
             return None
         return min((previous.at + every_s for previous, every_s in self._clocks()), default=None)
@@ -141,7 +145,7 @@ class SnapshotSchedule:
     def consider(
         self, now: float, progress: float, control_position: int
     ) -> Literal["hot", "checkpoint"] | None:
-        """Which kind of snapshot is due, if any; one that would say nothing new is not."""
+        """Return the kind of snapshot that is due, or None. Without changes nothing is due."""
         if self._pending is not None:
             return None
         settings, moved_to = self._settings, (now, progress, control_position)
@@ -154,13 +158,14 @@ class SnapshotSchedule:
             return "hot"
         for previous, every_s in self._clocks():
             if now >= previous.at + every_s:
-                previous.at = now  # due, but nothing is new: look again one interval later
+                # Nothing has changed. Check again one interval later.
+                previous.at = now
         return None
 
     def take(
         self, snapshot: Snapshot, now: float, *, checkpoint: bool
     ) -> tuple[CopyWeights | PublishSnapshot, ...]:
-        """Take a snapshot now; one that was pending is replaced by it, and its purpose kept."""
+        """Take a snapshot now. It replaces a pending one, and is a checkpoint if that was one."""
         checkpoint = checkpoint or (self._pending is not None and self._pending.checkpoint)
         previous = _LastSnapshot(now, snapshot.progress, snapshot.control_position)
         self._hot = previous
@@ -178,12 +183,12 @@ class SnapshotSchedule:
         return [(previous, every_s) for previous, every_s in every if every_s is not None]
 
     def publish(self) -> tuple[PublishSnapshot, ...]:
-        """Publish what waited for records that were read back by now."""
+        """Publish the pending copy if its records were read back."""
         pending = self._pending
         if pending is None or self._history.number < pending.after:
             return ()
         self._pending = None
-        # Exactly here, neither earlier nor later, the history's head is what the weights contain.
+        # At this moment the history's head is exactly what the weights contain.
         log = self._history.log
         snapshot = msgspec.structs.replace(
             pending.snapshot,

@@ -1,18 +1,20 @@
-"""Where a candidate starts: the best snapshot, looked for where it is likeliest and cheapest first.
+"""Search for the snapshot that a candidate starts from, in the likeliest and cheapest place first.
 
     hot       on the board: of the leader in force, unless the board was wiped
-    all       checkpoints too: some minutes old, and slow to read
-    genesis   what the job's specification makes
+    all       checkpoints, too: some minutes old, and slow to read
+    genesis   version 0, built from the job's specification
 
-A snapshot is covered if the control and the updates topic still have all that it contains. Where
-Kafka lost records that it had acknowledged, one that is not covered may know what no log can prove
-any more; it is not trusted for part of it. The job is held until its owner says that it shall go on
-from the best that both topics cover, and the Lead that does so has judged all of its time.
+A snapshot is covered if the control topic and the updates topic still have all records that it
+contains. After Kafka lost acknowledged records, an uncovered snapshot may contain decisions that no
+log can prove, so no part of it is trusted. If it is better than any covered snapshot, the job is
+held until its owner permits a start from the best covered one. The Lead that does so settles the
+matter for all earlier snapshots.
 
-A leader publishes a hot snapshot as soon as it leads. So where the board has none of the leader in
-force, the board was probably wiped, and that leader alive with all that it knows: then the lease is
-left to it for one lifetime. Only if it does not come back, older snapshots have to do. Not so where
-members hold the weights: a snapshot of any age is rolled forward to the newest update.
+A leader publishes a hot snapshot as soon as it leads. If the board has none of the leader in force,
+the board was probably wiped, and that leader may still be alive with its state. So the candidate
+leaves the lease to it for one lifetime, and uses older snapshots only if it does not come back. If
+members hold the weights, this wait is unnecessary: a snapshot of any age is rolled forward to the
+newest update.
 
 The history names the newest checkpoint that was read back complete. If the search finds neither
 that checkpoint nor something better, the store may have answered wrongly, so the job waits and
@@ -35,48 +37,52 @@ if TYPE_CHECKING:
     from common.core.events import SnapshotsFound, Source, WantedChanged
     from common.core.messages import AuditRecord
 
-LATE = 5  # lifetimes of a lease after which a wait counts as one of another time
-# Time between two searches for a checkpoint that was not found. A list costs storage one request.
+# Number of lease lifetimes after which an earlier wait no longer counts.
+LATE = 5
+# Interval of searches for a missing checkpoint. A list costs one request to the storage.
 SEARCH_AGAIN_S = 10.0
-# Time for which a torn checkpoint is read again before the one before it is used. A store shows
-# all of an object within seconds of its write.
+# A torn checkpoint is read again for this time before an older one is used. Stores show all of an
+# object within seconds of its write.
 TORN_S = 60.0
 
 
 class Chosen(NamedTuple):
-    """Start here."""
+    """The snapshot to start from."""
 
     snapshot: Snapshot
     history: History
-    above: int = -1  # an epoch that was used, of which the updates topic may know nothing any more
-    loss: str = ""  # what was passed over, by the wish of the job's owner
+    # An epoch that was used, although the updates topic may have lost it.
+    above: int = -1
+    # Description of the better snapshots that the owner agreed to ignore.
+    loss: str = ""
 
 
 class Lost(NamedTuple):
-    """Kafka lost records, and better snapshots than any that is covered: its owner must decide."""
+    """Kafka lost records that the best snapshots contain. The owner must decide."""
 
     reason: str
 
 
-AWAITED = "a checkpoint is missing: "  # how the reason of a job begins that waits for one
+# Start of the reason shown for a job that waits for a checkpoint.
+AWAITED = "a checkpoint is missing: "
 
 
 class Missing(NamedTuple):
-    """The checkpoint to start from was not found: search again `SEARCH_AGAIN_S` later."""
+    """The checkpoint to start from was not found. Search again after `SEARCH_AGAIN_S`."""
 
     reason: str
 
 
 class Wait(NamedTuple):
-    """Let the leader in force have the lease, if it is alive."""
+    """Leave the lease to the leader in force, which may be alive."""
 
 
 class SnapshotSearch:
-    """One replica's searches, one after the other.
+    """Consecutive searches of one replica.
 
     Args:
-        lease_ttl_s: How long the leader in force is waited for.
-        rolls: Whether members are to hold the weights: the board need not have a snapshot then.
+        lease_ttl_s: Time to wait for the leader in force.
+        rolls: True if members are to hold the weights. The board need not have a snapshot then.
     """
 
     def __init__(self, lease_ttl_s: float, *, rolls: bool = False) -> None:
@@ -85,34 +91,37 @@ class SnapshotSearch:
         self._waits_until: float | None = None
         self._torn_hot = set[tuple[int, int, int]]()
         self._torn = set[tuple[int, int, int]]()
-        self._torn_since: tuple[ModelId, float, float] | None = None  # first and last time
-        self._lost = list[tuple[Snapshot, str]]()  # not covered, the best first
-        self._stored: SnapshotsFound | None = None  # the last answer of storage
+        # A torn checkpoint, and the first and last time that it was seen.
+        self._torn_since: tuple[ModelId, float, float] | None = None
+        # Uncovered snapshots, best first.
+        self._lost = list[tuple[Snapshot, str]]()
+        # Last answer of the storage.
+        self._stored: SnapshotsFound | None = None
         self._limit: ModelId | None = None
         self.source: Source = "hot"
 
     def begin(self, limit: ModelId | None = None) -> FindSnapshots:
-        """Look from the beginning.
+        """Begin a search.
 
         Args:
-            limit: Of nothing later than this anybody has the weights any more.
+            limit: Newest version whose weights still exist. None if there is no limit.
         """
         self._lost, self._limit, self._stored = [], limit, None
         return self._look("hot" if limit is None else "all")
 
     def leave_out(self, snapshot: Snapshot) -> None:
-        """Do not choose a snapshot of the current source again: its weights cannot be read."""
+        """Exclude a snapshot of the current source, because its weights cannot be read."""
         (self._torn_hot if self.source == "hot" else self._torn).add(snapshot.rank)
 
     def found(  # noqa: PLR0911 -- one line per answer
         self, found: SnapshotsFound, request: WantedChanged, now: float
     ) -> Chosen | FindSnapshots | Lost | Missing | Wait:
-        """Judge what was found; returns what to do now.
+        """Evaluate the answer of a source and return the next step.
 
         Args:
-            found: Of the source that was asked for last.
-            request: The newest of the job's owner.
-            now: The time.
+            found: Answer of the current source.
+            request: Newest request of the job's owner.
+            now: Current time.
         """
         whole = [_in_topics_of(each, found) for each in found.snapshots]
         torn = self._torn_hot if found.source == "hot" else self._torn
@@ -123,7 +132,8 @@ class SnapshotSearch:
         lost = [(each, why[each.rank]) for each in whole if why[each.rank]]
         choice = _choose([each for each in whole if not why[each.rank]], found.updates)
         if found.source == "hot":
-            if lost or found.end == 0:  # or nobody ever led
+            # An empty updates topic means that there was no leader before.
+            if lost or found.end == 0:
                 return self._look("all")
             if choice is None and self.rolls:
                 return self._look("all")
@@ -147,7 +157,7 @@ class SnapshotSearch:
         return self._judged(*choice, found.unreadable or missing, request)
 
     def _missing(self, snapshot: Snapshot, history: History, now: float) -> str:
-        """Say which checkpoint must be found before this snapshot may be used; empty if none."""
+        """Return which missing checkpoint forbids the use of this snapshot. Empty if none."""
         stored, name = self._stored, history.checkpoint
         if stored is None:
             return ""
@@ -159,21 +169,23 @@ class SnapshotSearch:
         return ""
 
     def _why_not(self, name: ModelId, stored: SnapshotsFound, now: float) -> str:
-        """Say why a checkpoint can't be used now; empty if nobody needs to wait for it."""
+        """Return why a checkpoint cannot be used now. Empty if the job need not wait for it."""
         there = any(each.name == name for each in stored.snapshots)
         torn = {rank for rank in self._torn if rank[:2] == name}
         if there and not torn:
-            return ""  # Kafka lost records that it contains
+            # Kafka lost records that it contains.
+            return ""
         why = "its weights are torn" if there else stored.torn.get(name, "")
         if not why:
             return stored.storage or "nothing is there"
         if not self._is_torn_lately(name, now):
             return ""
-        self._torn -= torn  # read its weights once more at the next search
+        # The next search reads its weights again.
+        self._torn -= torn
         return f"{why} ({stored.storage})"
 
     def _is_torn_lately(self, name: ModelId, now: float) -> bool:
-        """True if this checkpoint has been torn for less than `TORN_S`, at every search."""
+        """True if this checkpoint was torn in every search, but for less than `TORN_S`."""
         known, since, last = self._torn_since or (name, now, now)
         if known != name or now > last + 3 * SEARCH_AGAIN_S:
             since = now
@@ -183,7 +195,7 @@ class SnapshotSearch:
     def _judged(
         self, snapshot: Snapshot, history: History, unreadable: str, request: WantedChanged
     ) -> Chosen | Lost:
-        """Whether better ones, uncovered or unreadable, may be passed over for this snapshot."""
+        """Choose this snapshot if better ones, uncovered or unreadable, may be ignored."""
         asked = request.after_loss > history.after_loss
         if unreadable and snapshot.by < 0 and not (asked and request.from_start):
             return Lost(
@@ -216,7 +228,7 @@ class SnapshotSearch:
         return FindSnapshots(source)
 
     def _waited(self, now: float) -> bool:
-        """Whether the leader in force had its time to come back."""
+        """True if the leader in force has had time to come back."""
         until = self._waits_until
         if until is None or now > until + LATE * self._lease_ttl_s:
             self._waits_until = until = now + self._lease_ttl_s
@@ -226,7 +238,7 @@ class SnapshotSearch:
 def _choose(
     snapshots: list[Snapshot], updates: tuple[tuple[int, AuditRecord | None], ...]
 ) -> tuple[Snapshot, History] | None:
-    """The best one to go on from: where no members hold the newest update, it has weights."""
+    """Return the best usable snapshot. It needs weights unless members hold the newest update."""
     left = list(snapshots)
     while (choice := choose(left, updates)) is not None:
         snapshot, history = choice
@@ -237,10 +249,10 @@ def _choose(
 
 
 def _why_lost(snapshot: Snapshot, found: SnapshotsFound, request: WantedChanged) -> str:
-    """Of which topic records are lost that it contains; empty where none are known to be.
+    """Return the lost records that a snapshot contains. Empty if none are known.
 
-    Claims of what updates used above its control position are known to be there once a leader has
-    replayed them: where its owner says that something was lost, they may be what that was.
+    Updates above the snapshot's control position use claims that are known to exist only after a
+    leader has replayed them. If the owner reports a loss, these claims may be what was lost.
     """
     if snapshot.used and request.after_loss > snapshot.after_loss:
         return "the control topic lost records of updates that it contains"
@@ -248,9 +260,10 @@ def _why_lost(snapshot: Snapshot, found: SnapshotsFound, request: WantedChanged)
 
 
 def _in_topics_of(snapshot: Snapshot, found: SnapshotsFound) -> Snapshot:
-    """A snapshot whose leader goes on in the topics that it was judged by, or not at all.
+    """Tie a snapshot to the topics that it was evaluated with.
 
-    They may be deleted and created anew before it leads.
+    They may be recreated before its candidate leads. The candidate then does not lead in the new
+    topics.
     """
     return replace(
         snapshot,

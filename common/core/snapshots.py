@@ -1,7 +1,7 @@
-"""What a leader must know to go on where another stopped, and which snapshot of several is the one.
+"""Snapshots: the state that a new leader continues from, and the choice of the best one.
 
-A snapshot is a copy made at an update boundary and published only after its leader has read its own
-audit records up to that point back as valid, so it never runs ahead of the audit.
+A snapshot is a copy made at an update boundary. It is published only after its leader has read its
+own audit records up to that point back as valid, so it is never ahead of the audit.
 """
 
 from __future__ import annotations
@@ -29,87 +29,102 @@ from common.core.spans import LogPosition, Partition
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
-    """The protocol's part of a snapshot; weights and optimizer state travel beside it."""
+    """The protocol's part of a snapshot. Weights and optimizer state travel beside it."""
 
-    by: int  # epoch of the leader that wrote it, -1 for the genesis
-    made: ModelId  # the last update that its weights contain
-    updates_position: int  # the updates topic up to here is in it
-    control_position: int  # likewise the control topic
+    # Epoch of the leader that wrote it. -1 for the genesis.
+    by: int
+    # The last update that its weights contain.
+    made: ModelId
+    # Offset in the updates topic up to which records are included.
+    updates_position: int
+    # Offset in the control topic up to which records are included.
+    control_position: int
     claimed: Positions
-    waiting: tuple[Batch, ...] = ()  # accepted, and in no update that its weights contain
+    # Accepted batches in no update that the weights contain.
+    waiting: tuple[Batch, ...] = ()
     failure_counts: dict[int, int] = {}
-    returned: tuple[int, ...] = ()  # batches put back once by `on_missing: proceed`
-    # By earlier leaders, above `control_position`: see `Leader`.
+    # Batches put back once by `on_missing: proceed`.
+    returned: tuple[int, ...] = ()
+    # Batches quarantined by earlier leaders at or above `control_position`, see `ReplayFilter`.
     quarantined: tuple[Batch, ...] = ()
-    samples: int = 0  # trained since the job began
-    losses: tuple[float, ...] = ()  # of the last updates, mean per sample each, oldest first
-    # Quarantined batches that an operator may still take back.
+    # Number of samples trained since the job began.
+    samples: int = 0
+    # Mean loss per sample of the last updates, oldest first.
+    losses: tuple[float, ...] = ()
+    # Quarantined batches that an operator may still requeue.
     poison: tuple[Batch, ...] = ()
-    number: int = 0  # of its leader's newest record below `updates_position`
-    opened: Openings = {}  # of the ledger, below `control_position`
-    known: LogPositions = {}  # likewise
-    after_loss: int = 0  # wishes to go on after a loss that Leads below it have carried out
-    # What the topics were below these positions: see `LogPosition`.
+    # Number of the leader's newest record below `updates_position`.
+    number: int = 0
+    # State of the ledger at `control_position`.
+    opened: Openings = {}
+    known: LogPositions = {}
+    # Number of the owner's requests to resume after a loss that Leads have carried out.
+    after_loss: int = 0
+    # Topic ids and leader epochs at these positions, see `LogPosition`.
     updates_topic_id: str = ""
     updates_epoch: int = -1
     control_topic_id: str = ""
     control_epoch: int = -1
-    synchrony: Synchrony | None = None  # of the last update, where that names one
-    # Updates of the job's own K that it has come to. None: as many as J.
+    # Synchrony of the last update, if the update names one.
+    synchrony: Synchrony | None = None
+    # Progress in updates of the job's own K. None if it equals J.
     equivalent: float | None = None
-    # Where members hold the weights, this may be of any age: see `roll_forward`. The attempt that
-    # made the last update, and what updates used at or above `control_position`.
+    # If members hold the weights, a snapshot may be of any age, see `roll_forward`. `attempt` made
+    # the last update, and `used` are the batches of updates at or above `control_position`.
     attempt: AttemptId | UnsetType = UNSET
     used: tuple[Batch, ...] | UnsetType = UNSET
-    # Versions that are in storage, where members copy them from.
+    # Versions in storage, which members can copy.
     stored: tuple[ModelId, ...] | UnsetType = UNSET
-    slices: int | UnsetType = UNSET  # as its leader's `Lead` says
-    made_at_s: float = 0.0  # seconds since 1970, when `made` was; 0: not known
-    digest: str = ""  # of the model's layout: see `UpdateTrigger`; empty: not known
+    # Layout of the weights, as in the leader's `Lead`.
+    slices: int | UnsetType = UNSET
+    # Time of `made` in seconds since 1970. 0 if unknown.
+    made_at_s: float = 0.0
+    # Digest of the model's layout, see `UpdateTrigger`. Empty if unknown.
+    digest: str = ""
 
     @property
     def progress(self) -> float:
-        """Updates made, as its owner counts them: see `UpdateApplied.progress`."""
+        """Progress in updates of the job's own K, see `UpdateApplied.progress`."""
         return float(self.made.version) if self.equivalent is None else self.equivalent
 
     @property
     def in_storage(self) -> bool:
-        """Whether workers find its weights and optimizer state whoever holds them otherwise."""
+        """True if workers can load its weights and optimizer state without a holder."""
         return self.made == GENESIS or self.made in (self.stored or ())
 
     @property
     def has_weights(self) -> bool:
-        """Whether they can be taken in hand: not where members alone hold them."""
+        """True if a coordinator can load the weights, because not only members hold them."""
         return self.slices is UNSET or self.in_storage
 
     @property
     def name(self) -> ModelId:
-        """Name of the checkpoint that is made of it: its writer's epoch, and its version."""
+        """Name of its checkpoint: the writer's epoch and the version."""
         return ModelId(self.by, self.made.version)
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Later is better: by leader, then by version, then by how much audit it has seen."""
+        """Rank by leader, then version, then the amount of audit seen. Higher is better."""
         return (self.by, self.made.version, self.updates_position)
 
     @property
     def updates(self) -> LogPosition:
-        """`updates_position`, and what is known of the updates topic below."""
+        """`updates_position` with what is known of the updates topic below."""
         return LogPosition(self.updates_position, self.updates_topic_id, self.updates_epoch)
 
     @property
     def control(self) -> LogPosition:
-        """Likewise of the control topic."""
+        """`control_position` with what is known of the control topic below."""
         return LogPosition(self.control_position, self.control_topic_id, self.control_epoch)
 
     @property
     def loss(self) -> float | None:
-        """Mean prequential loss of the last updates, None before the first."""
+        """Mean prequential loss of the last updates. None before the first."""
         return sum(self.losses) / len(self.losses) if self.losses else None
 
     @property
     def settled(self) -> Positions:
-        """Positions below which every record is settled: what this snapshot covers."""
+        """Positions below which every record is settled by this snapshot."""
         frontier = dict(self.claimed)
         for batch in self.waiting:
             for span in batch.address:
@@ -118,11 +133,11 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 def genesis(first: Positions, known: Mapping[Partition, LogPosition] | None = None) -> Snapshot:
-    """The snapshot that can always be made again, from what the job was submitted with.
+    """Return the snapshot of version 0, which can always be rebuilt from the submission.
 
     Args:
-        first: Where every partition begins.
-        known: What was known of the logs below, when that was resolved.
+        first: Start of every partition.
+        known: Positions in the logs at the time of the submission.
     """
     known = dict(known or {})
     opened: Openings = {
@@ -136,14 +151,14 @@ def genesis(first: Positions, known: Mapping[Partition, LogPosition] | None = No
 def choose(
     snapshots: Iterable[Snapshot], updates: Sequence[tuple[int, AuditRecord | None]]
 ) -> tuple[Snapshot, History] | None:
-    """Find the best snapshot that no later Lead took back, and the history from it on.
+    """Return the best snapshot that no later Lead took back, with the history from it on.
 
     Args:
-        snapshots: Some that could be read.
-        updates: The updates topic, offsets ascending, from their lowest `updates_position` on.
+        snapshots: Readable snapshots.
+        updates: The updates topic from their lowest `updates_position` on, offsets ascending.
 
     Returns:
-        None if not even one holds; the genesis always does.
+        None if every snapshot was taken back, which cannot happen to the genesis.
     """
     for snapshot in sorted(snapshots, key=lambda s: s.rank, reverse=True):
         history = History(
@@ -153,8 +168,8 @@ def choose(
         for offset, record in updates:
             if offset >= snapshot.updates_position:
                 history.feed(offset, record)
-        # A Lead may have counted whose base is not in the topic any more: then version 0 alone can
-        # be proven, and the next Lead takes back all that came since.
+        # A Lead may have counted whose base is no longer in the topic. Then only version 0 can be
+        # proven, and the next Lead takes back everything since.
         if not history.base_lost or snapshot.by < 0:
             return snapshot, history
     return None
@@ -166,13 +181,13 @@ def roll_forward(
     updates: Iterable[tuple[int, AuditRecord | None]],
     limit: ModelId | None = None,
 ) -> Snapshot:
-    """What a leader must know to go on from the newest update, whose weights members hold.
+    """Return the state at the newest update, whose weights members hold.
 
     Args:
-        snapshot: From which the history was read on.
-        history: Of all these records.
-        updates: The updates topic from there on.
-        limit: The newest whose weights are held; None: the newest there is.
+        snapshot: The snapshot that the history began with.
+        history: The history of all these records.
+        updates: The updates topic from the snapshot on.
+        limit: Newest version whose weights are held. None for the newest update.
     """
     records = {
         ModelId(record.epoch, record.version): record

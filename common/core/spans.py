@@ -1,4 +1,4 @@
-"""Addresses of records: which offsets of which partitions, and nothing about what is in them."""
+"""Addresses of records: offsets of partitions, independent of the content of the records."""
 
 from __future__ import annotations
 
@@ -10,69 +10,77 @@ from common.core.field_types import Count, KafkaEpoch, NonEmpty, OrNone
 
 
 class Partition(NamedTuple):
-    """One partition of one datastream's topic."""
+    """One partition of a datastream's topic."""
 
     topic: NonEmpty[str]
-    index: Count  # type: ignore[assignment]  # nobody searches a partition as a tuple
+    index: Count  # type: ignore[assignment]  # hides tuple.index, which is not used here
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.index}]"
 
 
 class LogPosition(NamedTuple):
-    """Where a reader of a partition stands, and what it knows of the log below.
+    """A reader's position in a partition, and what it knows of the log below.
 
-    A topic that was deleted and created anew has another id; a log that lost its tail goes on under
-    a new leader epoch. So a position alone does not say that the log below is still the same.
+    A recreated topic has another id, and a log that lost its tail continues under a new leader
+    epoch. So an offset alone does not show that the log below is still the same.
     """
 
-    offset: Count  # of the next record
-    topic_id: str = ""  # Kafka's, in its text form; empty: not known
-    epoch: KafkaEpoch = -1  # of the last record below `offset`; -1: not known
+    # Offset of the next record.
+    offset: Count
+    # Kafka's topic id as text. Empty if unknown.
+    topic_id: str = ""
+    # Leader epoch of the last record below `offset`. -1 if unknown.
+    epoch: KafkaEpoch = -1
 
     @classmethod
     def of(cls, position: int | LogPosition) -> LogPosition:
-        """A position of which perhaps no more is known than its offset."""
+        """Return a position, even if only its offset is known."""
         return cls(position) if isinstance(position, int) else position
 
 
 class Span(NamedTuple):
-    """Positions `start` to `end` of one partition, half-open.
+    """Offsets `start` to `end` of one partition, half-open.
 
-    Every offset between them belongs to the span, also those that hold no record (compaction,
+    Every offset between them belongs to the span, even if it holds no record (compaction,
     transaction markers), so that spans tile a partition without gaps.
 
-    What the log was when they were read: offsets alone do not say it, since a log that lost its
-    tail, or a topic that was created anew, gives the same ones to other records.
+    The other fields identify the log at the time of reading. Offsets alone do not, because a log
+    that lost its tail, or a recreated topic, reuses them for other records.
     """
 
     topic: NonEmpty[str]
     partition: Count
     start: Count
     end: Count
-    generation: Count = 0  # of the partition: see `common.core.ledger`
-    before: KafkaEpoch = -1  # of the last record below `start`; -1: not known
-    known: OrNone = -1  # the offset after the last record below `end`; -1: not known
-    epoch: KafkaEpoch = -1  # and that record's leader epoch; -1: not known
+    # Generation of the partition, see `common.core.ledger`.
+    generation: Count = 0
+    # Leader epoch of the last record below `start`. -1 if unknown.
+    before: KafkaEpoch = -1
+    # Offset after the last record below `end`. -1 if unknown.
+    known: OrNone = -1
+    # Leader epoch of that record. -1 if unknown.
+    epoch: KafkaEpoch = -1
 
     @property
     def place(self) -> Partition:
-        """The partition that it lies in."""
-        return tuple.__new__(Partition, self[:2])  # which is called so often that this counts
+        """The partition of the span."""
+        # This is called often enough that the shortcut is measurable.
+        return tuple.__new__(Partition, self[:2])
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.start}:{self.end}"
 
 
-# A batch's content: sorted, at most one span per partition.
+# Content of a batch: sorted, at most one span per partition.
 Address: TypeAlias = NonEmpty[tuple[Span, ...]]
 
 
 def address_of(spans: Iterable[Span]) -> Address:
-    """Put spans into the one order that an address has, and check that they can be one.
+    """Sort spans into an address and validate it.
 
     Raises:
-        ValueError: If a span is empty or backwards, or two lie in one partition, or there is none.
+        ValueError: If a span is empty or backwards, two are in one partition, or there is none.
     """
     address = tuple(sorted(spans))
     if not address:
@@ -87,13 +95,13 @@ def address_of(spans: Iterable[Span]) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The group gave these partitions to this member; they stay silent until placed."""
+    """The group assigned these partitions to this member. They are not read until placed."""
 
     partitions: tuple[Partition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The group took these partitions away, with or without asking."""
+    """The group revoked these partitions, or this member lost them without notice."""
 
     partitions: tuple[Partition, ...]

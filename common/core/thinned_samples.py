@@ -1,4 +1,4 @@
-"""Samples over time in bounded memory: when there are too many, every second one goes.
+"""Samples over time in bounded memory: if there are too many, every second one is dropped.
 
 capacity 4     a b c d          one more: a c e, from now on every second one is kept
 a c e g        one more: a e i, from now on every fourth
@@ -16,7 +16,7 @@ class Thinned(Generic[T]):
     """Samples in order: the first, the newest, and equal steps between.
 
     Args:
-        capacity: Samples kept, at most; an even number.
+        capacity: Maximum number of samples, even.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,9 +26,9 @@ class Thinned(Generic[T]):
         self._seen = 0
 
     def add(self, sample: T) -> None:
-        """Take in one more."""
+        """Add a sample."""
         if (self._seen - 1) % self._stride:
-            # The newest until now lies between two steps.
+            # The previous newest sample is between two steps.
             self._samples.pop()
         self._samples.append(sample)
         self._seen += 1
@@ -37,7 +37,7 @@ class Thinned(Generic[T]):
             self._stride *= 2
 
     def take_back(self, stays: Callable[[T], bool]) -> None:
-        """Forget the newest samples until one of them stays."""
+        """Remove the newest samples until one of them stays."""
         before = len(self._samples)
         while self._samples and not stays(self._samples[-1]):
             self._samples.pop()
@@ -47,5 +47,5 @@ class Thinned(Generic[T]):
             self._seen = (len(self._samples) - 1) * self._stride + 1
 
     def samples(self) -> list[T]:
-        """Return what is kept, the newest last; do not change it."""
+        """Return the samples, the newest last. The caller must not change the list."""
         return self._samples

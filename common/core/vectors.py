@@ -1,4 +1,4 @@
-"""A vector of which only some blocks are told, and what it does to a dense one."""
+"""Sparse vectors of blocks, and operations with dense ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class SparseVector(NamedTuple):
 
     @property
     def shape(self) -> tuple[int]:
-        """Of the vector, were it dense."""
+        """Shape of the dense vector."""
         return (self.size,)
 
     @property
     def indices(self) -> npt.NDArray[np.integer[Any]]:
-        """(n * width,) ascending: where in the vector each of its numbers is."""
+        """(n * width,) positions of the numbers in the vector, ascending."""
         width = self.values.shape[1]
         if width == 1:
             return self.blocks
@@ -34,12 +34,12 @@ class SparseVector(NamedTuple):
 
 
 def numbers_in(vector: Vector | SparseVector) -> Vector:
-    """All numbers of a vector that may be anything but zero."""
+    """Return all numbers of a vector that may differ from zero."""
     return vector.values if isinstance(vector, SparseVector) else vector
 
 
 def dense(vector: Vector | SparseVector) -> Vector:
-    """(size,) float32: all numbers of a vector, where they are."""
+    """Return a vector as (size,) float32."""
     if not isinstance(vector, SparseVector):
         return vector
     whole = np.zeros(vector.size, np.float32)
@@ -48,7 +48,7 @@ def dense(vector: Vector | SparseVector) -> Vector:
 
 
 def squared_norm(vector: Vector | SparseVector, count: int) -> float:
-    """|its first `count` numbers|^2; finite where they are."""
+    """Return the squared norm of the first `count` numbers, which is finite if they are."""
     if isinstance(vector, SparseVector):
         numbers = vector.values.ravel()[vector.indices < count]
     else:
@@ -57,14 +57,14 @@ def squared_norm(vector: Vector | SparseVector, count: int) -> float:
 
 
 def add_to(total: Vector, vector: Vector | SparseVector) -> None:
-    """Add a vector in place, with the bits that the sum of dense ones has.
+    """Add a vector in place, with the same bits as a sum of dense vectors.
 
-    A total that began at +0.0 is never -0.0, and to anything else adding +0.0 changes nothing: what
-    a sparse vector leaves out.
+    A sparse vector leaves out +0.0. Adding +0.0 changes nothing but -0.0, and a total that began at
+    +0.0 is never -0.0.
 
     Args:
         total: (size,) float32
-        vector: Of the same size.
+        vector: A vector of the same size.
     """
     if isinstance(vector, SparseVector):
         total.reshape(-1, vector.values.shape[1])[vector.blocks] += vector.values
@@ -73,10 +73,10 @@ def add_to(total: Vector, vector: Vector | SparseVector) -> None:
 
 
 def write_to(whole: Vector, vector: SparseVector) -> None:
-    """Write a sparse vector's numbers in their places; all others stay as they are.
+    """Write a sparse vector's numbers to their positions. All others stay as they are.
 
     Args:
         whole: (size,) float32
-        vector: Of the same size.
+        vector: A vector of the same size.
     """
     whole.reshape(-1, vector.values.shape[1])[vector.blocks] = vector.values

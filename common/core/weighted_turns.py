@@ -1,9 +1,9 @@
-"""Whose turn it is, where several share one thing by weight: smooth weighted round robin.
+"""Smooth weighted round robin: turns of several parties that share something by weight.
 
-Leaders mix streams in a group by this rule, and workers read their partitions by it. Everybody
-present earns its share of each unit that is spent; whoever is served pays the unit. The next turn
-is of who is owed most. So shares follow the weights, and turns of the light lie between those of
-the heavy:
+Leaders mix streams in a group by this rule, and workers read their partitions by it. Each party
+earns its share of every turn, and the party that is served pays one turn. The party with the
+largest credit is next. Turns then follow the weights, and those of light parties are spread among
+those of heavy ones:
 
     weights   a 2, b 1      a b a | a b a | a b a
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from math import fsum  # exact, so that the order of its numbers does not matter
+
+# Exact, so that the result does not depend on the order of the numbers.
+from math import fsum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,35 +26,36 @@ if TYPE_CHECKING:
     _Present = np.ndarray[tuple[int], np.dtype[np.bool_]]
     _Shares = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-# Turns that anybody may be owed, or owe. Somebody served out of turn (the oldest batch always is)
-# does not pay for it for ever, and somebody who could not be served does not then take all.
+# Limit of credit and debt in turns. A party served out of turn, as the oldest batch always is, does
+# not pay for ever, and a party that could not be served does not take all later turns.
 MOST_TURNS = 4.0
-# Of an even share, what everybody gets however light: by backlog alone, a stream that trickles
-# beside 20,000 records waits for more than a thousand updates; with this for one or two.
+# Minimum share of a party, relative to an even share. By backlog alone, a trickling stream beside
+# 20,000 records waits for more than a thousand updates; with this minimum for one or two.
 FLOOR = 0.2
-FAR_BEHIND_S = 600.0  # from here on that a partition lags behind the others in time is reported
+# Lag in time above which a partition that is behind the others is reported.
+FAR_BEHIND_S = 600.0
 
 
 class Turns:
-    """What each one is owed.
+    """Credit of each party.
 
-    Weights are those of everybody present, none negative; who has weight 0 is absent, and nobody
-    saves up while absent. What comes out depends on the calls alone, not on any mapping's order:
-    among equals the one whose name sorts first leads.
+    Weights are those of all present parties, and none is negative. A party with weight 0 is absent
+    and earns nothing. The results depend only on the calls, not on the order of any mapping: among
+    equals, the first by name wins.
     """
 
     def __init__(self) -> None:
         self._owed = dict[str, float]()
 
     def choose(self, weights: Mapping[str, float], among: Iterable[str]) -> str | None:
-        """Say whose turn it is; nobody has been served yet: `pay` says that.
+        """Return the party whose turn it is. Call `pay` when it has been served.
 
         Args:
-            weights: Of everybody present.
-            among: Who can be served now.
+            weights: Weights of all present parties.
+            among: Parties that can be served now.
 
         Returns:
-            None if nobody of them has weight.
+            None if none of them has weight.
         """
         total = fsum(weights.values())
         chosen, most = None, 0.0
@@ -66,11 +69,11 @@ class Turns:
         return chosen
 
     def pay(self, shares: Mapping[str, float], weights: Mapping[str, float]) -> None:
-        """Somebody was served, in turn or not.
+        """Charge the parties that were served, in turn or not.
 
         Args:
-            shares: Share of the turn that each one had, 1 together.
-            weights: As they were when `choose` was asked.
+            shares: Share of the turn that each one had. The sum is 1.
+            weights: The weights passed to `choose`.
         """
         total = fsum(weights.values())
         if total <= 0:
@@ -84,10 +87,10 @@ class Turns:
 
 
 def level(backlogs: Mapping[str, float]) -> dict[str, float]:
-    """Make weights of backlogs: by backlog, but nobody gets less than a fifth of an even share.
+    """Return weights that follow the backlogs, but give each party a fifth of an even share.
 
     Args:
-        backlogs: Of everybody present, in any one unit; 0 is a backlog, too.
+        backlogs: Backlogs of all present parties, in any unit. A backlog may be 0.
     """
     if not backlogs:
         return {}
@@ -97,55 +100,59 @@ def level(backlogs: Mapping[str, float]) -> dict[str, float]:
 
 
 class PartitionRecords(NamedTuple):
-    """The next so many records of a partition."""
+    """A number of consecutive records of a partition."""
 
     partition: Partition
     records: int
 
 
 class RunsInTurn:
-    """Whose records a member reads next, by what each partition lags: in turn, in short runs.
+    """Reading order of a worker's partitions: in turn by their lag, in short runs.
 
-    One partition after the other, a backlog of two streams is learned as two data sets, the second
-    over the first: on NSL-KDD in two streams the held-out accuracy was 0.52 instead of 0.95. Taken
-    in turn in runs of b, it is what one shuffled topic gives; runs of 1,000 and more do not
-    (0.79-0.93), and shorter ones than b bring nothing. No replay depends on this order: claims name
-    their addresses.
+    If a worker read one partition after the other, it would learn a backlog of two streams as two
+    data sets, the second over the first: on NSL-KDD in two streams the held-out accuracy was 0.52
+    instead of 0.95. Turns with runs of b records give the result of one shuffled topic. Runs of
+    1,000 and more do not (0.79-0.93), and runs shorter than b bring nothing. No replay depends on
+    this order, because claims name their addresses.
 
-    It is never by timestamps: streams that were filled one after the other would be read so.
+    The order never depends on timestamps: streams that were filled one after the other would be
+    read one after the other.
 
-    The rule is that of `Turns`, in arrays: a run costs microseconds among a thousand partitions
-    too.
+    This is the rule of `Turns` in arrays. A run costs microseconds even with a thousand partitions.
     """
 
     def __init__(self) -> None:
-        self._owed = dict[Partition, float]()  # turns, of who was there when one was paid last
-        # The rest of a run that did not fit into the last request.
+        # Credits of the partitions present at the last payment.
+        self._owed = dict[Partition, float]()
+        # The rest of a run that exceeded the last request.
         self._begun: PartitionRecords | None = None
 
     def plan(
         self, here: Mapping[Partition, int], lags: Mapping[Partition, int], room: int, run: int
     ) -> list[PartitionRecords]:
-        """Say which records to give out now, in order; they are taken to be given out.
+        """Return the next records to read, in order, and count them as read.
 
-        Where a partition runs dry that has more, this ends: its turns are not for the others, who
-        would fill the room with long runs. How long to wait for it is the caller's to decide.
+        The plan ends when a partition runs out of local records but has more in Kafka. Otherwise
+        the other partitions would take its turns and fill the room with long runs. The caller
+        decides how long to wait for more.
 
         Args:
-            here: Records of each partition that can be given out.
-            lags: Records that each is behind, those that are here included, where that is known.
-            room: Records to give out, at most.
-            run: Records of one partition in a row, at most, while another has some, too; >= 1.
+            here: Records of each partition that are available locally.
+            lags: Known lags in records, including those that are available.
+            room: Maximum number of records to read.
+            run: Maximum length of a run of one partition while another has records, too; >= 1.
         """
         order = sorted(partition for partition, count in here.items() if count > 0)
         left = np.array([here[partition] for partition in order])
         behind = np.array([lags.get(partition, 0) for partition in order])
         owed = np.array([self._owed.get(partition, 0.0) for partition in order])
         begun = self._begun
-        shares: _Shares | None = None  # of each turn, as long as the same ones have records
+        # Shares of each turn, valid while the same partitions have records.
+        shares: _Shares | None = None
         pieces, there, paid = list[PartitionRecords](), len(order), False
         while there and room > 0:
-            if there == 1:  # nobody to take turns with
+            # Nothing takes turns with it.
+            if there == 1:
                 chosen = int(left.argmax())
                 length = int(left[chosen])
             elif begun is not None and here.get(begun.partition, 0):
@@ -169,14 +176,15 @@ class RunsInTurn:
             if not left[chosen]:
                 there, shares = there - 1, None
                 if behind[chosen] > here[order[chosen]]:
-                    break  # more of it is on its way: nobody takes its turns meanwhile
+                    # More records will arrive, and no other partition takes its turns meanwhile.
+                    break
         if paid:
             self._owed = dict(zip(order, owed.tolist(), strict=True))
         return pieces
 
 
 def _shares(backlogs: _Counts, present: _Present) -> _Shares:
-    """(n,) what each one earns of a turn: by backlog, and at least a fifth of an even share."""
+    """Return (n,) shares of a turn: by backlog, and at least a fifth of an even share."""
     weights = np.where(present, backlogs, 0)
     floor = weights.sum() / np.count_nonzero(present) * FLOOR / (1 - FLOOR)
     weights = np.where(present, weights + floor, 0.0)
@@ -187,19 +195,20 @@ def _shares(backlogs: _Counts, present: _Present) -> _Shares:
 def behind_s(
     newest_s: Mapping[Partition, float], backlog: Mapping[Partition, int]
 ) -> dict[Partition, float]:
-    """How far each partition that has a backlog lags behind the others in time, in seconds.
+    """Return how far each partition with a backlog is behind the others in time.
 
     Args:
-        newest_s: Kafka's timestamp of the newest record that was read of each.
-        backlog: Records that each is behind.
+        newest_s: Kafka's timestamp of the newest record read from each partition.
+        backlog: Lag of each partition in records.
 
     Returns:
-        Seconds from there to the median of the others'; 0 where it is not older.
+        Seconds from its timestamp to the median of the others, or 0 if it is not older.
     """
     behind, ordered, others = dict[Partition, float](), sorted(newest_s.values()), len(newest_s) - 1
     for partition, own_s in newest_s.items():
         if others and backlog.get(partition, 0) > 0:
-            own = bisect_left(ordered, own_s)  # without which those above it are one place lower
+            # Without this value, those above it are one place lower.
+            own = bisect_left(ordered, own_s)
             middle = ((others - 1) // 2, others // 2)
             median_s = sum(ordered[at + (at >= own)] for at in middle) / 2
             behind[partition] = max(median_s - own_s, 0.0)

@@ -1,7 +1,7 @@
-"""What happens to the stream side of a worker, and what it wants done.
+"""Events and commands of a worker's reading side.
 
-Events are facts that a shell observed, handed to `on(event, now)`; commands a shell carries out, in
-order.
+Events are facts that a shell observed and passes to `on(event, now)`. Commands are executed by the
+shell in order.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from common.core.messages import Tick as Tick  # noqa: PLC0414 -- events of others, too
-from common.core.spans import Assigned as Assigned  # noqa: PLC0414 -- likewise
-from common.core.spans import Revoked as Revoked  # noqa: PLC0414 -- likewise
+from common.core.messages import Tick as Tick  # noqa: PLC0414 -- re-exported
+from common.core.spans import Assigned as Assigned  # noqa: PLC0414 -- re-exported
+from common.core.spans import Revoked as Revoked  # noqa: PLC0414 -- re-exported
 
 if TYPE_CHECKING:
     from common.core.batching import DecodedRun, RowSlice
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WorkerFact(msgspec.Struct, frozen=True, gc=False):
-    """Any event of a worker but a `Tick` and what its group gives or takes."""
+    """Any event of a worker except a `Tick` and assignments by its group."""
 
 
 class Decoded(WorkerFact, frozen=True):
@@ -34,24 +34,26 @@ class Decoded(WorkerFact, frozen=True):
 
 
 class FellBehind(WorkerFact, frozen=True):
-    """A partition's log begins above the position: retention deleted records that nobody read."""
+    """A partition's log begins above the position: retention deleted unread records."""
 
     partition: Partition
     start: int
 
 
 class Truncated(WorkerFact, frozen=True):
-    """A partition's log is not any more the one that its place knows; nothing is read of it."""
+    """A partition's log is not the one that its place describes. Nothing more is read from it."""
 
     partition: Partition
-    recreated: bool  # its topic was deleted and created anew; else it lost its last records
+    # True if the topic was recreated. Otherwise the log lost its last records.
+    recreated: bool
 
 
 class RecordBelow(WorkerFact, frozen=True):
-    """A partition gave a record below its position, above all that was known of the log."""
+    """A partition returned a record below its position, but above the known part of the log."""
 
     partition: Partition
-    epoch: int  # its leader epoch; -1: not known
+    # Leader epoch of the record. -1 if unknown.
+    epoch: int
 
 
 class EndReached(WorkerFact, frozen=True):
@@ -62,9 +64,9 @@ class EndReached(WorkerFact, frozen=True):
 
 
 class Delivered(WorkerFact, frozen=True):
-    """The indicator with this number stands in the control topic at this offset.
+    """The claim with this number is in the control topic at this offset.
 
-    Or below it, where Kafka has not said at which: then it is decided once all up to there is.
+    If Kafka did not return the offset, this is an upper bound of it.
     """
 
     number: int
@@ -72,28 +74,31 @@ class Delivered(WorkerFact, frozen=True):
 
 
 class LeaderStatusSeen(WorkerFact, frozen=True):
-    """What the board says of the leader's status; None where there is none."""
+    """The leader's status on the board, or None if it is missing."""
 
     leader_status: LeaderStatus | None
 
 
 class RoundBegan(WorkerFact, frozen=True):
-    """A trigger was heard: the update before it is applied, which may give room to read."""
+    """A trigger arrived: the update before it is applied, which may give room to read."""
 
-    epoch: int = -1  # of the leader that posted it
-    unsettled: Unsettled | None = None  # as the trigger says
+    # Epoch of the leader that posted it.
+    epoch: int = -1
+    # Capacity in the trigger.
+    unsettled: Unsettled | None = None
 
 
 class SizesChanged(WorkerFact, frozen=True):
     """The job's owner changed b, or K and with it the bound."""
 
     batch_size: int  # b
-    bound: int  # batches announced and not settled
+    # Maximum number of claimed and unsettled batches.
+    bound: int
     group_size: int = 1  # K
 
 
 class Leaving(WorkerFact, frozen=True):
-    """This machine will be gone soon."""
+    """The machine will stop soon."""
 
 
 WorkerEvent: TypeAlias = WorkerFact | Tick | Assigned | Revoked
@@ -102,52 +107,54 @@ WorkerEvent: TypeAlias = WorkerFact | Tick | Assigned | Revoked
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, gc=False):
-    """One thing that the stream side of a worker wants done."""
+    """Any command of a worker's reading side."""
 
 
 class Announce(WorkerCommand, frozen=True):
     """Append a claim to the control topic."""
 
-    number: int  # to be reported back with the offset that it got
+    # Number to report with the resulting offset.
+    number: int
     claim: Claim
     counts: tuple[int, ...]  # rows per span of its address
-    rows: tuple[RowSlice, ...] = ()  # these rows, in the order of the address
+    # The batch's rows, in the order of the address.
+    rows: tuple[RowSlice, ...] = ()
 
 
 class Place(WorkerCommand, frozen=True):
-    """Read these partitions from these positions on, as long as they are the logs known below."""
+    """Read these partitions from these positions, if the logs match what is known of them."""
 
     positions: Mapping[Partition, LogPosition]
 
 
 class Unplace(WorkerCommand, frozen=True):
-    """Read nothing of a partition until it is placed again."""
+    """Read nothing from a partition until it is placed again."""
 
     partition: Partition
 
 
 class SetReading(WorkerCommand, frozen=True):
-    """Pause or resume reading all partitions; the reason is worth a log line when it changes."""
+    """Pause or resume reading all partitions. Log a change of the reason."""
 
     reading: bool
     reason: str
 
 
 class SendHeartbeat(WorkerCommand, frozen=True):
-    """Give a sign of life."""
+    """Send a heartbeat."""
 
     status: str
 
 
 class ReadLeaderStatus(WorkerCommand, frozen=True):
-    """Read the leader's status, then run what delivery reports are there, then report it.
+    """Read the leader's status, then process pending delivery reports, then report the status.
 
-    In this order: what the leader's status has decided must be known as sent.
+    The order matters: the claims that the status has decided must be known as delivered.
     """
 
 
 class Forget(WorkerCommand, frozen=True):
-    """Let go of the rows of these batches: they are settled, or were never accepted."""
+    """Drop the rows of these batches, which are settled or were never accepted."""
 
     addresses: tuple[Address, ...]
 

@@ -1,17 +1,17 @@
-"""The stream side of a worker: where it may read, and what it announces (Algorithm 1).
+"""A worker's reading state: positions and claims (Algorithm 1).
 
-A worker has no source of positions but the leader's status. It begins, and begins again after a
-rebalance or a lost race, where that status says that everything below is claimed; and only when it
-has decided everything that the worker ever announced on the partition.
+The leader's status is the worker's only source of positions. A worker starts a partition at the
+offset below which, by that status, everything is claimed. It starts there again after a rebalance
+or a lost race, once the leader has decided all claims that the worker ever made on the partition.
 
     announced   [0:10]  [10:20]  [20:30]             offsets of p; control offsets 4, 7, 9
     status      control 8, claimed[p]=20             4 and 7 decided, 20 is the end of 7: in place
     status      control 8, claimed[p]=15             another worker moved it: place lost
     status      control 10, claimed[p]=35            all three decided: read on from 35
 
-A place is what the leader's status knows of the log: the topic's id, and the leader epoch of the
-last record that is claimed. Where the log turns out to be another one, the worker leaves the
-partition alone until that status says something else: what to do about it is the leader's to say.
+A place includes what the status knows of the log: the topic's id and the leader epoch of the last
+claimed record. If the log turns out to be a different one, the worker does not read the partition
+until the status changes, because the leader decides how to continue.
 """
 
 from __future__ import annotations
@@ -37,66 +37,73 @@ if TYPE_CHECKING:
     from common.core.worker_messages import WorkerCommand, WorkerEvent
 
 
-# So long a leader's status is ignored that is older than one that was seen. That saves work, no
-# more; an older one that keeps coming is the leader's, and the other was forged.
+# Time during which a status older than the newest one is ignored. This only saves work: if older
+# ones keep arriving, they are the leader's, and the newer one was forged.
 OLDER_S = 3.0
-# So long a worker leaves a partition alone whose log lost records, as its reader says: the leader
-# makes sure in 3 s and says so. Where it says nothing, the leader's status was forged, or brokers
-# disagreed after an election, and it tries again.
+# Time that a worker does not read a partition whose log lost records according to its reader.
+# The leader confirms a loss within 3 s. If it does not, its status was forged or brokers
+# disagreed after an election, and the worker tries again.
 LOST_S = 5.0
-# So long it waits under a new leader for claims that it made before: that one reads the control
-# topic on, and they may be lost with the topic's tail. As long for later ones while nothing is
-# decided, and twice as long each further time: perhaps nobody leads, and all that it claims waits.
+# Time that a worker waits under a new leader for earlier claims, which may be lost with the tail of
+# the control topic. Also the first wait for later claims while nothing is decided. Each further
+# wait is twice as long, because there may be no leader while all claims wait.
 UNDECIDED_S = 30.0
-# Time between two commits of the group's offsets: lag tools look every 10 s or more seldom.
+# Interval between commits of the group's offsets. Lag tools poll every 10 s or less often.
 COMMIT_S = 5.0
 
 
-_FULL = "enough batches wait here"  # why nothing may be read now
+# A reason for not reading.
+_FULL = "enough batches wait here"
 
 
 class _Lost(NamedTuple):
-    """A place at which a partition's log was found to be another one."""
+    """A place at which a partition's log turned out to be a different one."""
 
     generation: int
     topic_id: str
-    until: float  # when to try there again
+    # Time of the next attempt.
+    until: float
 
 
 class _Full(NamedTuple):
-    """What a trigger of the leader must say to give a worker room that waits for it."""
+    """Content of a trigger that would give room to a worker whose bound is reached."""
 
     epoch: int
-    below: int  # that of its batches the oldest so far are settled: all below this offset
-    waiting: int  # or that no more than so many wait in the whole job
+    # Enough of the worker's oldest batches are settled once all below this offset are.
+    below: int
+    # Or at most this number of batches wait in the whole job.
+    waiting: int
 
     def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
-        """Whether one says so, or is of another leader."""
+        """Return True if a trigger gives room or comes from another leader."""
         if unsettled is None or epoch != self.epoch:
             return True
         return unsettled.oldest_unsettled >= self.below or unsettled.waiting <= self.waiting
 
 
 class _Sent(msgspec.Struct, eq=False, gc=False):
-    """An announcement whose outcome is not known, or whose batch is not settled."""
+    """A claim that is not decided, or whose batch is not settled."""
 
     number: int
     address: Address
     at: float
-    offset: int | None = None  # in the control topic, once delivered
+    # Control offset. None until delivered.
+    offset: int | None = None
 
 
 class _Settled:
-    """The frontier below which every record is settled; the group's offsets say it to lag tools."""
+    """Frontier below which every record is settled. Committed to the group for lag tools."""
 
     def __init__(self) -> None:
         self._positions: Positions = {}
-        self.commit_at = float("-inf")  # the next time
-        # A status whose `claimed` becomes that, once no batch below its control position waits.
+        # Time of the next commit.
+        self.commit_at = float("-inf")
+        # The status whose `claimed` becomes the frontier once no batch below its control position
+        # waits.
         self._next: LeaderStatus | None = None
 
     def see(self, leader_status: LeaderStatus) -> None:
-        """Follow the frontier: all that is claimed belongs to batches below a position."""
+        """Advance the frontier: all claims below a control position belong to batches below it."""
         if self._next is None or self._next.epoch != leader_status.epoch:
             self._next = leader_status
         for seen in (self._next, leader_status):
@@ -112,32 +119,40 @@ class _Settled:
 
 
 class Worker:
-    """One worker's stream side; `on` takes events, `due` says when it wants a `Tick`."""
+    """A worker's reading state. `on` processes events, and `due` returns when it needs a `Tick`."""
 
     def __init__(self, worker: WorkerId, settings: WorkerSettings) -> None:
         self._id = worker
         self._settings = settings
         sizes = settings.batch_size, settings.batch_linger_s, settings.group_size
         self._batcher = Batcher(*sizes, settings.min_batch)
-        # Partitions that the group gave to this worker, and where each must stand while nobody else
-        # moves it: generation and `claimed`; None until it is placed.
+        # Partitions assigned by the group, with the generation and `claimed` that each must have
+        # unless another worker moves it. None until the partition is placed.
         self._own = dict[Partition, tuple[int, int] | None]()
-        self._topic_ids = dict[Partition, str]()  # of those that it reads, as far as known
+        # Topic ids of placed partitions, if known.
+        self._topic_ids = dict[Partition, str]()
         self._lost = dict[Partition, _Lost]()
-        self._ends = dict[Partition, tuple[int, float]]()  # reached, without a record below; when
+        # End of a log without a record below it, and when it was reached.
+        self._ends = dict[Partition, tuple[int, float]]()
         self._announced = 0
         self._underway = dict[int, _Sent]()  # not delivered yet, by number
         self._undecided = deque[_Sent]()
-        self._held = deque[_Sent]()  # batches in memory: announced, not below the horizon
+        # Batches in memory: claimed and not yet settled.
+        self._held = deque[_Sent]()
         self._seen: LeaderStatus | None = None
-        self._unsettled: Unsettled | None = None  # as that says, or a later trigger
+        # Taken from the status or a later trigger.
+        self._unsettled: Unsettled | None = None
         self._seen_at = float("-inf")
-        self._led_since = float("-inf")  # by whose status it is
-        self._still_since = float("-inf")  # nothing was decided
+        # When the current leader's first status arrived.
+        self._led_since = float("-inf")
+        # Time of the last decision.
+        self._still_since = float("-inf")
         self._patience_s = UNDECIDED_S
         self._reading = False
-        self._full: _Full | None = None  # why it does not read, where only that gives it room
-        self._news = False  # a leader's status that was not seen yet may give room
+        # The trigger content that gives room, if that is the only reason for not reading.
+        self._full: _Full | None = None
+        # True if an unread status may give room.
+        self._news = False
         self._leaving = False
         self._beat_at = float("-inf")
         self._leader_status_at = float("-inf")
@@ -145,55 +160,57 @@ class Worker:
 
     @property
     def room(self) -> int:
-        """Samples that may be read now without passing the bound."""
+        """Number of samples that may be read now without exceeding the bound."""
         batches = self._settings.bound - self._waiting
         return max(batches * self._settings.batch_size - self._batcher.samples, 0)
 
     @property
     def batch_size(self) -> int:
-        """b: samples in a batch."""
+        """b, the number of samples in a batch."""
         return self._settings.batch_size
 
     @property
     def _waiting(self) -> int:
-        """How many of its batches may be waiting for an update.
+        """Upper bound of the worker's batches that wait for an update.
 
-        Not all that it holds: some may have been refused, and nothing says which. They go when the
-        oldest unsettled batch of the job is younger, so counting them could stop this worker for
-        ever while a group lacks the very batch that it does not read. No more can wait than wait
-        in the whole job, and what is not decided yet.
+        This may be less than the batches in memory: some may have been refused, but no message says
+        which. Refused batches are dropped when the oldest unsettled batch of the job is younger. If
+        they counted, this worker could stop reading for ever while a group lacks the very batch
+        that it does not read. No more can wait than wait in the whole job, plus the undecided ones.
         """
         waiting = self._unsettled.waiting if self._unsettled is not None else 0
         return min(len(self._held), waiting + len(self._undecided))
 
     @property
     def triggers(self) -> TriggerStream:
-        """Where the leader's triggers are."""
+        """Stream of the leader's triggers."""
         seen = self._seen
         return TriggerStream() if seen is None else TriggerStream(seen.triggers, seen.epoch)
 
     def is_news(self, epoch: int, unsettled: Unsettled | None) -> bool:
-        """Whether to take in at once what a trigger says of room; for any thread.
+        """Return True if a trigger's capacity must be processed at once.
 
-        What gives no room can wait: until there is something else to do, or a later one does.
+        A trigger that gives no room can wait for the next event. Any thread may call this method.
         """
-        full = self._full  # once: it may read again meanwhile
+        # Read once, because the worker may resume reading meanwhile.
+        full = self._full
         return full is None or full.is_news(epoch, unsettled)
 
     def topic_id(self, span: Span) -> str:
-        """Kafka's id of the topic that a span was claimed of; empty: not known."""
+        """Return Kafka's id of the topic that a span belongs to. Empty if unknown."""
         return self._seen.topic_id(span) if self._seen is not None else ""
 
     def position(self, partition: Partition) -> int | None:
-        """Where it reads a partition next, None while it does not."""
+        """Return the next offset to read from a partition, or None if it is not read."""
         return self._batcher.position(partition)
 
     def on(self, event: WorkerEvent, now: float) -> tuple[WorkerCommand, ...]:
-        """Take in an event; returns what to do, in order."""
-        if isinstance(event, events.Delivered):  # half of all events, and nothing follows from it
+        """Process an event and return the resulting commands in order."""
+        # Half of all events. Nothing else follows from them.
+        if isinstance(event, events.Delivered):
             self._underway.pop(event.number).offset = event.offset
             return ()
-        # These come for every batch: they are not worth a generator each.
+        # These events arrive for every batch, so they avoid the cost of a generator.
         if isinstance(event, events.Decoded):
             commands = self._take(event.run, now)
         elif isinstance(event, events.RoundBegan):
@@ -208,7 +225,7 @@ class Worker:
         return tuple(commands)
 
     def due(self) -> float:
-        """When it wants a `Tick` at the latest."""
+        """Return the latest time of the next `Tick`."""
         beat_at = self._beat_at + self._settings.heartbeat_s
         look_at = self._leader_status_at + self._look_every_s()
         due = min(beat_at, look_at)
@@ -236,8 +253,8 @@ class Worker:
             case events.Truncated(partition, recreated):
                 yield from self._leave_alone(partition, inf if recreated else now + LOST_S)
             case events.RecordBelow(partition, epoch):
-                # After `claimed` was the log's end it lost that, and was written to again. Records
-                # that were there before are claimed, as nothing: retention had deleted them.
+                # A later epoch means that the log lost its end after `claimed`, and was written to
+                # again. Other records here were claimed as expired: retention had deleted them.
                 if 0 <= self._batcher.epoch(partition) < epoch:
                     yield from self._leave_alone(partition, now + LOST_S)
             case events.EndReached(partition, end):
@@ -276,10 +293,11 @@ class Worker:
         if self._batcher.position(run.partition) is None:
             return [do.Unplace(run.partition)]
         if 0 <= run.epoch < self._batcher.epoch(run.partition):
-            # In one log they never go back.
+            # Leader epochs never decrease within one log.
             return list(self._leave_alone(run.partition, now + LOST_S))
         if self._ends:
-            self._ends.pop(run.partition, None)  # its offsets are this run's first
+            # The run begins with the partition's pending offsets.
+            self._ends.pop(run.partition, None)
         return [self._announce(cut, now) for cut in self._batcher.add(run, now)]
 
     # --- positions ---------------------------------------------------------------------------
@@ -313,9 +331,9 @@ class Worker:
             yield from self._settled.commit(self._own, now)
 
     def _update_capacity(self, epoch: int, unsettled: Unsettled | None) -> list[WorkerCommand]:
-        """Take over what a trigger says; where that is no news of this leader, look for its status.
+        """Apply a trigger's capacity. If it is not this leader's, request the status.
 
-        It says nothing of positions, so whether this worker is in its place is as known as before.
+        A trigger carries no positions, so it does not affect the worker's place.
         """
         seen = self._seen
         if unsettled is None or seen is None or epoch != seen.epoch:
@@ -326,7 +344,7 @@ class Worker:
         return []
 
     def _place(self, leader_status: LeaderStatus, now: float) -> Iterator[WorkerCommand]:
-        """Leave places that the leader's status has no more, and take those that are free."""
+        """Drop places that the leader's status contradicts, and take places that are free."""
         positions = dict[Partition, LogPosition]()
         undecided = {span.place for sent in self._undecided for span in sent.address}
         underway = self._underway.values()
@@ -336,15 +354,20 @@ class Worker:
         for partition, sure in self._own.items():
             claimed = leader_status.claimed.get(partition)
             if claimed is None:
-                continue  # not a partition of this job, or not yet
+                # Not a partition of this job, or not yet.
+                continue
             generation = leader_status.generation(partition)
             stands = (generation, claimed)
             if sure == stands:
-                continue  # all is well
+                # The place is confirmed.
+                continue
             if sure is not None and (partition, stands) in arriving:
-                continue  # its own, decided before the delivery report came: the next one tells
+                # An own claim was decided before its delivery report arrived. The next status
+                # confirms it.
+                continue
             if sure is not None:
-                self._own[partition] = None  # somebody else moved it, or a claim was refused
+                # Another worker moved the partition, or a claim was refused.
+                self._own[partition] = None
                 yield from self._drop(partition)
             known = leader_status.place(partition)
             if partition in undecided or self._is_lost(partition, generation, known, now):
@@ -361,27 +384,30 @@ class Worker:
     def _is_lost(
         self, partition: Partition, generation: int, known: LogPosition, now: float
     ) -> bool:
-        """Whether its log was found to be another one than this place is of."""
+        """Return True if the log of this place turned out to be a different one."""
         lost = self._lost.get(partition)
         if lost is None or now >= lost.until:
             return False
         return (lost.generation, lost.topic_id) == (generation, known.topic_id)
 
     def _decide(self, control_position: int) -> None:
-        """Claims below this position are decided; if all were accepted, `claimed` is their end."""
+        """Process the decisions below this position.
+
+        If all claims were accepted, `claimed` is the end of the last one.
+        """
         while self._undecided:
             sent = self._undecided[0]
             if sent.offset is None or sent.offset >= control_position:
                 return
             self._undecided.popleft()
             for span in sent.address:
-                # While a partition is placed, all undecided claims on it were made since.
+                # All undecided claims on a placed partition were made since it was placed.
                 place = span.place
                 if self._own.get(place) is not None:
                     self._own[place] = span.generation, span.end
 
     def _forget(self, oldest_unsettled: int) -> list[WorkerCommand]:
-        # Mostly the oldest come first; not where the control topic was created anew meanwhile.
+        # Usually the oldest ones, unless the control topic was recreated.
         gone = [s for s in self._held if (at := s.offset) is not None and at < oldest_unsettled]
         if not gone:
             return []
@@ -395,7 +421,7 @@ class Worker:
         return [do.Forget(tuple([sent.address for sent in gone]))]
 
     def _give_up(self, now: float) -> Iterator[WorkerCommand]:
-        """Wait no longer for claims that the control topic seems to have lost."""
+        """Stop waiting for claims that the control topic seems to have lost."""
         before = self._led_since if now >= self._led_since + UNDECIDED_S else float("-inf")
         if now >= self._still_since + self._patience_s:
             before = max(before, now - self._patience_s)
@@ -415,10 +441,11 @@ class Worker:
             yield do.Forget(tuple(sent.address for sent in forgotten))
 
     def _leave_alone(self, partition: Partition, until: float) -> Iterator[WorkerCommand]:
-        """Read nothing of a partition whose log is another one than its place knows."""
+        """Stop reading a partition whose log is not the one that its place describes."""
         stands = self._own.get(partition)
         if stands is None:
-            return  # it was told of an earlier place
+            # The event refers to an earlier place.
+            return
         self._lost[partition] = _Lost(stands[0], self._topic_ids[partition], until)
         self._own[partition] = None
         yield from self._drop(partition)
@@ -428,7 +455,7 @@ class Worker:
         self._ends.pop(partition, None)
         yield do.Unplace(partition)
 
-    # --- announcements -----------------------------------------------------------------------
+    # --- claims ------------------------------------------------------------------------------
 
     def _announce(self, cut: Cut, now: float) -> do.Announce:
         claim = BatchReady(
@@ -443,10 +470,10 @@ class Worker:
             yield self._announce(cut, now)
 
     def _expire(self, partition: Partition, start: int, now: float) -> Iterator[WorkerCommand]:
-        """Claim what retention deleted, so that the partition continues; then read from `start`.
+        """Claim the records that retention deleted, then read from `start`.
 
-        Claims of a partition go in order. What is open is claimed before; but if it is too small
-        for a batch, it is claimed as expired, because Kafka deleted these records, too.
+        A partition's claims are made in order, so the open batch is claimed first. If that is too
+        small for a batch, it is claimed as expired, because Kafka deleted these records, too.
         """
         position = self._batcher.position(partition)
         if position is None:
@@ -458,21 +485,22 @@ class Worker:
             self._send(address, now)
             yield do.Announce(self._announced, SpanExpired(self._id, address), (0,))
             self._ends.pop(partition, None)
-        # Else what expired is below `claimed`, above the last record that is known.
+        # If nothing was expired here, the gap is below `claimed`, above the last known record.
         begin = LogPosition(max(start, position), self._topic_ids[partition])
         yield do.Place({partition: begin})
 
     def _reach(self, partition: Partition, end: int, now: float) -> None:
-        """Offsets at a log's end hold no record: they go with what is open there, or wait."""
+        """Add offsets without a record to the partition's open batch, or keep them for later."""
         position = self._batcher.position(partition)
         if position is None or end <= position:
-            return  # it is another worker's by now, or it was told of an earlier end late
+            # Another worker has the partition by now, or the event is late.
+            return
         if not self._batcher.reach(partition, end):
             _, since = self._ends.get(partition, (end, now))
             self._ends[partition] = end, since
 
     def _claim_ends(self, now: float) -> Iterator[WorkerCommand]:
-        """Claim the ends of logs that no record followed, or the job would lag there for ever."""
+        """Claim the ends of logs that no record followed, so that the job reaches lag 0."""
         for partition, (end, since) in tuple(self._ends.items()):
             if now < since + self._settings.end_linger_s:
                 continue
@@ -491,13 +519,13 @@ class Worker:
     # --- pace --------------------------------------------------------------------------------
 
     def _why_not(self) -> str:
-        """Why nothing may be read now; empty where it may."""
+        """Return why nothing may be read now. Empty if reading is allowed."""
         if self._leaving:
             return "leaving"
         unsettled = self._unsettled
         if unsettled is None:
             return "no leader has taken a stand yet"
-        # It waits for no more than it holds; which is told at once, and mostly says it all.
+        # This check alone usually decides, and it is cheap.
         enough = self._enough
         if len(self._held) >= enough and self._waiting >= enough:
             return _FULL
@@ -507,19 +535,20 @@ class Worker:
 
     @property
     def _enough(self) -> int:
-        """So many of its batches may wait.
+        """Number of the worker's batches that may wait.
 
-        Once it is full it waits for room that is worth a look at Kafka; as long as a group can be
-        made of what waits here alone, nobody waits for it meanwhile.
+        Once full, the worker resumes only when the room justifies a poll of Kafka. But it resumes
+        earlier if its batches alone cannot fill a group, so that no group waits for it.
         """
         bound = self._settings.bound
         return bound if self._reading else max(self._settings.group_size, bound - bound // 4)
 
     def _until(self) -> _Full | None:
-        """What gives it room where enough batches wait here; None: anything may."""
+        """Return the trigger content that would give room, or None if any trigger might."""
         if self._seen is None:
             return None
-        last = self._held[len(self._held) - self._enough]  # it and those before it are room enough
+        # Settling this batch and those before it gives enough room.
+        last = self._held[len(self._held) - self._enough]
         if last.offset is None:
             return None
         waiting = self._enough - len(self._undecided) - 1

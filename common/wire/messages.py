@@ -1,12 +1,13 @@
-"""Messages to bytes and back: the one door through which bytes of another process come in.
+"""Messages to bytes and back: the only place where bytes of another process are decoded.
 
-Kafka carries JSON, which any Kafka tool shows; Redis carries msgpack; a gradient's vector travels
-behind its header as raw little-endian float32, or sparse (`common.wire.vectors`). A message is
-checked when it is read; one for Kafka also when it is written, as it would be there for ever.
+Kafka carries JSON, which any Kafka tool can show. Redis carries msgpack. A gradient's vector
+follows its header as raw little-endian float32, or sparse (`common.wire.vectors`). Every message is
+validated when it is read. A message for Kafka is also validated when it is written, because it
+stays there.
 
-What is decided stays in Kafka for programs yet to be written. Such a program may add fields that
-this one may ignore. A record that this program must not ignore, or would misread, carries a
-`"format"` above 1, and is refused.
+Programs of later versions will read the records in Kafka, and may add fields that this version can
+ignore. A record that this version must not ignore, or would misread, has a `"format"` above 1 and
+is rejected.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ from common.wire.vectors import decode_sparse, encode_sparse
 
 
 def need(holds: bool, field: str, found: object, expected: str) -> None:  # noqa: FBT001 -- a condition
-    """Refuse a message of which a condition does not hold."""
+    """Reject a message that violates a condition."""
     if not holds:
         raise WireError(f"{field} is {reprlib.repr(found)}, expected {expected}")
 
 
-# --- what the types of fields cannot say --------------------------------------------------------
+# --- constraints that field types cannot express -----------------------------------------------
 
 
 def _check_model(field: str, model: ModelId) -> None:
-    """Refuse a name that no model can have."""
+    """Reject an impossible model id."""
     need(model.epoch >= 0 or model.version == 0, field, model, "version 0 where nobody led yet")
 
 
 def _check_address(address: Address) -> int:
-    """Refuse an address that cannot be; returns how many offsets it has."""
+    """Reject an invalid address. Return the number of its offsets."""
     offsets, before = 0, ("", -1)
     for topic, partition, start, end, _, _, known, _ in address:
         place = topic, partition
@@ -89,7 +90,7 @@ def _check_address(address: Address) -> int:
 
 
 def _refuse_address(address: Address) -> NoReturn:
-    """Say what is wrong with an address."""
+    """Raise an error that describes what is wrong with an address."""
     for span in address:
         need(span.known <= span.end, "address.known", span, "at most its end")
     try:
@@ -107,7 +108,7 @@ def _check_batch(batch: BatchReady | Batch) -> None:
 
 
 def _check_skipped(batch: BatchReady | Batch) -> int:
-    """Look at the bad records of a batch; returns how many they are."""
+    """Validate the bad records of a batch. Return their number."""
     spans = {span.place: span for span in batch.address}
     seen = set[tuple[Partition, int]]()
     records = 0
@@ -277,11 +278,11 @@ T = TypeVar("T")
 _Encoder: TypeAlias = msgspec.json.Encoder | msgspec.msgpack.Encoder
 _Decoder: TypeAlias = msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]
 
-# --- how it is written ---------------------------------------------------------------------------
+# --- codecs -----------------------------------------------------------------------------------
 
 
 class _Tagged(msgspec.Struct):
-    """What all messages of a union have in common, whatever else a later format puts in them."""
+    """Fields of every message of a union, in this and in later formats."""
 
     type: str
     format: int = 1
@@ -292,7 +293,7 @@ _TAGGED_MSGPACK = msgspec.msgpack.Decoder(_Tagged)
 
 
 class MessageCodec(Generic[T]):
-    """One kind of message: its decoder knows the types, its check what they cannot say."""
+    """Codec of one kind of message: a decoder for the types and a check of the constraints."""
 
     def __init__(
         self, kind: str, decoder: _Decoder[T], check: Callable[[T], None] | None = None
@@ -300,17 +301,18 @@ class MessageCodec(Generic[T]):
         self._json = json = isinstance(decoder, msgspec.json.Decoder)
         self._kind = kind
         self._check = check
-        # Of a union, what tells its messages apart.
+        # Tags that distinguish the messages of a union.
         self._tags = tuple(each.__struct_config__.tag for each in get_args(decoder.type))
         self._encoder: _Encoder = msgspec.json.Encoder() if json else msgspec.msgpack.Encoder()
         self._decoder = decoder
         self._tagged: _Decoder[_Tagged] = _TAGGED_JSON if json else _TAGGED_MSGPACK
 
     def encode(self, message: T) -> bytes:
-        """Write a message.
+        """Encode a message.
 
         Raises:
-            WireError: If it is for Kafka and no reader could accept it, or it is not Unicode.
+            WireError: If a text is not Unicode, or the message is for Kafka and no reader would
+                accept it.
         """
         try:
             data = self._encoder.encode(message)
@@ -321,10 +323,10 @@ class MessageCodec(Generic[T]):
         return data
 
     def decode(self, data: bytes | memoryview) -> T:
-        """Read a message.
+        """Decode a message.
 
         Raises:
-            WireError: If the bytes are not such a message, or it makes no sense.
+            WireError: If the bytes are not a valid message of this kind.
             FutureFormatError: If a newer program wrote it.
         """
         if self._json and b'"format"' in bytes(data):
@@ -344,7 +346,8 @@ class MessageCodec(Generic[T]):
         try:
             found = self._tagged.decode(data)
         except (ValueError, RecursionError):
-            return  # it will not be read as a message either
+            # Decoding the whole message will fail, too.
+            return
         if found.format > 1:
             raise FutureFormatError(
                 f"{self._kind}: {reprlib.repr(found.type)} of format {found.format},"
@@ -373,7 +376,8 @@ _REPLY = MessageCodec("reply", msgspec.msgpack.Decoder(Reply), _check_reply)
 _DEMAND = MessageCodec("job demand", msgspec.msgpack.Decoder(JobDemand))
 _PLACEMENT = MessageCodec("worker placement", msgspec.msgpack.Decoder(WorkerPlacement))
 
-encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode  # and openings
+# Also for openings.
+encode_claim, decode_claim = _CONTROL.encode, _CONTROL.decode
 encode_audit, decode_audit = _AUDIT.encode, _AUDIT.decode
 encode_schema, decode_schema = _SCHEMA.encode, _SCHEMA.decode
 encode_leader_status, decode_leader_status = _LEADER_STATUS.encode, _LEADER_STATUS.decode
@@ -383,7 +387,7 @@ encode_placement, decode_placement = _PLACEMENT.encode, _PLACEMENT.decode
 
 
 class _Addressed(msgspec.Struct, frozen=True, array_like=True):
-    """The header of a reply: one list takes those of all jobs that a replica leads."""
+    """The header of a reply. One list receives the replies for all jobs that a replica leads."""
 
     job: str
     reply: msgspec.Raw
@@ -394,10 +398,10 @@ _ADDRESSED = msgspec.msgpack.Decoder(_Addressed)
 
 
 def encode_reply(job: str, reply: Reply) -> bytes:
-    """Write a reply to a job's leader; a gradient's dense vector is copied once.
+    """Encode a reply to a job's leader. A dense gradient vector is copied once.
 
     Raises:
-        WireError: If it makes no sense, or its vector is not one of float32.
+        WireError: If the reply is invalid, or its vector is not a float32 vector.
     """
     if not isinstance(reply, Gradient):
         return frame(_addressed(job, reply), b"")
@@ -415,10 +419,10 @@ def _addressed(job: str, reply: Reply, sparse: tuple[bool, ...] = ()) -> bytes:
 
 
 def decode_reply(data: bytes | memoryview) -> tuple[str, Reply]:
-    """Read a job's name and the reply; a gradient's numbers are a read-only, aligned view.
+    """Decode a job's name and a reply. A gradient vector is a read-only, aligned view.
 
     Raises:
-        WireError: If the bytes are none, or make no sense.
+        WireError: If the bytes are not a valid reply.
     """
     header, body = unframe(data)
     addressed = decoded(_ADDRESSED.decode, header, "reply")
@@ -439,22 +443,23 @@ def _dense(body: memoryview) -> Vector:
     return vector
 
 
-# --- a model that is offered: its name, of a fixed length, and its weights ------------------------
+# --- an offered model: a name of fixed length, then the weights --------------------------------
 
 _OFFER_NAME = struct.Struct("<qq")
-OFFER_NAME_BYTES = _OFFER_NAME.size  # whoever knows the name need not fetch the rest
+# Reading only this prefix is enough to get the name.
+OFFER_NAME_BYTES = _OFFER_NAME.size
 
 
 def encode_offer(model: ModelId, weights: bytes | memoryview) -> bytes:
-    """Write a model's name and then its weights."""
+    """Encode a model's name, followed by its weights."""
     return _OFFER_NAME.pack(*model) + memoryview(weights).cast("B")
 
 
 def decode_offer(data: bytes) -> tuple[ModelId, bytes]:
-    """Read a model's name and its weights.
+    """Decode a model's name and its weights.
 
     Raises:
-        WireError: If it is none.
+        WireError: If the bytes are not a valid offer.
     """
     if len(data) <= OFFER_NAME_BYTES:
         raise WireError(f"offer: {len(data)} bytes, expected a name and weights")
@@ -466,8 +471,8 @@ def decode_offer(data: bytes) -> tuple[ModelId, bytes]:
 
 # --- a header in front of large raw bytes --------------------------------------------------------
 
-_LENGTH = struct.Struct("<I")  # of the header
-# Of the body inside the frame: numpy is slow on unaligned floats, and torch refuses them.
+_LENGTH = struct.Struct("<I")  # length of the header
+# Alignment of the body in the frame: numpy is slow on unaligned floats, and torch rejects them.
 _ALIGNMENT = 16
 
 
@@ -478,7 +483,7 @@ def frame(header: bytes, body: bytes | memoryview) -> bytes:
 
 
 def unframe(data: bytes | memoryview) -> tuple[memoryview, memoryview]:
-    """Take a frame apart into read-only views of its header and its body.
+    """Split a frame into read-only views of its header and its body.
 
     Raises:
         WireError: If the data end before the body begins.

@@ -1,9 +1,9 @@
 """Sparse vectors as bytes, exact to the bit: only +0.0, the bit pattern 0, is left out.
 
-What is sent is blocks of one width, which the vector itself shows: rows of an embedding that no
-record touched are zero as a whole. Where they are is said by the gaps between them, in one, two or
-four bytes each, or by a bit for every block, whatever is shortest. After a head come the positions,
-padded to 4 bytes, then the values.
+A vector is sent as blocks of one width, which is derived from the vector: rows of an embedding that
+no record touched are zero as a whole. The positions are encoded as gaps of one, two or four bytes
+each, or as one bit per block, whichever is shortest. The header is followed by the positions,
+padded to 4 bytes, and the values.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ if TYPE_CHECKING:
 
     from common.core.messages import Vector
 
-# Size, width of a block, number of blocks, bytes of a gap (0: a bit for every block).
+# Size, width of a block, number of blocks, bytes of a gap (0: one bit per block).
 _HEAD = struct.Struct("<QIII")
-_MOST_BLOCKS = 2**32  # in the vector: no gap between two is longer than 4 bytes can say
-_SEVERAL = 256  # indices that mostly show whether there is a common width
+# Maximum number of blocks in the vector, so that a gap fits into 4 bytes.
+_MOST_BLOCKS = 2**32
+# Number of indices that usually suffice to see if there is a common width.
+_SEVERAL = 256
 
 
 def smallest(vector: Vector | SparseVector) -> Vector | SparseVector:
-    """The vector as what takes the fewest bytes: all numbers, or its blocks that are not zero.
+    """Return the vector in its shortest form: dense, or the blocks that are not zero.
 
     Args:
-        vector: (P + B,) float32, contiguous; values are copied out of it.
+        vector: (P + B,) float32, contiguous. Values are copied.
     """
     [size] = vector.shape
     numbers = numbers_in(vector).ravel()
     nonzero = numbers.view(np.uint32) != 0
     count = int(np.count_nonzero(nonzero))
-    if 32 * count >= 31 * size:  # not even a bit for each number would pay
+    # Not even one bit per number would be shorter.
+    if 32 * count >= 31 * size:
         return dense(vector)
     found = np.flatnonzero(nonzero)
     indices = vector.indices[found] if isinstance(vector, SparseVector) else found
@@ -50,7 +53,7 @@ def smallest(vector: Vector | SparseVector) -> Vector | SparseVector:
 
 
 def encode_sparse(vector: SparseVector) -> bytes:
-    """Write a sparse vector."""
+    """Encode a sparse vector."""
     count, width = vector.values.shape
     every = vector.size // width
     gap_bytes = _gap_bytes(vector.blocks, every)
@@ -66,7 +69,7 @@ def encode_sparse(vector: SparseVector) -> bytes:
 
 
 def encoded_bytes(vector: Vector | SparseVector) -> int:
-    """How many bytes a vector takes on its way."""
+    """Return the number of bytes of an encoded vector."""
     if not isinstance(vector, SparseVector):
         return vector.nbytes
     every = vector.size // vector.values.shape[1]
@@ -75,10 +78,10 @@ def encoded_bytes(vector: Vector | SparseVector) -> int:
 
 
 def decode_sparse(data: memoryview) -> SparseVector:
-    """Read a sparse vector; its values are a read-only view of the data.
+    """Decode a sparse vector. Its values are a read-only view of the data.
 
     Raises:
-        WireError: If it is none.
+        WireError: If the bytes are not a valid sparse vector.
     """
     if len(data) < _HEAD.size:
         raise WireError(f"sparse vector: {len(data)} bytes, expected at least {_HEAD.size}")
@@ -103,19 +106,19 @@ def decode_sparse(data: memoryview) -> SparseVector:
 
 
 def _gaps(blocks: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]]:
-    """How many blocks are left out before each."""
+    """Return the number of blocks left out before each one."""
     return np.diff(blocks, prepend=-1) - 1
 
 
 def _gap_bytes(blocks: npt.NDArray[np.integer[Any]], every: int) -> int:
-    """Bytes of a gap, or 0 where bits are shorter."""
+    """Return the number of bytes of a gap, or 0 if bits are shorter."""
     longest = int(_gaps(blocks).max(initial=0))
     gap_bytes = 1 if longest < 1 << 8 else 2 if longest < 1 << 16 else 4
     return gap_bytes if gap_bytes * len(blocks) <= -(-every // 8) else 0
 
 
 def _padded(gap_bytes: int, count: int, every: int) -> int:
-    """Bytes of the positions."""
+    """Return the number of bytes of the positions."""
     return -(-(gap_bytes * count if gap_bytes else -(-every // 8)) // 4) * 4
 
 
@@ -127,9 +130,9 @@ def _positions(data: memoryview, count: int, gap_bytes: int) -> npt.NDArray[np.i
 
 
 def _common_width(indices: npt.NDArray[np.integer[Any]], size: int) -> int:
-    """The widest blocks of which each is wholly among the indices, or not at all.
+    """Return the largest width whose blocks are each entirely among the indices or not at all.
 
-    It divides the position of each change between indices that are there and indices that are not.
+    The width divides every position at which the indices begin or end a run.
     """
     width = size
     for some in (indices[:_SEVERAL], indices):

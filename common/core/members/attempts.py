@@ -1,13 +1,13 @@
-"""An attempt at an update: all members enter at once, and what some of them finish may count.
+"""One attempt at an update: all members start together, and the result of some may suffice.
 
-    all have finished, with one digest            it counts
-    who has finished owns too few slices          it is over: some of the next state died with them
-    some broke off, enough others have finished   it counts; who broke off copies the result
-    one died, and too few can have finished       it is over, and tried anew by all who live
-    nobody answers any more, or too few have it   it is over, and tried anew without the silent
+    all have finished with one digest            it counts
+    the finished members own too few slices      it is over: part of the state died with others
+    some broke off, enough others have finished  it counts, and the others copy the result
+    one died, and too few can still finish       it is over; all living members try again
+    no more answers, and too few have finished   it is over; all but the silent try again
 
-Whoever has finished holds a result that no audit record may ever name: it is applied only if one
-does, so an attempt that is given up by mistake harms nothing.
+A member applies its result only if an audit record names it, so an attempt that is abandoned by
+mistake does no harm.
 """
 
 from __future__ import annotations
@@ -28,48 +28,50 @@ if TYPE_CHECKING:
 
 Verdict: TypeAlias = Literal["open", "whole", "over", "diverged", "different"]
 
-# So long after somebody broke off others are waited for: their answers are under way, or they hang
-# until the attempt is said to be over.
+# Time to wait for the others after one broke off. Their answers are in transit, or they hang until
+# the attempt is declared over.
 BROKEN_S = 0.05
-FLOOR_S = 0.3  # shortest time that an attempt gets
-SLOWER = 5  # times as long as the last ones took: then somebody is frozen, rather than slow
+# Minimum time of an attempt.
+FLOOR_S = 0.3
+# A longer attempt, relative to recent ones, means that a member is frozen and not just slow.
+SLOWER = 5
 RECENT = 16
 
 
 class AttemptTimes:
-    """How long an attempt may take."""
+    """Time limit of attempts."""
 
     def __init__(self) -> None:
         self._recent = deque[float](maxlen=RECENT)
 
     def observe(self, seconds: float) -> None:
-        """Take in how long one took that was finished."""
+        """Add the duration of a finished attempt."""
         self._recent.append(seconds)
 
     def allowed_s(self, first_s: float) -> float:
-        """Time for the next one.
+        """Return the time limit of the next attempt.
 
         Args:
-            first_s: Until one has been measured; the first forms connections, too.
+            first_s: Limit until one was measured. The first attempt also opens connections.
         """
         return FLOOR_S + SLOWER * median(self._recent) if self._recent else first_s
 
 
 class Attempt:
-    """One attempt under way.
+    """One attempt in progress.
 
     Args:
-        reduce: What members were told.
-        round: Whose gradients it adds.
-        membership: Who enters.
-        now: When it begins.
-        allowed_s: How long it may take.
+        reduce: The order to the members.
+        round: Number of the round whose gradients are added up.
+        membership: The members that take part.
+        now: Start of the attempt.
+        allowed_s: Time limit.
     """
 
     def __init__(
         self,
         reduce: Reduce,
-        round: int,  # noqa: A002 -- what it is called everywhere
+        round: int,  # noqa: A002 -- the usual name
         membership: Membership,
         now: float,
         allowed_s: float,
@@ -79,42 +81,45 @@ class Attempt:
         self.membership = membership
         self.members = membership.members
         self.begun = now
-        self.finished = dict["Member", int]()  # the digest that each found
+        # Digest of each member's result.
+        self.finished = dict["Member", int]()
         self.square: float | UnsetType = UNSET
         self._broken = set["Member"]()
-        self.due = now + allowed_s  # when it is judged by what has come by then
+        # Time of the decision by the answers received until then.
+        self.due = now + allowed_s
         self._diverged = False
 
     def finish(self, member: Member, reduced: Reduced) -> None:
-        """A member has the whole result."""
+        """Record that a member has the whole result."""
         if member in self.members:
             self.finished[member] = reduced.digest
             self.square = reduced.square
 
     def break_off(self, member: Member, broken: Broken, now: float) -> None:
-        """A member has left it."""
+        """Record that a member has left the attempt."""
         if member in self.members:
             self._broken.add(member)
             self._diverged |= broken.reason == "not_finite"
             self.due = min(self.due, now + BROKEN_S)
 
     def silent(self, there: Collection[Member]) -> frozenset[Member]:
-        """Members that are there, and of which nothing was heard."""
+        """Return the living members that have not answered."""
         return frozenset(there).intersection(self.members) - self._broken - self.finished.keys()
 
     def judge(self, there: Collection[Member], copies: int, now: float) -> Verdict:
-        """What becomes of it.
+        """Return the state of the attempt.
 
         Args:
-            there: Members that live.
-            copies: How many of them must have its result, where so many live.
-            now: The time.
+            there: Living members.
+            copies: Number of living members that must have the result, if there are as many.
+            now: Current time.
         """
         if self._diverged:
             return "diverged"
         there, silent = frozenset(there).intersection(self.members), self.silent(there)
         has_it = self.finished.keys() & there
-        # Where nobody is known to have died, somebody is about to be: it must not enter again.
+        # Only a known death makes an attempt hopeless. Before that, the next attempt would include
+        # the dead member again.
         hopeless = len(there) < len(self.members) and not self._is_enough(
             has_it | silent, there, copies
         )
@@ -128,7 +133,7 @@ class Attempt:
     def _is_enough(
         self, has_it: AbstractSet[Member], there: AbstractSet[Member], copies: int
     ) -> bool:
-        """Whether so many have finished, of those who live, and so many owners of each slice."""
+        """True if enough living members, and enough owners of each slice, have the result."""
         if len(has_it) < min(copies, len(there)):
             return False
         for ranks in self.membership.owners or ():

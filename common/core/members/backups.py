@@ -1,11 +1,11 @@
-"""Versions of the weights in storage: which one members are asked to store, and what came of it.
+"""Versions of the weights in storage: requests to members, and the results.
 
-    asked ──▶ all of it is stored ──▶ what a leader may fall back to; its checkpoint is published
-      │
-      └── who was to store it is gone, or lacks it ──▶ the version in force then is asked for
+    requested ──▶ all of it is stored ──▶ a leader may fall back to it; its checkpoint is published
+        │
+        └── a storing member is gone, or lacks it ──▶ the current version is requested instead
 
-Who is asked copies at once what it is to store, and tries until that is done: so updates go on
-meanwhile, and a storage that is away for a while delays a backup, and does not cost it.
+A member copies its part at once and retries until it is stored. Updates continue meanwhile, and an
+outage of the storage delays a backup but does not cancel it.
 """
 
 from __future__ import annotations
@@ -24,31 +24,40 @@ if TYPE_CHECKING:
     from common.core.messages import ModelId, Stored
     from common.core.snapshots import Snapshot
 
-AGAIN_S = 1.0  # after which they are asked once more: what was said may be lost
-PATIENCE_S = 30.0  # after which a version is given up for a newer one
-KEPT = 3  # newest versions that are remembered to be in storage
+# Interval of repeated requests, because an answer may be lost.
+AGAIN_S = 1.0
+# Time after which a version is given up for a newer one.
+PATIENCE_S = 30.0
+# Number of stored versions that are remembered.
+KEPT = 3
 
 
 class Backups:
-    """What a leader knows of them.
+    """A leader's knowledge of stored versions.
 
     Args:
-        stored: Versions that are in storage, oldest first; none of them is taken back any more.
+        stored: Versions in storage, oldest first. None of them can be taken back any more.
     """
 
     def __init__(self, stored: Iterable[ModelId]) -> None:
         self.stored = tuple(stored)[-KEPT:]
-        self.made = GENESIS  # the version that members were asked to store
-        self.overdue = False  # a checkpoint's version was given up: another one is to be taken
-        self._from: Sequence[Member] = ()  # who was to store which slice of it
-        self._left = frozenset[int]()  # slices of it that are not stored yet
-        self._asked_at = self._said_at = 0.0  # first; last
-        self._checkpoint: Snapshot | None = None  # whose version is to be stored
-        self._next: Snapshot | None = None  # a later one
+        # The version that members were requested to store.
+        self.made = GENESIS
+        # True if a checkpoint's version was given up, so that a new checkpoint is needed.
+        self.overdue = False
+        # Member that stores each slice.
+        self._from: Sequence[Member] = ()
+        # Slices that are not stored yet.
+        self._left = frozenset[int]()
+        self._asked_at = self._said_at = 0.0  # first and last request
+        # The checkpoint whose version is to be stored.
+        self._checkpoint: Snapshot | None = None
+        # A later checkpoint.
+        self._next: Snapshot | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether a checkpoint waits for its version to be stored."""
+        """True if a checkpoint waits for its version to be stored."""
         return self._checkpoint is not None or self._next is not None
 
     def take(self, checkpoint: Snapshot) -> Iterator[do.PublishSnapshot]:
@@ -62,7 +71,7 @@ class Backups:
             self._checkpoint = checkpoint
 
     def receive(self, said: Stored) -> Iterator[do.PublishSnapshot]:
-        """A member has stored something; or lacks what it was asked for, where that is empty."""
+        """Process a report of stored slices. Empty slices mean that the member lacks them."""
         if said.made != self.made or not self._left:
             return
         if said.slices is UNSET:
@@ -88,14 +97,14 @@ class Backups:
         *,
         needed: bool,
     ) -> Sequence[Member]:
-        """Whom to ask now, by slice, for `self.made`; nobody, where all were asked.
+        """Return the members to request `self.made` from, by slice. Empty if all were requested.
 
         Args:
-            made: The version in force.
-            holders: By slice who can store it.
-            is_gone: Whether a member lives no more.
-            now: The time.
-            needed: Whether this version must be stored even without a checkpoint.
+            made: The current version.
+            holders: Returns a member for each slice that can store it.
+            is_gone: Returns True if a member is dead.
+            now: Current time.
+            needed: True if this version must be stored even without a checkpoint.
         """
         if self._left:
             given_up = now >= self._asked_at + PATIENCE_S or any(map(is_gone, self._lacking))
@@ -106,7 +115,8 @@ class Backups:
                 return self._from
             self._left = frozenset()
         asked = [each for each in (self._next, self._checkpoint) if each is not None]
-        newest = [each for each in asked if each.made == made]  # of others nobody holds all
+        # No set of members holds all of any other version.
+        newest = [each for each in asked if each.made == made]
         self._checkpoint, self._next = newest[0] if newest else None, None
         self.overdue |= bool(asked) and not newest
         if made in self.stored or not (newest or needed):
@@ -118,12 +128,12 @@ class Backups:
 
     @property
     def _lacking(self) -> frozenset[Member]:
-        """Who has not stored all that it was asked for."""
+        """Members that have not stored all their slices."""
         return frozenset(self._from[number] for number in self._left)
 
     def _published(self, checkpoint: Snapshot) -> do.PublishSnapshot:
         return do.PublishSnapshot(replace(checkpoint, stored=self.stored), checkpoint=True)
 
     def due(self) -> float:
-        """When it wants to ask again."""
+        """Return the time of the next request."""
         return self._said_at + AGAIN_S if self._left else float("inf")

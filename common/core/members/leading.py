@@ -1,18 +1,19 @@
-"""The leader of members that hold the weights: it decides who enters what, and touches no number.
+"""The leader's side of aggregation by members that hold the weights. It computes no numbers.
 
     all K gradients ready ──Reduce──▶ members enter ──Reduced──▶ UpdateApplied, naming the attempt
           ▲                              │ Broken, silence              │ read back
-          └── without who is lost ◀──────┘                              ▼
+          └── without lost members ◀─────┘                              ▼
                                               the next trigger names the attempt: members apply it
 
-Members apply a result only once its audit record was read back, so a takeover takes nothing back:
-whoever leads next finds members at the newest update, or one before it with the result prepared.
-Whoever holds anything else copies it from one that does. Only if nobody lives that holds the newest
-update, all answer, and nobody else came for a while, the leader falls back to an older one.
+Members apply a result only after its audit record was read back, so a takeover undoes nothing: the
+next leader finds members at the newest update, or one before it with the result prepared. A member
+in any other state copies from one of these. The leader falls back to an older update only if no
+living member holds the newest one, all members have answered, and no other member has appeared for
+the grace period.
 
-Where slices of the weights have owners, these alone hold the optimizer's state of each: a slice
-without a living owner is an update that nobody holds whole. Who should own which changes with who
-is there (`common.core.members.stages`); who is to own more copies it first.
+If slices of the weights have owners, only the owners of a slice hold its optimizer state, so an
+update with an ownerless slice is incomplete. The preferred owners change with the set of workers
+(`common.core.members.stages`). A member copies a slice before it becomes an owner.
 """
 
 from __future__ import annotations
@@ -67,27 +68,35 @@ if TYPE_CHECKING:
     from common.core.settings import AggregationSettings, Stage
     from common.core.snapshots import Snapshot
 
-STILL_S = 1.0  # between looks of a leader whom nothing held up
-REPORT_S = 0.2  # between questions to members of whom nothing is known
-COPY_S = 1.0  # after which a copy that nobody spoke of is ordered again
-# An update waits for a copy this long at most, whatever members say of their weights: 600 s are
+# Expected time between polls. A longer gap means that the leader itself was delayed.
+STILL_S = 1.0
+# Interval of report requests while some member has not reported.
+REPORT_S = 0.2
+# Time after which an unconfirmed copy is ordered again.
+COPY_S = 1.0
+# Longest time that an update waits for a copy, for any size that members report. 600 s are
 # enough for 15 billion numbers.
 MOST_HEAL_S = 600.0
-REFUSED_S = 60.0  # that the status tells of a report that was refused, or of a silent member
-MOST_REFUSED = 20  # workers of which it tells at once
-# Attempts in a row whose results differ or are not finite before the job is held: the same batches
-# give the same again, a single forged report does not.
+# Time that the status shows a refused report or a silent member.
+REFUSED_S = 60.0
+# Maximum number of such workers in the status.
+MOST_REFUSED = 20
+# Consecutive attempts with different or non-finite results before the job is held. The same batches
+# give the same result again, but a single forged report does not.
 CONFIRMED = 3
-SOLE = 3  # lifetimes that who alone holds something may be silent
+# Lifetimes of silence allowed to a member that alone holds something.
+SOLE = 3
 SILENT = "it does not answer: it stands still, or what it is said to have said was forged"
 RIVAL = "another process of its name is believed"
-# Members that must have an update whole where others broke off: no single death then loses it.
+# Members that must have the whole update if others broke off, so that no single death loses it.
 COPIES = 2
-AGAIN = 10  # times `heal_s` after which an update waits for the same member once more
-# Where the job's owner names no times: connections are made, and numbers sent, at least as fast.
+# Multiple of `heal_s` after which an update waits for the same member again.
+AGAIN = 10
+# Defaults if the job sets no times: setup time, and numbers per second that any network copies.
 HEAL_S, HEALED_PER_S = 1.0, 25_000_000
 FORM_S, ADDED_PER_S = 2.5, 5_000_000
-LAST: Stage = 3  # in which reliable machines compute no gradients
+# The stage in which reliable machines compute no gradients.
+LAST: Stage = 3
 
 DIVERGED = (
     "diverged: a sum of finite gradients is not finite; lower the learning rate and start again"
@@ -101,60 +110,71 @@ DIFFERENT = (
 
 @dataclass(slots=True)
 class _Tries:
-    """Attempts at the update that comes next."""
+    """Attempts at the next update."""
 
     current: Attempt | None = None
     verdict: str = "open"
     times: AttemptTimes = field(default_factory=AttemptTimes)
-    pending: Attempt | None = None  # its record is on its way
-    doubtful: int = 0  # in a row whose results differ, or are not finite
+    # An attempt whose audit record is not read back yet.
+    pending: Attempt | None = None
+    # Consecutive attempts whose results differ or are not finite.
+    doubtful: int = 0
 
 
 @dataclass(slots=True)
 class _NextOrders:
-    """What the next trigger is to say."""
+    """Content of the next trigger."""
 
     report: bool = True
     copies: dict[Member, Copy] = field(default_factory=dict)
     stores: tuple[Member, ...] = ()
-    hot: ModelId | None = None  # the version of the newest hot snapshot
-    offered: bool = False  # whether this version is for evaluators
+    # Version of the newest hot snapshot.
+    hot: ModelId | None = None
+    # True if this version is for evaluators.
+    offered: bool = False
 
 
 @dataclass(slots=True)
 class _Owned:
-    """Who holds which slices of the weights."""
+    """Ownership of the slices of the weights."""
 
     stage: Stage | None = None
-    holders: tuple[tuple[Member, ...], ...] = ()  # by slice, of all who are whole
-    cramped: bool = False  # all who stay lack the memory for some slices
-    stranded: bool = False  # some slices are held by none that could pass them on
+    # Holders of each slice's optimizer state, among the members with the current weights.
+    holders: tuple[tuple[Member, ...], ...] = ()
+    # True if all staying members lack the memory for some slices.
+    cramped: bool = False
+    # True if some slice has no holder that could pass it on.
+    stranded: bool = False
 
 
 @dataclass(slots=True)
 class _Since:
-    """Times of what is asked and what is not known."""
+    """Start times of requests and of unclear situations."""
 
     asked_at: float = float("-inf")
     looked_at: float = float("-inf")
-    lost: float = float("inf")  # nobody in sight holds the newest update
-    unclear: float = float("inf")  # somebody lacks the weights, or nobody holds them
-    # Until then all are to say what they hold, before the first who does is asked for all.
+    # Time since which no visible member holds the newest update.
+    lost: float = float("inf")
+    # Time since which some member, or every member, lacks the weights.
+    unclear: float = float("inf")
+    # Time until which the leader collects reports before it chooses the first members.
     patient: float = float("inf")
 
 
 class GroupAggregation:
-    """What a leader knows of its members.
+    """State of a leader's members.
 
     Args:
-        epoch: The leader's.
-        snapshot: What it starts from, rolled forward.
-        history: Of the updates topic; somebody feeds it.
-        settings: The job's.
-        grace_s: So long who holds the newest update may be out of sight.
+        epoch: Epoch of the leader.
+        snapshot: The snapshot that the leader starts from, rolled forward.
+        history: Fold of the updates topic. The owner feeds it.
+        settings: Settings of the job.
+        grace_s: Time that the holder of the newest update may be unreachable before the leader
+            rolls back.
     """
 
-    unread_audits = 0  # members apply what was read back, and compute the next one upon it
+    # Members compute the next gradient on the update that was read back.
+    unread_audits = 0
 
     def __init__(
         self,
@@ -169,10 +189,11 @@ class GroupAggregation:
         self._count = 0 if settings.slices is None else settings.slices.count
         self._grace_s = grace_s
         self._history = history
-        self._made = snapshot.made  # read back, so that members may apply it
+        # The version was read back, so members may apply it.
+        self._made = snapshot.made
         self._by = snapshot.attempt or None
         self._origin = 0
-        # This leader takes none of these back; of old ones the history may know nothing any more.
+        # This leader takes none of these back. The history may no longer contain the old ones.
         path, newest = history.path, snapshot.made.version
         self._backups = Backups(
             made
@@ -186,16 +207,21 @@ class GroupAggregation:
         self._next = _NextOrders()
         self._owned = _Owned()
         self._since = _Since()
-        self._copying = dict[Member, tuple[float, float]]()  # since when; last ordered
-        self._expiring = False  # all who hold it, or a slice of it, leave, and it is not in storage
+        # Start of each copy, and the time it was last ordered.
+        self._copying = dict[Member, tuple[float, float]]()
+        # True if all holders of the version, or of a slice of it, leave before it is in storage.
+        self._expiring = False
         self._live = frozenset["WorkerId"]()
         self._there = frozenset["WorkerId"]()
-        self.news = True  # for the next trigger
+        # True if the next trigger has something to say.
+        self.news = True
         self._progress = snapshot.progress
-        # A worker that holds the newest version, as far as that is known.
+        # A worker that holds the newest version, if one is known.
         self.holder: WorkerId | None = None
-        self._refused = dict["WorkerId", tuple[float, str]]()  # until when it is told, and why
-        self.fallback: ModelId | None = None  # the version to go back to, where the newest is lost
+        # End of the display in the status, and the reason.
+        self._refused = dict["WorkerId", tuple[float, str]]()
+        # The version to roll back to if the newest is lost.
+        self.fallback: ModelId | None = None
 
     @property
     def _heal_s(self) -> float:
@@ -209,23 +235,23 @@ class GroupAggregation:
 
     @property
     def stored(self) -> tuple[ModelId, ...]:
-        """Versions in storage, as far as it remembers them."""
+        """Versions known to be in storage."""
         return self._backups.stored
 
     @property
     def storing(self) -> bool:
-        """Whether a checkpoint waits for a member to store its version."""
+        """True if a checkpoint waits for a member to store its version."""
         return self._backups.waits
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether one must be taken now, whatever the schedule."""
+        """True if a checkpoint must be taken now, regardless of the schedule."""
         return self._expiring or self._backups.overdue
 
-    # --- what is told -------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------
 
     def orders(self, trigger: TriggerId) -> GroupOrders:
-        """What the next trigger says."""
+        """Return the group's part of the next trigger."""
         self._reports.posted(trigger)
         copies = tuple(self._next.copies.values())
         named = {*self._membership.members, *(copy.member for copy in copies)}
@@ -254,12 +280,12 @@ class GroupAggregation:
         return orders
 
     def publish(self, model: ModelId, *, whole: bool = True) -> tuple[CoordinatorCommand, ...]:  # noqa: ARG002
-        """Tell all again: somebody lacks something."""
+        """Send the state to all members again, because one of them lacks something."""
         self.news = True
         return ()
 
     def receive(self, reply: GroupReply, now: float) -> tuple[CoordinatorCommand, ...]:
-        """Take in what a member says; a checkpoint may be whole by it."""
+        """Process a member's message, which may complete a checkpoint."""
         self._stand_still(now)
         if why := self._why_unbelieved(reply, now):
             return (do.Drop(reply, why),)
@@ -287,7 +313,7 @@ class GroupAggregation:
         return ()
 
     def _why_unbelieved(self, reply: GroupReply, now: float) -> str:
-        """Return why a word counts for nothing; empty if its sender is heard."""
+        """Return why a message is ignored. Empty if its sender is believed."""
         if isinstance(reply, StateReport):
             wrong = self._reports.why_wrong(reply, self._made, self._count)
             if wrong:
@@ -310,13 +336,13 @@ class GroupAggregation:
         self._accusations.add(member, known.intersection(unreachable), now)
 
     def _refuse(self, worker: WorkerId, reason: str, now: float) -> None:
-        """Tell in the status for a while why somebody is not believed."""
+        """Show for a while in the status why a worker is not believed."""
         self._refused = {w: each for w, each in self._refused.items() if each[0] > now}
         if worker in self._refused or len(self._refused) < MOST_REFUSED:
             self._refused[worker] = now + REFUSED_S, reason
 
     def _stand_still(self, now: float) -> None:
-        """Hold it against nobody that the leader itself stood still."""
+        """Shift deadlines by the time that the leader itself was delayed."""
         pause_s = max(now - self._since.looked_at - STILL_S, 0.0) if self._there else 0.0
         self._since.lost += pause_s
         self._since.unclear += pause_s
@@ -324,21 +350,21 @@ class GroupAggregation:
         self._since.looked_at = now
 
     def take_reborn(self) -> frozenset[WorkerId]:
-        """Workers of whom another process came back under the name, since this was last asked."""
+        """Return workers that another process of the same name replaced since the last call."""
         return self._reports.take_reborn()
 
-    # --- who may take part --------------------------------------------------------------------
+    # --- eligibility --------------------------------------------------------------------------
 
     def look(
         self, there: frozenset[WorkerId], live: frozenset[WorkerId], rounds: Rounds, now: float
     ) -> None:
-        """Judge what is under way by who lives; then choose members, and heal the others.
+        """Evaluate the current attempt, choose members and order copies.
 
         Args:
-            there: Workers that live.
-            live: Those of them that do not leave.
-            rounds: In flight.
-            now: The time.
+            there: Living workers.
+            live: The living workers that are not about to leave.
+            rounds: Rounds in flight.
+            now: Current time.
         """
         self._stand_still(now)
         self._there, self._live = there, live
@@ -378,7 +404,7 @@ class GroupAggregation:
             self._choose(members, wanted, rounds)
 
     def _question_s(self, now: float) -> float:
-        """Time between questions what all hold: infinite if nothing is unclear."""
+        """Return the interval between report requests. Infinite if nothing is unclear."""
         unknown = self._reports.unknown(self._there)
         silent = {worker for worker, (_, why) in self._refused.items() if why == SILENT}
         if unknown - silent:
@@ -387,12 +413,12 @@ class GroupAggregation:
         return STILL_S if unclear else float("inf")
 
     def _doubt(self, whole: frozenset[Member], now: float) -> None:
-        """Forget who does not answer while something is unclear: its words may be forged."""
+        """Forget silent members while something is unclear, since their reports may be forged."""
         unclear = bool(self._reports.members(self._live) - whole)
         self._since.unclear = min(self._since.unclear, now) if unclear else float("inf")
         if now < self._since.unclear + LIFETIME_S:
             return
-        # Without these an update would be taken back: so they may stand still for longer.
+        # Losing these members would take an update back, so they get more time.
         needed = self._sole_holders() | (whole if len(whole) == 1 else frozenset())
         for member in sorted(self._reports.members(self._there)):
             patience = SOLE if member in needed and self._made != GENESIS else 1
@@ -413,12 +439,13 @@ class GroupAggregation:
             self._tries.doubtful = 0
             self._tries.times.observe(now - attempt.begun)
         elif self._tries.verdict == "over":
-            if now >= attempt.due:  # else some were not waited for
+            # An attempt that ends earlier has not waited for its silent members.
+            if now >= attempt.due:
                 self._reports.forget(member.worker for member in attempt.silent(there))
             self._end_attempt()
 
     def _end_attempt(self) -> None:
-        """All leave it, by a later membership: what it began never meets what comes next."""
+        """End the attempt by a new membership, so that its messages never match a later attempt."""
         self._tries.current, self._tries.verdict = None, "open"
         self._membership = replace(self._membership, number=self._membership.number + 1)
         self.news = True
@@ -426,7 +453,7 @@ class GroupAggregation:
     def _candidates(
         self, whole: frozenset[Member], rounds: Rounds, now: float
     ) -> tuple[Member, ...]:
-        """Who can be members: they hold the weights, and reach each other."""
+        """Return workers that can be members: they hold the weights and reach each other."""
         needed = {Member(g.worker, g.life) for round_ in rounds for g in round_.ready}
         needed |= self._sole_holders()
         idle = rounds.assigner.idle(self._there)
@@ -440,9 +467,9 @@ class GroupAggregation:
         wanted: tuple[tuple[Member, ...], ...],
         rounds: Rounds,
     ) -> None:
-        """Begin a membership where others are whole, or reach each other, than those of the last.
+        """Begin a new membership if the eligible members or the owners have changed.
 
-        What was computed by who is left out is lost with it.
+        Gradients of excluded members are lost with them.
         """
         owners: tuple[tuple[int, ...], ...] | UnsetType = UNSET
         if self._settings.slices is not None:
@@ -460,17 +487,17 @@ class GroupAggregation:
             round_.uncount(lambda gradient: Member(gradient.worker, gradient.life) not in members)
 
     def able(self, workers: frozenset[WorkerId]) -> frozenset[WorkerId]:
-        """Those of these that can compute: they hold the weights, and others reach them."""
+        """Return those of `workers` that can compute: they hold the weights and are reachable."""
         members = self._membership.members
         if self._owned.stage == LAST:
             machines = self._reports.machines(members)
             members = tuple(m.member for m in machines if m.tier == "spot") or members
         return workers & {member.worker for member in members}
 
-    # --- who owns which slices ----------------------------------------------------------------
+    # --- slices ---------------------------------------------------------------------------------
 
     def _sole_holders(self) -> set[Member]:
-        """Who alone holds a slice, of those that stay."""
+        """Return staying members that are the only holder of a slice."""
         found = set[Member]()
         for holders in self._owned.holders:
             staying = [member for member in holders if member.worker in self._live]
@@ -479,7 +506,7 @@ class GroupAggregation:
         return found
 
     def _wanted(self, members: tuple[Member, ...]) -> tuple[tuple[Member, ...], ...]:
-        """By slice who should own it, of members that stay."""
+        """Return the preferred owners of each slice, chosen from the members that stay."""
         settings = self._settings.slices
         if settings is None or not members:
             return ()
@@ -493,17 +520,18 @@ class GroupAggregation:
         return wanted
 
     def _owners(self, number: int, wanted: tuple[tuple[Member, ...], ...]) -> list[Member]:
-        """Who holds a slice: first those that should own it, then any others."""
+        """Return the holders of a slice, preferred owners first."""
         should, holders = wanted[number] if wanted else (), self._owned.holders[number]
         first = [member for member in should if member in holders]
         settings = self._settings.slices
         if first and settings is not None and len(should) < settings.owners:
-            return first  # others lack the memory
+            # The other members lack the memory.
+            return first
         return first + [member for member in holders if member not in first]
 
     @property
     def status(self) -> GroupStatus:
-        """Who takes part, who cannot, and for whom updates wait."""
+        """Members, excluded workers with reasons, and the copies that updates wait for."""
         members, now = self._membership.members, self._since.looked_at
         inside = {member.worker for member in members}
         left_out = {w: why for w, (until, why) in self._refused.items() if until > now}
@@ -532,7 +560,7 @@ class GroupAggregation:
         }
         return GroupStatus(workers, left_out, self._owned.stage or 0, owners, waits)
 
-    # --- who lacks the weights ----------------------------------------------------------------
+    # --- copies of the weights ----------------------------------------------------------------
 
     def _heal(
         self, whole: frozenset[Member], wanted: tuple[tuple[Member, ...], ...], now: float
@@ -564,7 +592,7 @@ class GroupAggregation:
     def _lacking(
         self, whole: frozenset[Member], wanted: tuple[tuple[Member, ...], ...]
     ) -> dict[Member, frozenset[int]]:
-        """Who lacks the weights, or else slices that it should own."""
+        """Return the members that lack the weights, or slices that they should own."""
         there = self._reports.members(self._live)
         lacking = dict.fromkeys(there - whole, frozenset[int]())
         for number, members in enumerate(wanted):
@@ -574,16 +602,16 @@ class GroupAggregation:
         return lacking
 
     def _waits(self, now: float) -> bool:
-        """Whether somebody copies for whom the next update waits."""
+        """True if the next update waits for a copy."""
         return any(now < since + self._heal_s for since, _ in self._copying.values())
 
     def _seek(self, whole: frozenset[Member], lost: tuple[int, ...], now: float) -> None:
-        """Nobody in sight holds the newest update whole: have it made or fetched, or fall back.
+        """Restore the newest update, which no visible member holds whole, or fall back.
 
         Args:
-            whole: Who holds its weights.
-            lost: Slices of which nobody holds the rest.
-            now: The time.
+            whole: Members that hold its weights.
+            lost: Slices whose optimizer state no member holds.
+            now: Current time.
         """
         answered = sorted(self._reports.members(self._live))
         unknown = self._reports.unknown(self._there)
@@ -614,25 +642,28 @@ class GroupAggregation:
             self.news = True
 
     def dismiss(self) -> None:
-        """The job is over: whoever leaves may go."""
+        """Dissolve the membership, because the job is finished."""
         self._membership, self.news = Membership(self._membership.number + 1), True
 
     # --- updates ------------------------------------------------------------------------------
 
     def why_not(self, gradient: Gradient | GradientReady) -> str:
-        """Why it does not count: it must be there when members enter."""
+        """Return why a gradient does not count. Its member must take part in the reduction."""
         if isinstance(gradient, Gradient):
             return "its numbers came along, and members add them up"
         known = Member(gradient.worker, gradient.life) in self._membership.members
         return "" if known else "its member is none any more"
 
     def finished(self, round_: Round, draft_of: Callable[[], UpdateApplied], now: float) -> bool:
-        """Whether members have the result of a round; else have them enter, once they can.
+        """Start the reduction of a round if possible, and report if its result is ready.
 
         Args:
-            round_: All of whose gradients are ready.
-            draft_of: What it would be.
-            now: The time.
+            round_: A round whose gradients are all ready.
+            draft_of: Builds the update that the round would make.
+            now: Current time.
+
+        Returns:
+            True if enough members have the result.
         """
         if self._tries.current is not None:
             return self._tries.verdict == "whole"
@@ -659,11 +690,11 @@ class GroupAggregation:
 
     @property
     def error(self) -> str:
-        """Why the job must be held; mostly empty."""
+        """Reason why the job must be held. Usually empty."""
         return {"diverged": DIVERGED, "different": DIFFERENT}.get(self._tries.verdict, "")
 
     def sign(self, draft: UpdateApplied) -> UpdateApplied:
-        """The update, with the attempt that made it."""
+        """Return the update with the attempt that made it."""
         attempt = self._tries.current
         if attempt is None:
             raise AssertionError("it was finished")
@@ -674,21 +705,21 @@ class GroupAggregation:
 
     def apply(
         self,
-        round_: Round,  # noqa: ARG002 -- the other form's
+        round_: Round,  # noqa: ARG002 -- used by BoardAggregation
         update: UpdateApplied,  # noqa: ARG002
         *,
         measured: bool,  # noqa: ARG002
     ) -> tuple[CoordinatorCommand, ...]:
-        """Members do so once its record was read back."""
+        """Wait for the audit record. Members apply the update after it was read back."""
         self._tries.pending, self._tries.current = self._tries.current, None
         self._tries.verdict = "open"
         return ()
 
     def read_back(self, update: UpdateApplied) -> float | UnsetType:
-        """Its record counts: who finished it may apply it, all others copy it.
+        """Commit an attempt: members that finished it may apply it, the others copy.
 
         Returns:
-            How large the sum was, where that was asked for.
+            Squared norm of the sum, if it was requested.
         """
         attempt, self._tries.pending = self._tries.pending, None
         if attempt is None:
@@ -704,7 +735,7 @@ class GroupAggregation:
         return attempt.square
 
     def discard(self, round_: Round) -> tuple[CoordinatorCommand, ...]:
-        """The round is put back: its attempt is over."""
+        """End the attempt of a round that is put back."""
         if self._tries.current is not None and self._tries.current.round == round_.number:
             self._end_attempt()
         return ()
@@ -714,31 +745,31 @@ class GroupAggregation:
     def snapshots(
         self, commands: Iterable[do.CopyWeights | do.PublishSnapshot]
     ) -> Iterator[do.CopyWeights | do.PublishSnapshot]:
-        """The protocol's part goes out at once; a checkpoint once its version is in storage."""
+        """Publish the protocol's part at once, and a checkpoint when its version is in storage."""
         for command in commands:
             if isinstance(command, do.PublishSnapshot):
                 yield replace(command, checkpoint=False)
-                # Its weights are to be there.
+                # A member adds the weights of this version.
                 self._next.hot, self.news = command.snapshot.made, True
                 if command.checkpoint:
                     yield from self._backups.take(command.snapshot)
 
     def marked(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot, with what is to be known of members."""
+        """Return the snapshot with the state of the members added."""
         by = self._by if self._tries.pending is None else self._tries.pending.reduce.attempt
         attempt, stored = by or UNSET, self._backups.stored or UNSET
         return replace(snapshot, attempt=attempt, stored=stored, slices=self._count)
 
     def change(self, settings: AggregationSettings | None, *, parts: bool) -> None:
-        """The job was changed; who is to let others hold the weights goes by what was."""
+        """Apply changed settings, unless the weights are about to be handed over."""
         if settings is not None and not parts:
             self._settings = settings
 
     def keep(self, made: ModelId) -> None:
-        """It hears that of members alone: see `receive`."""
+        """Do nothing. Members report stored versions themselves, see `receive`."""
 
     def _ask_to_store(self, member: Member, now: float) -> None:
-        """Have a version stored: a checkpoint's, or one to copy from."""
+        """Request that members store a version, for a checkpoint or as a source of copies."""
         stores = self._backups.ask(
             self._made,
             lambda: [holders[0] for holders in self._owned.holders] or [member],
@@ -750,7 +781,7 @@ class GroupAggregation:
             self._next.stores, self.news = tuple(stores), True
 
     def due(self) -> float:
-        """When it wants to look again."""
+        """Return the time of the next poll."""
         times = list[float]()
         if self._tries.current is not None:
             times.append(self._tries.current.due)

@@ -1,7 +1,7 @@
-"""Who may add gradients up together: members that reach each other, as far as is known.
+"""Choice of members that reach each other, as far as is known.
 
-Whoever cannot reach a peer says so; nobody learns that links work again. So accusations fade, and
-then those two are put together once more.
+A member reports a peer that it cannot reach, but nobody reports that a link works again. So reports
+expire, and the two members are tried together again.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ if TYPE_CHECKING:
     from common.core.messages import Member, WorkerId
 
 _LOOPBACK = ("127.", "[::1]")
-ACCUSED_S = 60.0  # that two are kept apart: a link that was cut may be mended
+# Time that two members are kept apart. Afterwards the link may work again.
+ACCUSED_S = 60.0
 
 
 class Accusations:
-    """Pairs of members of which one could not reach the other lately."""
+    """Pairs of members with a recent report that one could not reach the other."""
 
     def __init__(self) -> None:
         self._until = dict[frozenset["Member"], float]()
 
     def add(self, member: Member, unreachable: Iterable[Member], now: float) -> None:
-        """A member could not reach these."""
+        """Record that a member could not reach these."""
         for other in unreachable:
             self._until[frozenset((member, other))] = now + ACCUSED_S
 
     def between(self, one: Member, other: Member, now: float) -> bool:
-        """Whether these two are kept apart."""
+        """True if two members are kept apart."""
         return self._until.get(frozenset((one, other)), now) > now
 
     def clique(
         self, members: Iterable[Member], needed: Collection[Member], now: float
     ) -> frozenset[Member]:
-        """Members of which no two are kept apart: the most accused are left out first.
+        """Return members without any pair that is kept apart. The most reported ones are left out.
 
         Args:
-            members: Of whom.
-            needed: To be left out last: they have gradients that count.
-            now: The time.
+            members: Candidates.
+            needed: Members with gradients that count, which are left out last.
+            now: Current time.
         """
         self._until = {pair: until for pair, until in self._until.items() if until > now}
         left = set(members)
@@ -52,7 +53,7 @@ class Accusations:
 
 
 def why_cramped(room: int, count: int) -> str:
-    """Why slices are owned by nobody, and no update is made."""
+    """Return why some slices have no owner, so that no update is made."""
     return (
         f"it has memory for {room} of the {count} slices of the optimizer's state, and all workers"
         " together for too few: take larger machines or more of them"
@@ -68,7 +69,7 @@ def why_double(worker: WorkerId) -> str:
 
 
 def why_odd(numbers: int, of_most: int) -> str:
-    """Return why a worker takes no part whose model is not as large as the others'."""
+    """Return why a worker takes no part whose model has another size than the others'."""
     return (
         f"its model has {numbers:,} numbers, that of most workers {of_most:,}: it runs another"
         " version of the task, or what it is said to have said was forged"
@@ -76,11 +77,12 @@ def why_odd(numbers: int, of_most: int) -> str:
 
 
 def why_apart(worker: WorkerId, others: list[WorkerId], addresses: Mapping[WorkerId, str]) -> str:
-    """Why a worker is left out that some members do not reach, or that does not reach them."""
+    """Return why a worker is excluded that some members cannot reach, or that cannot reach them."""
     named = {each: f"{each} ({addresses.get(each, 'no address')})" for each in (worker, *others)}
     reason = f"{named[worker]} and {', '.join(named[o] for o in others)} do not reach each other"
     loopback = [each for each in named if addresses.get(each, "").startswith(_LOOPBACK)]
-    if len(loopback) == len(named):  # by tunnels each may have Redis at one, wherever it runs
+    # If tunnels are used, each worker may reach Redis at a loopback address on any machine.
+    if len(loopback) == len(named):
         return (
             f"{reason}: loopback addresses serve one machine alone; on several, set DOLL_ADVERTISE"
             " on each"

@@ -1,15 +1,15 @@
-"""A member: it holds the weights of one version, and the result of an attempt at the next.
+"""State machine of a member: the version of the weights it holds, and the result of an attempt.
 
-    trigger names a version ──▶ it holds it             gradients of it can be computed
-                            ──▶ it has prepared it      it applies what it has, and holds it
-                            ──▶ else                    it says what it holds, and is told to copy
+    trigger names a version ──▶ the member holds it       gradients can be computed
+                            ──▶ it has prepared it        it applies it, and holds the version
+                            ──▶ otherwise                 it reports its state, and must copy
 
-What a leader has decided alone moves a member from one version to the next; which one a result is
-for, it knows by the attempt that the audit names. It enters an attempt only with the version that
-is named, and with every gradient that it is to add; else it breaks off at once, so that all know.
+Only decisions of the leader move a member from one version to the next. The audit record names the
+attempt whose result applies. A member enters an attempt only with the named version and with all
+gradients that it has to add. Otherwise it breaks off immediately, so that all members know.
 
-Where slices of the weights have owners, it holds all weights, and the optimizer's state of some
-slices: those that it owned in the attempt that it applied, and those that it copied since.
+If slices of the weights have owners, a member holds all weights, but the optimizer state of only
+some slices: those it owned in the attempt that it applied, and those it has copied since.
 """
 
 from __future__ import annotations
@@ -45,37 +45,41 @@ if TYPE_CHECKING:
     from common.core.members.stages import MemberMachine
     from common.core.messages import BrokenReason, GroupOrders, GroupReply, UpdateTrigger
 
-Gradient: TypeAlias = tuple[tuple[int, ...], float]  # of which batches, walked at which rate
+# Batches, and the rate of the local steps.
+Gradient: TypeAlias = tuple[tuple[int, ...], float]
 
 
 class ReplicaCommand(msgspec.Struct, frozen=True, gc=False):
-    """One thing that a member wants done."""
+    """Command of a member to its shell."""
 
 
 class Enter(ReplicaCommand, frozen=True):
-    """Add one's gradients to those of all members; report what came of it."""
+    """Add the own gradients to those of all members, and report the outcome."""
 
     membership: Membership
     reduce: Reduce
 
 
 class ApplyResult(ReplicaCommand, frozen=True):
-    """The result in hand is that of a version: take the step."""
+    """Take the step with the prepared result, which belongs to this version."""
 
     made: ModelId
 
 
 class CopyState(ReplicaCommand, frozen=True):
-    """Take over all that the source holds, if that is still this version; report."""
+    """Copy the source's state if it still is of this version, and report."""
 
-    source: Member | None  # None: from storage, or by the specification
+    # None to load from storage, or to build version 0 from the specification.
+    source: Member | None
     made: ModelId
-    ordered: TriggerId  # by which both know each other
-    slices: Slices = UNSET  # of whose optimizer state
+    # Trigger that ordered the copy, which both sides use as its id.
+    ordered: TriggerId
+    # Slices whose optimizer state is copied.
+    slices: Slices = UNSET
 
 
 class OfferState(ReplicaCommand, frozen=True):
-    """Let another take over all that is held."""
+    """Let another member copy the state."""
 
     to: Member
     ordered: TriggerId
@@ -83,35 +87,38 @@ class OfferState(ReplicaCommand, frozen=True):
 
 
 class StoreState(ReplicaCommand, frozen=True):
-    """Put this version into storage, or slices of it; report."""
+    """Put this version, or slices of it, into storage, and report."""
 
     made: ModelId
     slices: Slices = UNSET
 
 
 class ShareWeights(ReplicaCommand, frozen=True):
-    """Leave the weights of this version on the board; nobody waits for that."""
+    """Publish the weights of this version on the board, in the background."""
 
     made: ModelId
-    by: int  # the leader's epoch
-    hot: bool  # beside its hot snapshot
-    offered: bool  # for evaluators
+    # Epoch of the leader.
+    by: int
+    # True if they complete the leader's hot snapshot.
+    hot: bool
+    # True if they are for evaluators.
+    offered: bool
 
 
 class Say(ReplicaCommand, frozen=True):
-    """Tell the leader."""
+    """Send a message to the leader."""
 
     reply: GroupReply
 
 
 class WeightReplica:
-    """What one process holds, and what it does by each trigger; its shell has the numbers.
+    """State of one process, and its reaction to each trigger. The shell has the actual numbers.
 
     Args:
-        member: The worker, and its life.
-        address: Where others reach it.
-        numbers: P + B, of the weights.
-        machine: What it runs on, where slices have owners.
+        member: The worker and its life.
+        address: Address for other members.
+        numbers: Number of weights and buffers: P + B.
+        machine: Machine of the process, if slices have owners.
     """
 
     def __init__(
@@ -125,40 +132,55 @@ class WeightReplica:
         self._address = address
         self._numbers = numbers
         self._machine = machine
-        self.made: ModelId | None = None  # the version that it holds
-        self.origin = 0  # of version 0: the life of the member that made it
-        self.slices: Slices = UNSET  # whose optimizer state it holds at that version
-        self.last_trigger = TriggerId(-1, 0)  # the newest trigger taken in
-        self._model = GENESIS  # of the newest trigger
-        self._orders: GroupOrders | None = None  # likewise
-        self._base: ModelId | None = None  # what the result in hand is a step from
-        self._prepared: AttemptId | None = None  # whose result it has in hand
-        self._owned: Slices = UNSET  # in the attempt that it entered last
-        self._attempt: AttemptId | None = None  # that it is in
-        self._last: AttemptId | None = None  # that it entered or broke off
-        self._broken: tuple[int, int] | None = None  # the membership that it has broken off in
+        # The version that the member holds.
+        self.made: ModelId | None = None
+        # Life of the member that made version 0, if that is held.
+        self.origin = 0
+        # Slices whose optimizer state is held at that version.
+        self.slices: Slices = UNSET
+        # The newest trigger received.
+        self.last_trigger = TriggerId(-1, 0)
+        # Model of the newest trigger.
+        self._model = GENESIS
+        # Group orders of the newest trigger.
+        self._orders: GroupOrders | None = None
+        # The version that the prepared result applies to.
+        self._base: ModelId | None = None
+        # The attempt whose result is prepared.
+        self._prepared: AttemptId | None = None
+        # Slices owned in the attempt that was entered last.
+        self._owned: Slices = UNSET
+        # The attempt in progress.
+        self._attempt: AttemptId | None = None
+        # The attempt that was entered or broken off last.
+        self._last: AttemptId | None = None
+        # The membership of the attempt that was broken off.
+        self._broken: tuple[int, int] | None = None
         self._copying: Copy | None = None
-        self._is_double = False  # the leader named another process of its worker's name
-        self._asked: tuple[ModelId, Slices] | None = None  # to store this, last
-        self._stored = False  # that is done
-        # At the version that it holds, each with its batches by value.
+        # True if the leader named another process under this worker's name.
+        self._is_double = False
+        # The last order to store a version.
+        self._asked: tuple[ModelId, Slices] | None = None
+        # True if that order is done.
+        self._stored = False
+        # Gradients at the held version, with their batches by value.
         self._gradients = dict[Gradient, tuple[GradientReady, tuple[Batch, ...]]]()
 
     @property
     def held(self) -> tuple[ModelId | None, int]:
-        """The version that it holds, and of version 0 whose: there may have been several."""
+        """The held version, and the origin of version 0, which several processes may have made."""
         return self.made, self.origin
 
     @property
     def needed(self) -> bool:
-        """Whether others may need it: who leaves is a member until the leader lets it go."""
+        """True if others may need this member: it must then stay until the leader excludes it."""
         return self._orders is not None and self._member in self._orders.membership.members
 
     @property
     def pinned(self) -> bool:
-        """Whether it must not go to another job: it owns slices, or nobody else is a member.
+        """True if the worker must not move to another job: it owns slices or is the only member.
 
-        Version 0 can be made again.
+        Version 0 can be made again, so it does not matter there.
         """
         if self._orders is None or not self.needed or self._orders.made == GENESIS:
             return False
@@ -168,7 +190,7 @@ class WeightReplica:
 
     @property
     def whole(self) -> bool:
-        """Whether it holds the version that was named last."""
+        """True if the version that was named last is held."""
         orders = self._orders
         return (
             orders is not None
@@ -177,11 +199,11 @@ class WeightReplica:
         )
 
     def listen(self, last_trigger: TriggerId) -> None:
-        """Go on after what was heard of the leader's triggers: see `Assignments.listen`."""
+        """Continue after this trigger of the leader, see `Assignments.listen`."""
         self.last_trigger = min(self.last_trigger, last_trigger)
 
     def receive(self, trigger: UpdateTrigger) -> tuple[ReplicaCommand, ...]:
-        """Take in the next trigger; one that is older than the newest does nothing."""
+        """Process the next trigger. A trigger older than the newest is ignored."""
         if trigger.group is UNSET or trigger.id <= self.last_trigger:
             return ()
         return tuple(self._receive(trigger, trigger.group))
@@ -191,14 +213,15 @@ class WeightReplica:
         self.last_trigger, self._model, self._orders = trigger.id, trigger.model, orders
         place = (trigger.id.epoch, orders.membership.number)
         if self._last is not None and self._last.epoch > place[0]:
-            self._last = None  # of a leader whose record was lost
+            # The Lead record of that leader was lost.
+            self._last = None
         if self._attempt is not None and self._attempt[:2] != place:
             yield from self._break_off("left")
         if self._prepared is not None and self._prepared == orders.by and self._base == self.made:
             yield ApplyResult(orders.made)
             self._hold(orders.made, 0, self._owned)
         ours = [each for each in orders.named() if each.worker == self._member.worker]
-        # Another process is taken for the one that has the name: said once, and when asked.
+        # The leader believes another process of this name. Reported once, and on request.
         before, self._is_double = self._is_double, ours != [self._member] * len(ours)
         if orders.reduce is not None and self._member in orders.membership.members:
             yield from self._enter(orders.membership, orders.reduce)
@@ -214,7 +237,7 @@ class WeightReplica:
         self, ordered: TriggerId, orders: GroupOrders
     ) -> Iterator[ReplicaCommand]:
         for copy in orders.copies:
-            # Of version 0 each has all slices, or none: see `_hold`.
+            # At version 0 a member has all slices or none, see `_hold`.
             slices = UNSET if orders.made == GENESIS else copy.slices
             if copy.member == self._member and self._copying is None:
                 if self.whole and self._holds(slices):
@@ -241,7 +264,7 @@ class WeightReplica:
             yield from self.stored(made, ())
 
     def _holds(self, slices: Slices) -> bool:
-        """Whether it holds the optimizer's state of these, too."""
+        """True if the optimizer state of these slices is held, too."""
         if self.slices is UNSET:
             return True
         return slices is not UNSET and set(slices) <= set(self.slices)
@@ -250,7 +273,7 @@ class WeightReplica:
         if (made, origin) != self.held:
             self._gradients = {}
         self.made, self.origin = made, origin
-        # Before the first step an optimizer has no state that somebody could lack.
+        # Before the first step an optimizer has no state.
         self.slices = UNSET if made == GENESIS else slices
         self._prepared = self._base = None
 
@@ -267,9 +290,10 @@ class WeightReplica:
     # --- gradients ----------------------------------------------------------------------------
 
     def known(self, batches: tuple[Batch, ...], local_rate: float) -> GradientReady | None:
-        """The answer to an order that was answered before, perhaps to another leader.
+        """Return the earlier answer to the same order, perhaps to another leader.
 
-        A control topic that lost records gives their offsets to other batches.
+        The batches are compared by value, because a control topic that lost records reuses their
+        offsets.
         """
         offsets = tuple(batch.offset for batch in batches)
         ready, answered = self._gradients.get((offsets, local_rate), (None, ()))
@@ -280,21 +304,22 @@ class WeightReplica:
     def computed(
         self, ready: GradientReady, batches: tuple[Batch, ...], at: tuple[ModelId | None, int]
     ) -> Say:
-        """A gradient was computed at what was `held` then; it stays here while that still is."""
+        """Process a gradient that was computed at `at`. It counts only if that is still `held`."""
         if at == self.held and self.whole:
             self._gradients[ready.batches, ready.local_rate or 0.0] = ready, batches
             return Say(ready)
         return self._report()
 
     def lacks(self) -> Say:
-        """It was asked for a gradient of a version that it does not hold."""
+        """Process an order for a gradient of a version that is not held."""
         return self._report()
 
     # --- attempts -----------------------------------------------------------------------------
 
     def _enter(self, membership: Membership, reduce: Reduce) -> Iterator[ReplicaCommand]:
         if self._last is not None and reduce.attempt <= self._last:
-            return  # it is in it, or was
+            # The attempt was entered before.
+            return
         self._last, self._attempt = reduce.attempt, reduce.attempt
         self._prepared = self._base = None
         mine = reduce.parts[membership.members.index(self._member)]
@@ -322,9 +347,10 @@ class WeightReplica:
     def finished(
         self, attempt: AttemptId, digest: int, square: float | UnsetType = UNSET
     ) -> tuple[Say, ...]:
-        """It has the whole result of an attempt."""
+        """Process the complete result of an attempt."""
         if attempt != self._attempt:
-            return ()  # it was left meanwhile
+            # The attempt was left meanwhile.
+            return ()
         self._attempt, self._prepared, self._base = None, attempt, self.made
         worker, life = self._member
         return (Say(Reduced(worker, self._model_of(attempt), life, attempt, digest, square)),)
@@ -335,7 +361,7 @@ class WeightReplica:
         reason: BrokenReason = "left",
         unreachable: tuple[Member, ...] = (),
     ) -> tuple[Say, ...]:
-        """An attempt came to nothing here."""
+        """Process the failure of an attempt."""
         return tuple(self._break_off(reason, unreachable)) if attempt == self._attempt else ()
 
     # --- copies -------------------------------------------------------------------------------
@@ -343,12 +369,12 @@ class WeightReplica:
     def copied(
         self, made: ModelId | None, origin: int = 0, unreachable: tuple[Member, ...] = ()
     ) -> tuple[Say, ...]:
-        """A copy came to its end.
+        """Process the end of a copy.
 
         Args:
-            made: What it is, checked by its digest; None: nothing whole.
-            origin: Of version 0: the life of the member that made it.
-            unreachable: Whom it could not be had of.
+            made: The copied version, verified by its digest. None if the copy is incomplete.
+            origin: Life of the member that made version 0.
+            unreachable: Members that it could not be copied from.
         """
         copy, self._copying = self._copying, None
         slices = UNSET if copy is None else copy.slices
@@ -361,6 +387,6 @@ class WeightReplica:
         return (self._report(unreachable),)
 
     def stored(self, made: ModelId, slices: Slices = UNSET) -> tuple[Say, ...]:
-        """A version is in storage, or slices of it; none: they are not here."""
+        """Report a version, or slices of it, as stored. Empty slices mean that none are held."""
         self._stored |= (made, slices) == self._asked
         return (Say(Stored(self._member.worker, self._model, self._member.life, made, slices)),)

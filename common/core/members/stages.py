@@ -1,11 +1,11 @@
-"""Who should own slices of the weights, by which machines there are (the stages of AgileML).
+"""Owners of slices of the weights, chosen by the machines of the members (stages of AgileML).
 
-    stage  1   reliable machines, where they are at least as many as spot machines
+    stage  1   reliable machines, if there are at least as many as spot machines
            2   half of the spot machines, those that have run longest
-           3   likewise, and reliable machines compute no gradients: above 15 spot to a reliable one
+           3   the same, and reliable machines compute no gradients: above 15 spot per reliable one
 
-A slice's owners are drawn by lot among those, always the same lot, so that few slices move where a
-machine comes or goes; first owners have equally many.
+A fixed hash draws a slice's owners among those, so that few slices move if a machine comes or goes.
+Each of them is the first owner of about the same number of slices.
 """
 
 from __future__ import annotations
@@ -25,31 +25,34 @@ if TYPE_CHECKING:
     from common.core.messages import Member, Tier
     from common.core.settings import SliceSettings, Stage
 
-# Spot machines to a reliable one above which a stage ends: thresholds of AgileML (EuroSys 2017).
+# Ratio of spot to reliable machines at which a stage ends: thresholds of AgileML (EuroSys 2017).
 ENDS = {1: 1.0, 2: 15.0}
-HYSTERESIS = 0.2  # so much further the ratio must go until a stage is left
+# Additional change of the ratio before a stage is left.
+HYSTERESIS = 0.2
 
 
 class MemberMachine(NamedTuple):
-    """A member by the machine that it runs on."""
+    """A member and its machine."""
 
     member: Member
     tier: Tier
-    began_s: float  # when its process did, since 1970
-    room: int | None = None  # slices whose optimizer state it has memory for; None: any number
+    # Start of its process, in seconds since 1970.
+    began_s: float
+    # Number of slices whose optimizer state fits into its memory. None if unlimited.
+    room: int | None = None
 
     @property
     def reported(self) -> tuple[Tier, float, int | UnsetType]:
-        """What a member says of it."""
+        """The machine in the form of a member's report."""
         return self.tier, self.began_s, UNSET if self.room is None else self.room
 
 
 def stage_of(machines: Iterable[MemberMachine], before: Stage | None) -> Stage:
-    """The stage, by the ratio of spot to reliable machines.
+    """Return the stage for the ratio of spot to reliable machines.
 
     Args:
-        machines: Of all members.
-        before: The stage so far; None: the first one.
+        machines: Machines of all members.
+        before: Current stage. None at the start.
     """
     count = Counter(each.tier for each in machines)
     if not count["spot"]:
@@ -66,7 +69,7 @@ def stage_of(machines: Iterable[MemberMachine], before: Stage | None) -> Stage:
 def servers_of(
     machines: Iterable[MemberMachine], stage: Stage, settings: SliceSettings
 ) -> tuple[Member, ...]:
-    """Members that should own slices, in their order; more than said, where these lack the room."""
+    """Return the members that should own slices, sorted. More than configured if room is short."""
     wanted = "reliable" if stage == 1 else "spot"
     ranked = sorted(
         (each for each in machines if each.room != 0),
@@ -85,12 +88,12 @@ def servers_of(
 def wanted_owners(
     servers: tuple[Member, ...], settings: SliceSettings, rooms: tuple[int | None, ...] = ()
 ) -> tuple[tuple[Member, ...], ...]:
-    """By slice who should own it, the first owner first; nobody, where all lack the room.
+    """Return the preferred owners of each slice, first owner first. Empty if none has room.
 
     Args:
-        servers: Of whom.
-        settings: Of the job.
-        rooms: Of each server for how many slices; None, or left out: for all.
+        servers: Members that should own slices.
+        settings: Settings of the job.
+        rooms: Number of slices that fit into each server. None, or no entry, if all do.
     """
     known = rooms or (None,) * len(servers)
     left = {
@@ -109,7 +112,7 @@ def wanted_owners(
         found.append(() if first is None else (first,))
         load.update(found[-1])
         left.update({member: left[member] - 1 for member in found[-1]})
-    # Further ones have what room first ones leave.
+    # Further owners use the memory that first owners leave.
     for number, lot in enumerate(lots):
         able = [member for member in lot if left[member] and member not in found[number]]
         others = able[: settings.owners - 1] if found[number] else []

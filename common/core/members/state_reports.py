@@ -1,11 +1,12 @@
-"""Who holds what: the newest word of each member, since the leader last asked.
+"""State of the members: the newest report of each since the leader last requested one.
 
-A word is dated by the newest trigger that its member had heard, so one that comes late undoes none
-that is newer. A worker's name is not enough: who comes back under it holds nothing of what it held.
+A report carries the newest trigger that its member had received, so a late report never overrides a
+newer one. A worker's name is not enough: a restarted process no longer holds what the old one held.
 
-Of two living processes of one name the one that was heard first is believed. The other one is a
-rival: it is believed once the first one has not said a word for `LIFETIME_S` although it was asked.
-Every figure of a report is held against what the job and this leader can have (`why_wrong`).
+If two living processes use one name, the leader believes the first that it received a message from.
+The other one is a rival. The leader believes it once the first one has not answered for
+`LIFETIME_S`. Every figure of a report is checked against what the job and this leader can have
+(`why_wrong`).
 """
 
 from __future__ import annotations
@@ -24,23 +25,25 @@ if TYPE_CHECKING:
     from common.core.messages import StateReport
 
 
-# Time without a word after which a process counts as gone if another one answers under its name.
-# Whoever lives answers a question within a second; a pause of a garbage collector or of a disk is
-# shorter, too.
+# Silence after which a process counts as gone if another one answers under its name. A living
+# process answers within a second, and pauses of a garbage collector or a disk are shorter, too.
 LIFETIME_S = 5.0
-MOST_NUMBERS = 2**40  # of a model: four TiB of float32, more than any machine holds in memory
-MOST_ACCUSED = 10_000  # members that one report may name
+# Largest model: four TiB of float32, more than any machine has in memory.
+MOST_NUMBERS = 2**40
+# Maximum number of members that one report may name.
+MOST_ACCUSED = 10_000
 
 
 class MemberProcess(NamedTuple):
-    """Process of a worker's name."""
+    """A process with a worker's name."""
 
     life: int
-    last_seen_s: float  # when it said something last
+    # Time of its last message.
+    last_seen_s: float
 
 
 class Holding(NamedTuple):
-    """What a member said."""
+    """State of a member as reported."""
 
     life: int
     last_trigger: TriggerId
@@ -54,21 +57,27 @@ class StateReports:
 
     def __init__(self) -> None:
         self._of = dict[WorkerId, Holding]()
-        self._since: TriggerId | None = None  # that must have been heard; None: the next trigger
-        self._newest: TriggerId | None = None  # of this leader's triggers
+        # Oldest trigger that a report must know. None for the next one.
+        self._since: TriggerId | None = None
+        # Newest trigger of this leader.
+        self._newest: TriggerId | None = None
         self._believed = dict[WorkerId, MemberProcess]()
-        self._rivals = dict[WorkerId, MemberProcess]()  # other processes of their names
-        # Since when the believed process is silent although a rival said something.
+        # Other processes with these names.
+        self._rivals = dict[WorkerId, MemberProcess]()
+        # Time since which the believed process is silent although a rival sends messages.
         self._silent_since = dict[WorkerId, float]()
         self._reborn = set[WorkerId]()
-        self._addresses = dict[Member, str]()  # of believed processes
-        self._machines = dict[Member, MemberMachine]()  # likewise
-        self._numbers = dict[Member, int]()  # likewise, of their weights
-        # Of the weights, as most members say; of two answers that are as frequent, the smaller one.
+        # Addresses of the believed processes.
+        self._addresses = dict[Member, str]()
+        # Machines of the believed processes.
+        self._machines = dict[Member, MemberMachine]()
+        # Number of weights of the believed processes.
+        self._numbers = dict[Member, int]()
+        # Number of weights reported most often. If two are as frequent, the smaller one.
         self.numbers = 0
 
     def posted(self, trigger: TriggerId) -> None:
-        """A trigger is posted: where all begins anew, words of earlier ones count no more."""
+        """Record a posted trigger. After a commit, reports must know at least this one."""
         self._newest = trigger
         if self._since is None:
             self._since = trigger
@@ -78,16 +87,16 @@ class StateReports:
 
     @property
     def known(self) -> frozenset[WorkerId]:
-        """Workers of whom something is known."""
+        """Workers with any known state."""
         return frozenset(self._of) | self._believed.keys()
 
     def why_wrong(self, report: StateReport, made: ModelId, count: int) -> str:
-        """Return why a report cannot be true; empty if it can.
+        """Return why a report cannot be true. Empty if it can.
 
         Args:
             report: The report.
-            made: The newest version that the leader has told members to apply.
-            count: Number of slices of the job; 0: members hold everything.
+            made: The newest version that members were ordered to apply.
+            count: Number of slices of the job. 0 if members hold everything.
         """
         last_trigger, held, newest = report.last_trigger, report.made, self._newest
         if newest is None or last_trigger.epoch != report.model.epoch or last_trigger > newest:
@@ -103,7 +112,7 @@ class StateReports:
         return ""
 
     def believes(self, member: Member, now: float) -> bool:
-        """Take in that a process said something; True if it is the one of its name to believe."""
+        """Record a message of a process. Return True if it is the believed one of its name."""
         worker, life = member
         believed = self._believed.get(worker)
         if believed is not None and believed.life != life:
@@ -122,26 +131,26 @@ class StateReports:
         return believed is not None and believed.life != member.life
 
     def rivals(self, now: float) -> list[WorkerId]:
-        """Return the names under which two processes answer."""
+        """Return the names with two active processes."""
         lately = now - 2 * LIFETIME_S
         self._rivals = {w: each for w, each in self._rivals.items() if each.last_seen_s > lately}
         return sorted(self._rivals)
 
     def take_reborn(self) -> frozenset[WorkerId]:
-        """Return the names whose rival is believed since this was last asked."""
+        """Return the names whose rival became the believed process since the last call."""
         reborn, self._reborn = frozenset(self._reborn), set()
         return reborn
 
     def last_seen_s(self, member: Member) -> float:
-        """Return when a believed process said something last."""
+        """Return the time of the last message of a believed process."""
         return self._believed.get(member.worker, MemberProcess(0, float("-inf"))).last_seen_s
 
     def stood_still(self, pause_s: float) -> None:
-        """Count the time for nobody's silence in which the leader itself heard nothing."""
+        """Exclude the leader's own delay from the silence of all members."""
         self._silent_since = {w: since + pause_s for w, since in self._silent_since.items()}
 
     def gone(self, workers: Iterable[WorkerId]) -> None:
-        """These live no more: whatever process answers next under their names is believed."""
+        """Forget dead workers. The next process that answers under their names is believed."""
         for worker in workers:
             self._of.pop(worker, None)
             self._believed.pop(worker, None)
@@ -158,11 +167,11 @@ class StateReports:
         self.numbers = max(counts, key=lambda number: (counts[number], -number), default=0)
 
     def is_odd(self, member: Member) -> bool:
-        """True if its weights are not as many as those of most members."""
+        """True if its number of weights differs from that of most members."""
         return self._numbers.get(member, 0) not in {0, self.numbers}
 
     def receive(self, report: StateReport) -> None:
-        """Take in what a believed process says."""
+        """Process a report of a believed process."""
         known = self._of.get(report.worker)
         if self._since is None or report.last_trigger < self._since:
             return
@@ -184,7 +193,7 @@ class StateReports:
     def commit(
         self, finished: Iterable[Member], made: ModelId, owned: Callable[[Member], Slices]
     ) -> None:
-        """A version counts: who finished it can apply it; of all others nothing is known."""
+        """Start from a committed version: only its finishers are known to hold it."""
         self._since = None
         self._of = {
             member.worker: Holding(member.life, TriggerId(-1, 0), made, 0, owned(member))
@@ -192,39 +201,39 @@ class StateReports:
         }
 
     def addresses(self, members: Iterable[Member]) -> dict[WorkerId, str]:
-        """Where these are reached, as far as they said it."""
+        """Return the known addresses of these members."""
         known = ((each.worker, self._addresses.get(each, "")) for each in members)
         return {worker: address for worker, address in known if address}
 
     def machines(self, members: Iterable[Member]) -> list[MemberMachine]:
-        """What these run on."""
+        """Return the machines of these members."""
         return [self._machines.get(each, MemberMachine(each, "spot", 0.0)) for each in members]
 
     def forget(self, workers: Iterable[WorkerId]) -> None:
-        """These are gone, or silent: what they hold, they must say anew."""
+        """Forget the state of workers that are gone or silent. They must report again."""
         for worker in workers:
             self._of.pop(worker, None)
 
     def unknown(self, workers: Collection[WorkerId]) -> frozenset[WorkerId]:
-        """Of whom nothing is known."""
+        """Return the workers without a known state."""
         return frozenset(workers) - self._of.keys()
 
     def is_gone(self, there: Collection[WorkerId]) -> Callable[[Member], bool]:
-        """Return a function that is True for a member that lives no more, if these workers do."""
+        """Return a predicate that is True for a dead member, given the living workers."""
         return lambda member: member.worker not in there or self.is_rival(member)
 
     def members(self, workers: Collection[WorkerId]) -> frozenset[Member]:
-        """Return the members among these workers that are known, and whose weights fit."""
+        """Return the known members among these workers, without those whose weights do not fit."""
         found = (Member(w, held.life) for w, held in self._of.items() if w in workers)
         return frozenset(each for each in found if not self.is_odd(each))
 
     def odd(self, workers: Collection[WorkerId]) -> list[Member]:
-        """Return the members among these workers whose weights are not as many as of most."""
+        """Return the members among these workers whose number of weights differs from most."""
         found = (Member(w, held.life) for w, held in self._of.items() if w in workers)
         return sorted(each for each in found if self.is_odd(each))
 
     def numbers_of(self, member: Member) -> int:
-        """Return how many numbers its weights have, as it says."""
+        """Return the number of weights that a member reported."""
         return self._numbers.get(member, 0)
 
     def whole(self, workers: Collection[WorkerId], made: ModelId, origin: int) -> frozenset[Member]:
@@ -234,19 +243,19 @@ class StateReports:
         return frozenset(member for member, held in found if (held.made, held.origin) == name)
 
     def origins(self, workers: Collection[WorkerId]) -> frozenset[int]:
-        """Return the lives of the members that made the weights of version 0 that are held."""
+        """Return the origins of version 0 that members among these workers hold."""
         held = (self._of[each.worker] for each in self.members(workers))
         return frozenset(each.origin for each in held if each.made == GENESIS)
 
     def slices(self, member: Member, count: int) -> frozenset[int]:
-        """Of so many, those whose optimizer state a member holds, at the version that it holds."""
+        """Return the slices, of `count`, whose optimizer state a member holds."""
         held = self._of.get(member.worker)
         if held is None or held.life != member.life:
             return frozenset()
         return frozenset(range(count) if held.slices is UNSET else held.slices)
 
     def holders(self, members: Iterable[Member], count: int) -> tuple[tuple[Member, ...], ...]:
-        """Of so many slices, those of these members that hold each, in order."""
+        """Return the holders of each of `count` slices among these members, sorted."""
         found = tuple(list[Member]() for _ in range(count))
         for member in sorted(members):
             for number in self.slices(member, count):
@@ -254,7 +263,7 @@ class StateReports:
         return tuple(map(tuple, found))
 
     def versions(self, workers: Collection[WorkerId], count: int) -> frozenset[ModelId]:
-        """Versions of which the weights are held, and the optimizer's state of so many slices."""
+        """Return the versions whose weights, and the optimizer state of all slices, are held."""
         found = dict[ModelId, set[int]]()
         for member in self.members(workers):
             if (made := self._of[member.worker].made) is not None:
