@@ -186,7 +186,7 @@ def _read_items(
     steps, going = list[tuple[Rows, Values]](), rows
     while len(going):
         counts = records.zigzags(going)
-        # After a negative count comes the block's size in bytes.
+        # If a count is negative, the block's size in bytes follows.
         if (sized := counts < 0).any():
             records.varints(going[sized])
             counts = np.abs(counts)

@@ -124,7 +124,7 @@ class JsonCodec:
         return assembled(self._columns, leaves, kept, skipped)
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Turn columns into values. A number that is not finite becomes null: no reader accepts it."""
+        """Turn columns into values. Infinity and NaN become null, which no reader accepts."""
         check_columns(self._fields, records)
         for field in self._fields:
             if field.source is not None:

@@ -65,7 +65,8 @@ class Column:
 
     def __init__(self, field: Field) -> None:
         self.source = field.source or Source(((field.name,),))
-        self.shape = () if self.source.joined or self.source.reading else field.shape  # shape of a value
+        # Shape of one value.
+        self.shape = () if self.source.joined or self.source.reading else field.shape
         self.field = field
         self._dtype = field.numpy_dtype
         self._readers = [_reader(self.source, keys) for keys in self.source.paths]
