@@ -72,7 +72,7 @@ class Kind(msgspec.Struct, frozen=True):
         return f"{self.optimizer}, {self.parameters:,} parameters, {self.buffers:,} buffers"
 
     def misfit(self, own: Kind) -> str:
-        """Return why a snapshot of this kind does not fit a trainer's `own` kind; empty if it does."""
+        """Return why a snapshot of this kind does not fit a trainer's own; empty if it fits."""
         found = ""
         if str(self) != str(own):
             found = f"it holds {self}, but this job's model has {own}"

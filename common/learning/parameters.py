@@ -212,7 +212,7 @@ class FlatModel:
         self._given = False
 
     def read_gradient(self) -> Vector | SparseVector:
-        """Return the gradient on the host; the caller owns it. It is sparse if few rows were used."""
+        """Return the gradient on the host, for the caller to keep; sparse if a part of it is."""
         if all(part.everywhere for part in self._parts):
             if self._host is self.state and len(self.gradient) >= GIVEN_AWAY:
                 self._given = True

@@ -33,7 +33,8 @@ class Compression(NamedTuple):
 
     # v > 0: differences above v / sqrt(J) of a weight are sent.
     significance: float | None = None
-    changes: float | None = None  # 0..1, maximum share per version
+    # 0..1: maximum share of the parameters per version.
+    changes: float | None = None
 
 
 class KnownWeights:
