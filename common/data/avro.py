@@ -256,7 +256,7 @@ def _quotient(number: int, divisor: int) -> float:
         return inf
 
 
-def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: ANN401, C901, PLR0911, PLR0912 -- what JSON holds; one case per type
+def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: ANN401, C901, PLR0911, PLR0912 -- JSON; one case per type
     """Return the type of a schema.
 
     Args:

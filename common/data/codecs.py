@@ -144,7 +144,7 @@ class JsonCodec:
             raise ValueError(_why_not(None, 0))
         record = msgspec.json.decode(value)
         if not isinstance(record, dict):
-            raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record's
+            raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record is wrong, not an argument
         return [each for column in self._columns for each in column.values(record)]
 
 
@@ -206,7 +206,7 @@ class HashedJsonCodec:
             raise ValueError(f"it has more features than {self._most}")
         for key, cell in several:
             if not isinstance(cell, str | int | float):
-                raise ValueError("a feature is neither a text nor a number")  # noqa: TRY004 -- the record's
+                raise ValueError("a feature is neither a text nor a number")  # noqa: TRY004 -- the record is wrong, not an argument
             text = cell if isinstance(cell, str) else None
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
@@ -313,7 +313,7 @@ def _typed_parser(
     ]
 
 
-def _not_typed(value: bytes) -> Any:  # noqa: ANN401 -- as a parser's
+def _not_typed(value: bytes) -> Any:  # noqa: ANN401 -- a parser's type
     """Refuse each record, so that the other parser reads it: one value has two types."""
     raise msgspec.ValidationError(value)
 
@@ -335,7 +335,7 @@ def _struct(kinds: Mapping[Keys, Any], above: Keys, attributes: dict[Keys, str])
     return msgspec.defstruct("Object", order, rename=names, gc=False)
 
 
-def _json_type(column: Column) -> Any:  # noqa: ANN401 -- a type made while running has no type
+def _json_type(column: Column) -> Any:  # noqa: ANN401 -- a type made at run time
     """Return the type of a path's values, and the default if it has one."""
     kind: Any
     dtype = column.field.numpy_dtype

@@ -226,7 +226,7 @@ class Column:
             for place, row in reversed(bad.tolist())
         }
 
-    def _checked(self, value: Any, place: int, shape: tuple[int, ...]) -> Any:  # noqa: ANN401 -- whatever a record holds
+    def _checked(self, value: Any, place: int, shape: tuple[int, ...]) -> Any:  # noqa: ANN401 -- any value of a record
         """Return one value, or an item of it, in the form that `read` expects.
 
         Raises:

@@ -89,7 +89,7 @@ def export(
                 dynamo=True,
                 verbose=False,
             )
-            assert written is not None  # noqa: S101 -- as with `dynamo`
+            assert written is not None  # noqa: S101 -- never None with `dynamo`
             written.model.metadata_props.update(about)
             written.save(path)
         else:

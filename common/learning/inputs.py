@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.data.fields import Field  # noqa: TC001 -- NamedTuple reads it when run
+from common.data.fields import Field  # noqa: TC001 -- NamedTuple needs it at run time
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
@@ -68,7 +68,7 @@ def forward_of(task: Task, module: nn.Module, fields: Sequence[Field]) -> Forwar
     try:
         with torch.inference_mode():
             outputs = task.forward(module, noted)
-    except Exception:  # noqa: BLE001 -- the user's code may raise anything; its records will tell
+    except Exception:  # noqa: BLE001 -- the user's code may raise anything
         return Forward(tuple(fields), (-1,))
     read = tuple(field for field in fields if field.name in noted.read)
     return Forward(read, tuple(outputs.shape[1:]))

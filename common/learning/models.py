@@ -84,7 +84,6 @@ class RunningNorm(nn.Module):
     # Share of the statistics that each update replaces.
     FORGOTTEN = 1e-3
     # The value of batch normalisation. It makes a constant feature 0.
-    # As in batch normalisation; it makes a constant feature 0.
     EPSILON = 1e-5
     mean: Tensor
     variance: Tensor

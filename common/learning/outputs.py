@@ -65,7 +65,7 @@ def check_losses(task: Task, losses: object, count: int) -> None:
         WrongTaskError: If it does not have the shape (count,) and a floating-point type.
     """
     _check_column(task, "losses", "losses", losses, count)
-    assert isinstance(losses, Tensor)  # noqa: S101 -- checked just now
+    assert isinstance(losses, Tensor)  # noqa: S101 -- checked above
     if not losses.dtype.is_floating_point:
         what = f"losses has dtype {losses.dtype}: float32, float16 or bfloat16 is needed"
         raise WrongTaskError(task, "losses", what)

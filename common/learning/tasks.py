@@ -358,7 +358,7 @@ def _without_memory(task: Task) -> nn.Module | None:
     try:
         with torch.device("meta"):
             module = task.build()
-    except Exception:  # noqa: BLE001 -- the user's code, on a device that it need not know
+    except Exception:  # noqa: BLE001 -- the user's code may not support this device
         return None
     return module if isinstance(module, nn.Module) else None
 
