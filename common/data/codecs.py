@@ -314,7 +314,7 @@ def _typed_parser(
 
 
 def _not_typed(value: bytes) -> Any:  # noqa: ANN401 -- a parser's type
-    """Refuse each record, so that the other parser reads it: one value has two types."""
+    """Refuse each record, so that the other parser reads it. Used if one value has two types."""
     raise msgspec.ValidationError(value)
 
 

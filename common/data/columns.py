@@ -33,9 +33,9 @@ _WHOLE = 2.0**53
 def bucket_of(field: str, text: str | None, buckets: int) -> int:
     """Return the bucket of a text in a field, or the bucket of the field's numbers if text is None.
 
-    A text counts as 1 in a bucket of its own, chosen by field and text. All numbers of a field
-    share one bucket. Two features may collide; with many times more buckets than features, few do
-    (Weinberger et al. 2009, here without signs). The name and version of this scheme is `crc32-1`.
+    A text counts as 1 in a bucket chosen by its field and itself. All numbers of a field share one
+    bucket. Two features may collide; with many times more buckets than features, few do (Weinberger
+    et al. 2009, here without signs). The name and version of this scheme is `crc32-1`.
     """
     return crc32((field if text is None else f"{field}={text}").encode()) % buckets
 

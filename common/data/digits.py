@@ -59,7 +59,7 @@ def load_digits() -> Split:
 def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Return the digits as they ship, (n, 1, 8, 8), and their labels, (n,).
 
-    Scikit-learn itself is not imported: with SciPy it takes 1.5 seconds, and torch takes two.
+    Scikit-learn itself is not imported, because that takes 1.5 seconds (torch takes 2).
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:

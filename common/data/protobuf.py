@@ -58,13 +58,14 @@ class _Field:
     name: str
     kind: int
     repeated: bool
-    implied: bool  # absent, it is zero
+    # True if an absent value means zero.
+    implied: bool
     symbols: dict[int, str] = field(default_factory=dict)  # enums only
     message: _Message | None = None
 
     @property
     def width(self) -> int:
-        """Bytes of a number of fixed width."""
+        """Number of bytes of a fixed-width number."""
         return int(_FIXED[self.kind][2])
 
     @property

@@ -54,8 +54,8 @@ def read_records(
     Args:
         path: The file. The IDX file of labels has the same name and folder as that of the images,
             with `labels-idx1` for `images-idx3`.
-        label: CSV only: name or index of the label's column; -1 is the last one. The default is the
-            last one.
+        label: CSV only: name or index of the label's column, counted from 0, or from -1 at the end.
+            The default is the last column.
         leave_out: CSV only: names or indexes of columns that are not read.
         rows: CSV only: True to read each row as one JSON object.
         texts: With `rows`: patterns of columns whose cells are always texts.

@@ -26,7 +26,7 @@ class Strength(NamedTuple):
 
 
 # Stronger warps (0.3, 0.2, 0.2, 0.2, 0.2) reach the same accuracy on digits about 20,000 samples
-# later. `digits.py` has the accuracy with these.
+# later. `digits.py` has the accuracy that mild warps reach.
 MILD = Strength()
 
 

@@ -31,7 +31,7 @@ class Topics(nn.Module):
     def __init__(self, words: int, topics: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(words, topics))
-        # The paper draws from gamma(100, 1/100), which has the same mean and deviation.
+        # The paper draws from gamma(100, 1/100), which has almost the same mean and deviation.
         nn.init.trunc_normal_(self.weight, 1.0, 0.1, 0.5, 1.5)
 
     def forward(self, index: Tensor) -> Tensor:

@@ -44,9 +44,9 @@ class OptimizerSettings:
 
 
 class _Plain(torch.optim.Optimizer):
-    """Strip a torch optimizer of the wrappers for torch's compiler.
+    """Methods of torch optimizers without the wrappers for torch's compiler.
 
-    These load the compiler even if it is not used: 1.2 s of processor time, 150 MB.
+    The wrappers load the compiler even if it is not used: 1.2 s of processor time, 150 MB.
     """
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)

@@ -31,10 +31,10 @@ _LONGEST_METRIC = 100
 
 @contextmanager
 def guest(task: Task, index: int = 0) -> Iterator[None]:
-    """Run a task's code, which may raise anything, on a batch of this index.
+    """Run a task's code, which may raise anything, on the batch with this index.
 
     Raises:
-        TaskError: If it raises.
+        TaskError: If the code raises.
     """
     try:
         yield

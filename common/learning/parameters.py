@@ -212,7 +212,10 @@ class FlatModel:
         self._given = False
 
     def read_gradient(self) -> Vector | SparseVector:
-        """Return the gradient on the host, for the caller to keep; sparse if a part of it is."""
+        """Return the gradient on the host, which the caller then owns.
+
+        It is sparse if the gradient of any parameter is.
+        """
         if all(part.everywhere for part in self._parts):
             if self._host is self.state and len(self.gradient) >= GIVEN_AWAY:
                 self._given = True

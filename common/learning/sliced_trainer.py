@@ -1,7 +1,7 @@
 """A member's numbers if slices of the weights have owners: all weights, some optimizer state.
 
-|    counts         weights, and optimizer state of the slices held here
-|    prepared       the weights after a step, and state of the slices owned in this step
+    counts         weights, and optimizer state of the slices held here
+    prepared       the weights after a step, and state of the slices owned in this step
 
 A step is computed beside the numbers that count, so a step that is never committed changes nothing.
 """

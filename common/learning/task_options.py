@@ -60,7 +60,7 @@ class ImageClassifierOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """Number of the network's numbers. A test compares it with `common.learning.models`."""
+        """Number of parameters and buffers. A test compares it with `common.learning.models`."""
         if self.fitting == "resnet-32":
             return _resnet(self.channels) + _dense(RESNET_STAGES[-1], self.classes)
         height, width = self.height, self.width
@@ -100,7 +100,7 @@ class LogisticRegressionOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """Number of the numbers of the network and of its input normalisation."""
+        """Number of parameters and buffers, including those of the input normalisation."""
         return _dense(self.features, self.classes) + self.normalise * (2 * self.features + 1)
 
 
@@ -115,7 +115,7 @@ class TabularMlpOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """Number of the numbers of the network and of its input normalisation."""
+        """Number of parameters and buffers, including those of the input normalisation."""
         layers = _dense(self.features, *self.hidden, self.classes)
         return layers + self.normalise * (2 * self.features + 1)
 

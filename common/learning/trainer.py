@@ -70,7 +70,7 @@ class _Sum:
                 self.indices = None
 
     def where(self) -> slice | npt.NDArray[np.integer[Any]]:
-        """Return the indexes that may be nonzero, with repetitions."""
+        """Return the indexes that may be nonzero. An index may occur several times."""
         return EVERYWHERE if self.indices is None else np.concatenate(self.indices)
 
 
