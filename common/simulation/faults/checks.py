@@ -41,7 +41,7 @@ SURE = 3
 Place: TypeAlias = tuple[Partition, int]  # one record
 
 
-class Violation(Exception):  # noqa: N818 -- it is what was found, not what went wrong in finding it
+class Violation(Exception):  # noqa: N818 -- a finding, not an error of the check
     """An invariant does not hold."""
 
     def __init__(self, kind: str, detail: str) -> None:

@@ -548,7 +548,7 @@ class Cluster:
         self._rebalance()
 
 
-# Number of seeds that a process takes at once, for some 50 ms.
+# Number of seeds per task of a process: some 50 ms of work.
 CHUNK = 4
 
 
