@@ -261,7 +261,7 @@ def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: 
 
     Args:
         written: The schema, decoded from JSON.
-        space: Namespace of names that have none.
+        space: Namespace of names that do not state one.
         names: Types by full name. New types are added.
 
     Raises:

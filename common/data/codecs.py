@@ -30,7 +30,7 @@ class Codec(Protocol):
     """A format of records."""
 
     def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
-        """Turn values into columns. Never raises, whatever the bytes are."""
+        """Turn values into columns. Never raises for any bytes."""
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
         """Turn columns into values.

@@ -332,7 +332,7 @@ def _kind(value: object) -> str:
 
 
 def _reader(source: Source, keys: Keys) -> Callable[[Scalar], float]:
-    """Return the function that turns a value into a number, or into NaN if there is none."""
+    """Return the function that turns a value into a number, or into NaN if it cannot."""
     match source.reading:
         case Hashed(buckets):
             field = ".".join(keys)

@@ -44,7 +44,7 @@ class Sink:
         return absent
 
     def cells(self, count: int) -> tuple[Values, npt.NDArray[np.bool_]]:
-        """Return the values of all records, and True for each record that has none.
+        """Return the values of all records, and True for each record without a value.
 
         The values are an array if all are numbers of one kind and shape, otherwise a list.
         """

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from common.learning.optimizers import Reduction
     from common.learning.tasks import Task
 
-# Total bytes of records up to which batches share one pass. A pass over so few records costs more
-# overhead than computation. Beyond this, one pass over all is slower, because the data does not fit
-# into the cache.
+# Maximum total bytes of records of batches that share one pass. A pass over few records costs more
+# overhead than computation. With more bytes, one pass over all is slower, because the data does not
+# fit into the cache.
 TOGETHER_BYTES = 128 << 10
 
 # Columns of a batch.
@@ -108,7 +108,7 @@ class GradientComputer:
             device: See `resolve_device`.
             autocast: True to run the forward pass in bfloat16 where torch considers it safe.
             reduction: Reduction of a batch's gradient for local steps.
-            together_bytes: Total bytes of records up to which batches share a pass.
+            together_bytes: Maximum total bytes of records of batches that share a pass.
 
         Raises:
             UserError: If the module cannot be trained. See `training_state`.

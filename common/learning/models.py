@@ -77,7 +77,7 @@ class RunningNorm(nn.Module):
 
     As in batch normalisation, these are buffers, which change by the mean of the update's batches.
     But a record is normalised by the statistics of its model version, in training and later, not by
-    those of its batch. Batches of the first update use their own, because there are none yet. From
+    those of its batch. Batches of the first update use their own, because no others exist yet. From
     update 1 / FORGOTTEN on, the oldest records are gradually forgotten.
     """
 

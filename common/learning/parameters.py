@@ -32,7 +32,7 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """Convert a setting to a device. "auto" is the GPU if there is one.
 
     Raises:
-        UserError: If a GPU is requested and there is none.
+        UserError: If a GPU is requested and not found.
     """
     has_gpu = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not has_gpu:

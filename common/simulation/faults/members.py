@@ -2,7 +2,7 @@
 
 A state is a token, which one collective made from one state and some gradients. So two states have
 the same numbers only if they are the same token. As in a process group, calls of members are
-matched by their order, whatever each member means by its call.
+matched by their order, even if the members mean different calls.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ FaultKind: TypeAlias = Literal[
     "kill worker",
     # The worker is given notice.
     "leave worker",
-    # The worker stops for a while, then continues where it stopped.
+    # The worker stops for a while, then continues with its old state.
     "freeze worker",
     "freeze all workers",  # together
     "freeze worker and leader",
@@ -173,7 +173,7 @@ LOSSES: tuple[FaultKind, ...] = (
 )
 # Share of workers with another build, in worlds that have any.
 OTHERS = 0.3
-# Share of worlds in which triggers contain the changes of the model.
+# Share of worlds whose triggers contain the changes of the model.
 CHANGES = 0.3
 # Share of worlds that are not synchronous.
 MODES = 0.6
@@ -182,9 +182,9 @@ MOST_WORKERS = 5
 MOST = 4
 # Faults come in groups: longest time after the previous fault.
 SOON_S = 0.5
-# Share of modes in which a group has one worker's batches.
+# Share of modes whose groups have one worker's batches.
 SINGLE_WORKER = 0.4
-# Share of modes in which stale gradients make smaller steps.
+# Share of modes that make smaller steps with stale gradients.
 DAMPED = 0.3
 # Share of rules that hold while workers are idle enough. The others depend on the number of
 # workers.
@@ -195,7 +195,7 @@ BY_GROUP = 0.5
 TUNED = 0.8
 # The difference of two gradients shows the noise, so a tuned K is at least 2.
 LEAST_TUNED, MOST_TUNED = 2, 2 * MOST
-# Share of worlds of groups in which a sum may overflow.
+# Share of worlds of groups whose sums may overflow.
 OVERFLOWING = 0.2
 # Share of worlds with frozen processes that also have other faults.
 TROUBLED = 0.5
@@ -584,7 +584,7 @@ def _with(scenario: Scenario, faults: tuple[Fault, ...]) -> Scenario:
     return replace(scenario, faults=tuple(ordered))
 
 
-# Kinds of worlds in which the store gives wrong answers, by the remainder of the seed.
+# Kinds of worlds for a store that gives wrong answers, by the remainder of the seed.
 LAYOUTS = ("", "", "group", "slices")
 # Kinds of worlds, each drawn from a seed. All but the first have their own random numbers, so that
 # their faults change nothing in other kinds.
