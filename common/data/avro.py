@@ -1,6 +1,7 @@
-"""Avro records of one schema, as its specification has them; what is not wanted is passed over.
+"""Read Avro records of one schema, and skip the values that no field needs.
 
-Whether a record is sound depends on its bytes and the schema alone.
+The format is that of Avro's specification. Only a record's bytes and the schema decide if the
+record is valid.
 """
 
 from __future__ import annotations
@@ -21,47 +22,49 @@ if TYPE_CHECKING:
 
     from common.data.fields import Keys
 
-_DEEPEST = 64  # a record within a record within a record: of a schema that names itself
+# Deepest nesting of records. A schema may contain itself.
+_DEEPEST = 64
 _NUMBERS = {"boolean": "<u1", "float": "<f4", "double": "<f8"}
 _PRIMITIVES = (*_NUMBERS, "null", "int", "long", "bytes", "string")
 
 
 class Primitive(NamedTuple):
-    """A type that names nothing else."""
+    """A primitive type of Avro."""
 
     name: str
-    scale: int | None = None  # digits behind the point, of a decimal
+    # Decimals only: number of digits after the point.
+    scale: int | None = None
 
 
 class Fixed(NamedTuple):
-    """So many bytes."""
+    """A fixed number of bytes."""
 
     size: int
     scale: int | None = None
 
 
 class Enum(NamedTuple):
-    """One of these symbols."""
+    """A value that is one of these symbols."""
 
     symbols: tuple[str, ...]
 
 
 class Array(NamedTuple):
-    """Items; of a map, each behind its key."""
+    """A list, or a map if `keyed`. In a map, a key precedes each item."""
 
     items: Type
     keyed: bool
 
 
 class Union(NamedTuple):
-    """One of these types, behind its number."""
+    """A value of one of these types. The number of its type precedes it."""
 
     branches: tuple[Type, ...]
 
 
 @dataclass(eq=False)
 class AvroRecord:
-    """Fields, one after the other; one of them may be of this type again."""
+    """A sequence of fields. A field may have this same type again."""
 
     fields: list[tuple[str, Type]] = field(default_factory=list)
 
@@ -70,14 +73,15 @@ Type: TypeAlias = Primitive | Fixed | Enum | Array | Union | AvroRecord
 
 
 class AvroReader:
-    """Reads what one schema describes.
+    """Reads the records of one schema.
 
     Args:
         text: The schema.
-        references: Schemas whose types it names, each behind those that it names types of.
+        references: Schemas whose types `text` uses. Each comes after the schemas that it uses
+            itself.
 
     Raises:
-        UserError: If one of them makes no sense.
+        UserError: If one of the schemas is invalid.
     """
 
     def __init__(self, text: str, references: Iterable[str] = ()) -> None:
@@ -89,11 +93,14 @@ class AvroReader:
             raise UserError(f"it is no Avro schema: {error}") from error
 
     def paths(self) -> dict[Keys, None]:
-        """Where values stand, in the schema's order; not in maps, nor twice in one record type."""
+        """Return the paths of all values, in the schema's order.
+
+        Values in maps have no path. A record type inside itself adds none.
+        """
         return dict.fromkeys(_paths(self._type, (), ()))
 
     def read(self, records: RecordBytes, wanted: Wanted) -> None:
-        """Read all records to their ends, what is wanted into its sinks."""
+        """Read all records to their ends, and put the wanted values into their sinks."""
         _read(records, self._type, records.rows, wanted, 0)
         left = np.flatnonzero(records.left(records.rows))
         records.refuse(left, "bytes follow what its schema describes")
@@ -116,7 +123,7 @@ def _paths(type_: Type, above: Keys, within: tuple[AvroRecord, ...]) -> Iterator
 def _read(  # noqa: C901, PLR0912 -- one case per type
     records: RecordBytes, type_: Type, rows: Rows, wanted: Wanted | None, depth: int
 ) -> None:
-    """Read one value of each of these records, or pass over it."""
+    """Read or skip one value of each of these records."""
     sink = None if wanted is None else wanted.sink
     values: Values
     match type_:
@@ -172,17 +179,18 @@ def _read(  # noqa: C901, PLR0912 -- one case per type
 def _read_items(
     records: RecordBytes, array: Array, rows: Rows, wanted: Wanted | None, depth: int
 ) -> Values:
-    """Read blocks of items, each behind the number of them, up to one of none."""
+    """Read blocks of items. A count precedes each block, and a count of 0 ends the list."""
     if depth > _DEEPEST:
         records.refuse(rows, f"it is nested deeper than {_DEEPEST} records")
         return [None] * len(rows)
     steps, going = list[tuple[Rows, Values]](), rows
     while len(going):
         counts = records.zigzags(going)
-        if (sized := counts < 0).any():  # so is how many bytes they take, which comes next
+        # If a count is negative, the block's size in bytes follows.
+        if (sized := counts < 0).any():
             records.varints(going[sized])
             counts = np.abs(counts)
-        # Of what takes no bytes there could be any number.
+        # Items that take no bytes would allow any count.
         if (many := counts > records.left(going)).any():
             records.refuse(going[many], "an array in it has more items than it has bytes")
         going, counts = going[(counts > 0) & ~many], counts[(counts > 0) & ~many]
@@ -218,7 +226,7 @@ def _read_item(
 
 
 def _chosen(records: RecordBytes, rows: Rows, count: int, what: str) -> npt.NDArray[np.int64]:
-    """Which of so many each has; the first where there is none of that number."""
+    """Return the index of each record's symbol or branch; 0 for records whose index is invalid."""
     which = records.zigzags(rows)
     wrong = (which < 0) | (which >= count)
     if wrong.any():
@@ -228,7 +236,7 @@ def _chosen(records: RecordBytes, rows: Rows, count: int, what: str) -> npt.NDAr
 
 
 def _booleans(records: RecordBytes, rows: Rows, numbers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return booleans, of the same shape; refuse the records that hold another byte than 0 or 1."""
+    """Return booleans of the same shape; refuse records with a byte other than 0 or 1."""
     wrong = np.any(numbers.reshape(len(rows), -1) > 1, axis=1)
     if wrong.any():
         records.refuse(rows[wrong], "a boolean in it is neither 0 nor 1")
@@ -237,7 +245,7 @@ def _booleans(records: RecordBytes, rows: Rows, numbers: npt.NDArray[Any]) -> np
 
 
 def _decimals(values: list[bytes], scale: int) -> list[float]:
-    """Return the numbers that two's complement writes; infinity if float64 does not hold one."""
+    """Return numbers written in two's complement; infinity if a number exceeds float64."""
     return [_quotient(int.from_bytes(each, "big", signed=True), 10**scale) for each in values]
 
 
@@ -248,18 +256,18 @@ def _quotient(number: int, divisor: int) -> float:
         return inf
 
 
-def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: ANN401, C901, PLR0911, PLR0912 -- what JSON holds; one case per type
-    """The type of a schema.
+def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: ANN401, C901, PLR0911, PLR0912 -- JSON; one case per type
+    """Return the type of a schema.
 
     Args:
-        written: As JSON has it.
-        space: Of names without one.
-        names: Types by full name; new ones are added.
+        written: The schema, decoded from JSON.
+        space: Namespace of names that do not state one.
+        names: Types by full name. New types are added.
 
     Raises:
-        LookupError: If a part of it is missing.
-        TypeError: If a part of it is of another kind than it should be.
-        ValueError: If it names what is not there.
+        LookupError: If a part is missing.
+        TypeError: If a part has the wrong type.
+        ValueError: If it names an unknown type.
     """
     match written:
         case str() if written in _PRIMITIVES:
@@ -283,7 +291,8 @@ def _parsed(written: Any, space: str, names: dict[str, Type]) -> Type:  # noqa: 
             elif kind == "fixed":
                 names[full] = Fixed(int(written["size"]), scale)
             else:
-                names[full] = record = AvroRecord()  # before its fields, which may name it
+                # Registered before its fields are parsed, because they may use it.
+                names[full] = record = AvroRecord()
                 inside = full.rpartition(".")[0]
                 for each in written["fields"]:
                     record.fields.append((each["name"], _parsed(each["type"], inside, names)))

@@ -1,7 +1,7 @@
-"""Records from bytes and back: what a producer wrote becomes columns, and what is broken is named.
+"""Codecs turn the bytes of records into columns and back, and give a reason for each bad record.
 
-Whether a record decodes depends on its bytes and the fields alone, so every reader of an address
-skips the same ones.
+Only a record's bytes and the fields decide if it decodes. So all readers of a span skip the same
+records.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ B = TypeVar("B", bytes, bytes | None)
 
 
 class Codec(Protocol):
-    """One way to write records."""
+    """A format of records."""
 
     def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
-        """Turn values into columns; never raises on any bytes."""
+        """Turn values into columns. Never raises for any bytes."""
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
         """Turn columns into values.
@@ -41,11 +41,11 @@ class Codec(Protocol):
 
 
 class TensorCodec:
-    """Fixed-size records: the fields one after the other, packed, little-endian."""
+    """Fixed-size records: the fields in order, packed, little-endian."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self._fields = tuple(fields)
-        # A bool is read as a byte: one that is neither 0 nor 1 must not reach numpy or torch.
+        # A bool is read as a byte, because a byte other than 0 or 1 must not reach numpy or torch.
         self._table = np.dtype(
             [
                 (field.name, np.uint8 if field.dtype == "bool" else field.numpy_dtype, field.shape)
@@ -54,7 +54,7 @@ class TensorCodec:
         )
 
     def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
-        """Turn values into columns, all of them views of one joined buffer."""
+        """Turn values into columns. All of them are views of one joined buffer."""
         size = self._table.itemsize
         whole = [value for value in values if value is not None and len(value) == size]
         if len(whole) == len(values):
@@ -84,11 +84,11 @@ class TensorCodec:
 
 
 class JsonCodec:
-    """A JSON object per record, arrays as nested lists; keys that no field names are ignored.
+    """One JSON object per record, with arrays as nested lists. Keys without a field are ignored.
 
-    The header of a schema registry may stand before it.
-    The parser checks types, ranges and lengths as it goes. What it refuses is parsed again without
-    them: numbers are widened and defaults stand in, or the reason names the field.
+    The header of a schema registry may precede the object. The parser checks types, ranges and
+    lengths as it parses. A record that fails is parsed again without these checks: then numbers are
+    widened and defaults filled in, or the reason names the field.
     """
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -99,7 +99,7 @@ class JsonCodec:
     def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
         """Turn values into columns, one copy per field."""
         values = [unframed(value) for value in values]
-        parse, parsed, again = self._parse, [], dict[int, list[Any]]()  # by row
+        parse, parsed, again = self._parse, [], dict[int, list[Any]]()
         kept, skipped = list[int](), list[tuple[int, str]]()
         for index, value in enumerate(values):
             if value is not None and is_too_deep(value):
@@ -124,7 +124,7 @@ class JsonCodec:
         return assembled(self._columns, leaves, kept, skipped)
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Turn columns into values; what is not finite becomes null, which no reader accepts."""
+        """Turn columns into values. Infinity and NaN become null, which no reader accepts."""
         check_columns(self._fields, records)
         for field in self._fields:
             if field.source is not None:
@@ -135,31 +135,37 @@ class JsonCodec:
         return [encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 
     def _widened(self, value: bytes | None) -> list[Any]:
-        """The value of each path, whatever its type is, if that is not too far from the field's."""
+        """Return the value of each path, widened to the field's type.
+
+        Raises:
+            ValueError: If a value does not fit its field.
+        """
         if value is None:
             raise ValueError(_why_not(None, 0))
         record = msgspec.json.decode(value)
         if not isinstance(record, dict):
-            raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record's
+            raise ValueError(f"a record is an object, not a {type(record).__name__}")  # noqa: TRY004 -- the record is wrong, not an argument
         return [each for column in self._columns for each in column.values(record)]
 
 
 class HashedJsonCodec:
-    """As `JsonCodec`; keys that no field names are features, hashed into `index` and `value`."""
+    """Like `JsonCodec`, but hashes keys without a field into the fields `index` and `value`."""
 
     def __init__(
         self, fields: Sequence[Field], buckets: int, wanted: Collection[str] | None = None
     ) -> None:
-        """Prepare.
+        """Prepare the parser.
 
         Args:
-            fields: Among them index, whole numbers of shape (m,), and value, float32 alike.
-            buckets: How many the features are hashed into.
+            fields: Must contain `index`, integers of shape (m,), and `value`, float32 of the same
+                shape.
+            buckets: Number of buckets for the hashed keys.
             wanted: See `make_codec`.
         """
         named = {field.name: field for field in fields}
         self._index = named.pop("index")
-        del named["value"]  # what it is, is known
+        # Its shape and dtype follow from `index`.
+        del named["value"]
         self._most = self._index.shape[0]
         columns = [Column(field) for field in named.values()]
         self._named = {keys[0] for column in columns for keys in column.source.paths}
@@ -167,7 +173,7 @@ class HashedJsonCodec:
         self._buckets = buckets
 
     def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
-        """Turn values into columns; a record of fewer than m features is filled up with zeros."""
+        """Turn values into columns. Records with fewer than m features are padded with zeros."""
         others = self._codec.decode(values)
         index = np.zeros((len(others.kept), self._most), self._index.numpy_dtype)
         number, sound = np.zeros(index.shape), np.ones(len(index), bool)
@@ -184,14 +190,14 @@ class HashedJsonCodec:
         return DecodedColumns(kept, others.kept[sound], sorted(others.skipped))
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Refuse: what was hashed cannot be told any more."""
+        """Refuse, because hashing cannot be undone."""
         raise ValueError(f"hashed features cannot be written; found {sorted(records)}")
 
     def _features(self, value: bytes | None) -> Iterator[tuple[int, float]]:
-        """The buckets of a record, and the number of each; not a number where it is a text.
+        """Yield the bucket and the number of each feature of a record; NaN for a text.
 
         Raises:
-            ValueError: If there are too many, or one is neither a text nor a number.
+            ValueError: If there are too many features, or one is neither a text nor a number.
         """
         cells = msgspec.json.decode(value or b"{}")
         cells = {key: cell for key, cell in cells.items() if key not in self._named}
@@ -200,17 +206,17 @@ class HashedJsonCodec:
             raise ValueError(f"it has more features than {self._most}")
         for key, cell in several:
             if not isinstance(cell, str | int | float):
-                raise ValueError("a feature is neither a text nor a number")  # noqa: TRY004 -- the record's
+                raise ValueError("a feature is neither a text nor a number")  # noqa: TRY004 -- the record is wrong, not an argument
             text = cell if isinstance(cell, str) else None
             yield bucket_of(key, text, self._buckets), np.nan if text else float(cell)
 
 
-# Kinds of schemas as a registry calls them.
+# Kinds of schemas by codec, as a schema registry names them.
 REGISTERED: dict[str, SchemaKind] = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
 def codec_of(records: DescribedRecords, wanted: Collection[str] | None = None) -> Codec:
-    """Make the codec of a job's records; `wanted` as in `make_codec`."""
+    """Make the codec of a job's records. See `make_codec` for `wanted`."""
     return make_codec(records.codec, records.described(), records.buckets, wanted)
 
 
@@ -221,10 +227,10 @@ def make_codec(
 
     Args:
         name: `tensor`, `json`, `avro` or `protobuf`.
-        fields: What a record consists of; one field at least, each once.
-        buckets: Of `json`: how many its other keys are hashed into; 0: they are ignored.
-        wanted: Fields that are read, of records that may lack the others. None: all; those of
-            `tensor` always have all.
+        fields: Fields of a record, at least one, with distinct names.
+        buckets: For `json`: number of buckets for keys without a field; 0 ignores these keys.
+        wanted: Optional. Names of the fields to read; records may lack the others. `tensor` always
+            reads all fields. If unset, all fields are read.
     """
     if buckets:
         return HashedJsonCodec(fields, buckets, wanted)
@@ -238,11 +244,12 @@ def _wanted(fields: Sequence[Field], wanted: Collection[str] | None) -> Sequence
     return [field for field in fields if wanted is None or field.name in wanted]
 
 
-_FRAME = 5  # bytes of a schema registry's header: 0, with which no JSON begins, and the schema's id
+# Bytes of a schema registry's header: a 0, with which no JSON begins, and the schema's id.
+_FRAME = 5
 
 
 def unframed(value: B) -> B:
-    """What stands behind the header of a schema registry, if there is one."""
+    """Return a value without the header of a schema registry."""
     return value[_FRAME:] if value and value[0] == 0 else value
 
 
@@ -255,7 +262,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def is_too_deep(value: bytes) -> bool:
-    """True if JSON is nested deeper than any reader follows."""
+    """Return True if JSON is nested too deep to be read."""
     if value.count(b"[") + value.count(b"{") <= _DEEPEST:
         return False
     value = _TEXT.sub(b"", value) if b"\\" in value else value
@@ -277,10 +284,10 @@ _PLACE = re.compile(r" \(byte \d+\)")
 
 
 def reason_of(error: Exception) -> str:
-    """Return what a parser says without what it quotes: the place, and bytes that are no text.
+    """Return a parser's message without byte positions and undecodable bytes.
 
     Args:
-        error: The parser's, or one that already says nothing of the record.
+        error: The parser's error, or one that quotes nothing of the record.
     """
     return "a text is not UTF-8" if isinstance(error, UnicodeError) else _PLACE.sub("", str(error))
 
@@ -288,11 +295,11 @@ def reason_of(error: Exception) -> str:
 def _typed_parser(
     columns: Sequence[Column],
 ) -> tuple[Callable[[bytes], Any], list[tuple[str, str]]]:
-    """A parser that takes records as they should be.
+    """Build a parser for records that need no conversion.
 
     Returns:
-        It, and for each path of each column the attributes of what it gives: those down to the
-        object, empty if it is the record, and the value's of that.
+        The parser and, for each path of each column, two attribute names of its result: the dotted
+            path to the containing object, empty for the record itself, and the value's name in it.
     """
     read = [(keys, _json_type(column)) for column in columns for keys in column.source.paths]
     kinds = dict(read)
@@ -306,13 +313,13 @@ def _typed_parser(
     ]
 
 
-def _not_typed(value: bytes) -> Any:  # noqa: ANN401 -- as a parser's
-    """Leave a record to the other parser, where one value of it is read as two types."""
+def _not_typed(value: bytes) -> Any:  # noqa: ANN401 -- a parser's type
+    """Refuse each record, so that the other parser reads it. Used if one value has two types."""
     raise msgspec.ValidationError(value)
 
 
 def _struct(kinds: Mapping[Keys, Any], above: Keys, attributes: dict[Keys, str]) -> type:
-    """The type of the object at a path; adds where the values of the paths below are found."""
+    """Return the type of the object at a path. Adds the attribute names of the paths below it."""
     depth = len(above)
     keys = dict.fromkeys(path[depth] for path in kinds if path[:depth] == above)
     # Attributes are numbered because a key need not be an identifier.
@@ -323,12 +330,13 @@ def _struct(kinds: Mapping[Keys, Any], above: Keys, attributes: dict[Keys, str])
         attributes[here] = f"{attributes[above]}.{name}" if above else name
         kind = kinds.get(here) or _struct(kinds, here, attributes)
         fields.append((name, *kind) if isinstance(kind, tuple) else (name, kind))
-    order = sorted(fields, key=len)  # those with a default stand last
+    # Fields with a default must come last.
+    order = sorted(fields, key=len)
     return msgspec.defstruct("Object", order, rename=names, gc=False)
 
 
-def _json_type(column: Column) -> Any:  # noqa: ANN401 -- a type made while running has no type
-    """Of a path's values; with a default, that of what is absent."""
+def _json_type(column: Column) -> Any:  # noqa: ANN401 -- a type made at run time
+    """Return the type of a path's values, and the default if it has one."""
     kind: Any
     dtype = column.field.numpy_dtype
     if column.source.reading is not None:
@@ -345,5 +353,6 @@ def _json_type(column: Column) -> Any:  # noqa: ANN401 -- a type made while runn
             kind = Annotated[list[kind], msgspec.Meta(min_length=length, max_length=length)]
         return kind
     if dtype.kind != "b" and column.source.reading is None:
-        kind = kind | float | bool  # `Column.read` looks at what is no whole number
+        # `Column.read` checks numbers that are not integers.
+        kind = kind | float | bool
     return kind if column.source.default is None else (kind | None, None)

@@ -1,8 +1,8 @@
-"""From the values of records that have names (such as JSON) to columns of numbers.
+"""Turn the values of records with named fields, such as JSON, into columns of numbers.
 
-A record passes as one value for each path of each field; those of many records become a column at
-once. What cannot be read is found here, with the field's name: whether a record is sound depends on
-its content and the fields alone.
+A record provides one value for each path of each field. The values of many records become a column
+in one step. Errors name the field. Only a record's content and the fields decide if the record is
+valid.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ if TYPE_CHECKING:
     from common.data.fields import Field, Keys
 
 Scalar: TypeAlias = str | int | float
-Values: TypeAlias = "Sequence[Any] | npt.NDArray[Any]"  # of a path, (n,)
+Values: TypeAlias = "Sequence[Any] | npt.NDArray[Any]"  # (n,), values of a path
 
-_WHOLE = 2.0**53  # up to here a float64 tells neighbouring whole numbers apart
+# Up to this number, float64 has every integer.
+_WHOLE = 2.0**53
 
 
 def bucket_of(field: str, text: str | None, buckets: int) -> int:
-    """Return the bucket of a text in a field; None: the bucket of the field's numbers.
+    """Return the bucket of a text in a field, or the bucket of the field's numbers if text is None.
 
-    A text is 1 in the bucket of its field and itself. A number is in the bucket of its field alone.
-    Two things may share a bucket; with many times more buckets than things, few do (Weinberger et
-    al. 2009, here without their signs). The name and version of all of this is `crc32-1`.
+    A text counts as 1 in a bucket chosen by its field and itself. All numbers of a field share one
+    bucket. Two features may collide; with many times more buckets than features, few do (Weinberger
+    et al. 2009, here without signs). The name and version of this scheme is `crc32-1`.
     """
     return crc32((field if text is None else f"{field}={text}").encode()) % buckets
 
 
 def damped(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Return sign(x) log(1 + |x|) of numbers in their buckets, which may be counts of any size."""
+    """Return sign(x) log(1 + |x|), because numbers in buckets may be counts of any size."""
     return (np.sign(numbers) * np.log1p(np.abs(numbers))).astype(np.float32)
 
 
 def text_of(value: Scalar) -> str:
-    """What is hashed, mapped or compared: true as `true`, 1.0 as `1`, a text as it is."""
+    """Return the text to hash, map or compare: `true` for true, `1` for 1.0, a text unchanged."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -55,27 +56,28 @@ def text_of(value: Scalar) -> str:
 
 
 def fits(number: float, dtype: str) -> bool:
-    """Whether a dtype holds a number; of a float nothing but its size is asked."""
+    """Return True if a dtype can hold a number. Floats are checked for size, not for precision."""
     return _widened(number, np.dtype(dtype)) is not None
 
 
 class Column:
-    """One field: which values it takes, and the column that they become."""
+    """One field: checks its values and turns them into a column."""
 
     def __init__(self, field: Field) -> None:
         self.source = field.source or Source(((field.name,),))
-        self.shape = () if self.source.joined or self.source.reading else field.shape  # of a value
+        # Shape of one value.
+        self.shape = () if self.source.joined or self.source.reading else field.shape
         self.field = field
         self._dtype = field.numpy_dtype
         self._readers = [_reader(self.source, keys) for keys in self.source.paths]
 
     def values(self, record: object) -> list[Any]:
-        """One value for each path of a record that was parsed without looking at types.
+        """Return one value per path of a record that was parsed without type checks.
 
-        Numbers are widened where nothing is lost: 1.0 and true are whole numbers, 0 is false.
+        Numbers are converted if nothing is lost: 1.0 and true are integers, 0 is false.
 
         Raises:
-            ValueError: If one is absent or of another type; says what was found.
+            ValueError: If a value is absent or has the wrong type. The message says what was found.
         """
         found = []
         for place, keys in enumerate(self.source.paths):
@@ -88,15 +90,15 @@ class Column:
     def taken(
         self, place: int, values: Values, absent: npt.NDArray[np.bool_]
     ) -> tuple[Values, dict[int, str]]:
-        """Return a path's values as `read` takes them, and by row why one is not sound.
+        """Return a path's values in the form that `read` expects, and the reasons of bad rows.
 
         If all values are numbers, they are checked at once. Those that do not pass, and all values
         that are not numbers, are checked one by one.
 
         Args:
-            place: Number of the path.
+            place: Index of the path.
             values: An array if all values are numbers, or arrays of numbers.
-            absent: True for each record that has no value, (n,).
+            absent: True for each record without a value, (n,).
         """
         cells: npt.NDArray[Any] | list[Any]
         numbers = None if self.source.reading else _numbers_of(values, self.shape)
@@ -120,7 +122,7 @@ class Column:
     def _numbers_taken(
         self, place: int, values: npt.NDArray[Any], absent: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
-        """Return numbers as `read` takes them, and the rows that do not pass: they are zeros."""
+        """Return numbers in the form that `read` expects, and the rows that failed, set to zero."""
         wrong = np.zeros(len(values), bool)
         if whole := self._dtype.kind != "f":
             low, high = _limits(self._dtype, inf)
@@ -135,10 +137,10 @@ class Column:
         return values, np.flatnonzero(wrong)
 
     def read(self, values: Sequence[Values]) -> tuple[npt.NDArray[Any], dict[int, str]]:
-        """The column, (n, *shape), and which of its records are not sound, with the reason.
+        """Return the column, (n, *shape), and the reasons of bad records by row.
 
         Args:
-            values: Of each path, (n,) each.
+            values: Values of each path, (n,) each.
         """
         dtype, whole = self._dtype, self._dtype.kind != "f"
         sizes = (len(values), len(values[0]), *self.shape)
@@ -160,7 +162,10 @@ class Column:
     def _whole(
         self, values: Sequence[Values], sizes: tuple[int, ...]
     ) -> tuple[npt.NDArray[Any], dict[int, str]]:
-        """Of whole numbers, which a parser has checked, and of floats, which may be some."""
+        """Return the column of an integer field, and the reasons of bad rows.
+
+        The parser checked all values except floats, which may be integers.
+        """
         numbers = np.array(values, self._dtype if self.shape else None)
         if numbers.dtype.kind != "f":
             return self._ordered(numbers.reshape(sizes)), {}
@@ -171,7 +176,7 @@ class Column:
         return self._ordered(np.array(filled, self._dtype).reshape(sizes)), reasons
 
     def _filled(self, values: Sequence[Values]) -> Sequence[Values]:
-        """With the default for None, which arrays do not hold any more."""
+        """Replace None by the default. Arrays contain no None."""
         if self.source.default is None or self.shape:
             return values
         return [
@@ -182,7 +187,7 @@ class Column:
         ]
 
     def _numbers(self, values: Sequence[Values]) -> npt.NDArray[Any]:
-        """Not a number where the default is to stand, infinite where there is none."""
+        """Return numbers: NaN where the default applies, infinity where a value is not a number."""
         source = self.source
         if source.reading is None:
             exact = source.default is source.scale is source.offset is None
@@ -205,7 +210,7 @@ class Column:
         return numbers
 
     def _ordered(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """From (paths, n, ...) to (n, *shape)."""
+        """Move axes from (paths, n, ...) to (n, *shape)."""
         if isinstance(self.source.reading, OneHot):
             places = np.arange(len(self.source.reading.texts))
             hot: npt.NDArray[Any] = (column[0][:, None] == places).astype(self._dtype)
@@ -221,11 +226,11 @@ class Column:
             for place, row in reversed(bad.tolist())
         }
 
-    def _checked(self, value: Any, place: int, shape: tuple[int, ...]) -> Any:  # noqa: ANN401 -- whatever a record holds
-        """Return one value, or an item of it, as `read` takes it.
+    def _checked(self, value: Any, place: int, shape: tuple[int, ...]) -> Any:  # noqa: ANN401 -- any value of a record
+        """Return one value, or an item of it, in the form that `read` expects.
 
         Raises:
-            ValueError: If the field does not take it; says what was found.
+            ValueError: If the field does not accept the value. The message says what was found.
         """
         if value is None and self.source.default is not None:
             return np.full(shape, self.source.default[place]).tolist() if self.shape else None
@@ -245,7 +250,7 @@ class Column:
         raise ValueError(self._refusal(value, place, shape))
 
     def _refusal(self, value: object, place: int, shape: tuple[int, ...]) -> str:
-        """Return the reason: the kind of what was found, never the value, and what is taken."""
+        """Return the reason: the type found, never the value, and the type expected."""
         path = ".".join(key.replace(".", "\\.") for key in self.source.paths[place])
         where = f"field {self.field.name!r}"
         where += "" if path == self.field.name else f", {path}"
@@ -278,14 +283,14 @@ def assembled(
     skipped: list[tuple[int, str]],
     unsound: Mapping[int, str] = MappingProxyType({}),
 ) -> DecodedColumns:
-    """The columns of what was parsed.
+    """Build columns from parsed values.
 
     Args:
         columns: The fields.
-        leaves: The values of each path, field by field, (n,) each.
-        kept: Which values they came from, (n,).
-        skipped: Which values could not be parsed, and why.
-        unsound: Which of what was parsed is not sound for another reason, by its place.
+        leaves: Values of each path, field by field, (n,) each.
+        kept: Index of the record that each row came from, (n,).
+        skipped: Index and reason of each record that could not be parsed.
+        unsound: Reasons by row of parsed records that are bad for another reason.
     """
     records, begin = Columns(), 0
     for column in columns:
@@ -304,7 +309,7 @@ def assembled(
 
 
 def _numbers_of(values: Values, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
-    """Return values as one array, (n, *shape), or None if they are not all of this shape."""
+    """Return values as one array, (n, *shape), or None if not all have this shape."""
     if isinstance(values, np.ndarray):
         return values if values.shape[1:] == shape else None
     if shape and set(map(type, values)) == {bytes} and set(map(len, values)) == {prod(shape)}:
@@ -313,7 +318,7 @@ def _numbers_of(values: Values, shape: tuple[int, ...]) -> npt.NDArray[Any] | No
 
 
 def _kind(value: object) -> str:
-    """Return what a value is in JSON's words, without the value."""
+    """Return a value's type in JSON's terms, without the value."""
     match value:
         case str():
             return "a text"
@@ -327,7 +332,7 @@ def _kind(value: object) -> str:
 
 
 def _reader(source: Source, keys: Keys) -> Callable[[Scalar], float]:
-    """How a value becomes a number; not a number where it does not."""
+    """Return the function that turns a value into a number, or into NaN if it cannot."""
     match source.reading:
         case Hashed(buckets):
             field = ".".join(keys)
@@ -343,7 +348,7 @@ def _reader(source: Source, keys: Keys) -> Callable[[Scalar], float]:
 
 
 def _number(value: Scalar) -> float:
-    """Not a number where it says so or is empty, infinite where it is none."""
+    """Return NaN for NaN or an empty text, and infinity if the value is not a number."""
     if not value and isinstance(value, str):
         return nan
     try:
@@ -353,7 +358,7 @@ def _number(value: Scalar) -> float:
 
 
 def seconds_of(value: Scalar) -> float:
-    """Since 1970; a time without a zone is UTC, and a number is seconds already."""
+    """Return seconds since 1970. A time without a zone is UTC; a number is seconds already."""
     if not value or not isinstance(value, str):
         return _number(value)
     try:
@@ -364,7 +369,7 @@ def seconds_of(value: Scalar) -> float:
 
 
 def _widened(value: object, dtype: np.dtype[Any]) -> float | None:
-    """A number as this dtype has it, or None where it does not have it."""
+    """Return a number converted to this dtype, or None if the dtype cannot hold it."""
     if not isinstance(value, int | float):
         return None
     if dtype.kind == "f":

@@ -19,7 +19,7 @@ _lock = threading.Lock()
 
 
 def new_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Build a decoder of JSON, which several threads may then use at once."""
+    """Build a decoder of JSON. Several threads may use it at once."""
     with _lock:
         return msgspec.json.Decoder(kind)
 

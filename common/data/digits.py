@@ -1,7 +1,7 @@
 """The demo's data set: 1,797 handwritten digits of 8x8 pixels that ship with scikit-learn.
 
-Accuracy on the unwarped held-out part of a small CNN (two convolutions, two dense layers) trained
-on the endless warped stream of the training part, batches of 64, Adam at 2e-3, two seeds:
+Accuracy of a small CNN (two convolutions, two dense layers) on the unwarped held-out part. It was
+trained on the endless warped stream of the training part: batches of 64, Adam at 2e-3, two seeds.
 
 | samples | 10,000         | 20,000         | 40,000         | 80,000         | 160,000        |
 | ------- | -------------- | -------------- | -------------- | -------------- | -------------- |
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 IMAGE_SHAPE = (1, 8, 8)
 
-_FILE = "datasets/data/digits.csv.gz"  # in scikit-learn's package
+_FILE = "datasets/data/digits.csv.gz"  # path inside scikit-learn
 _HELD_OUT_SHARE = 0.2
-_SPLIT_SEED = 0  # fixed: a model's accuracy must mean the same in every run
-_GREY_LEVELS = 16  # of the source, 0 to 16
+# The split is fixed, so that accuracies of different runs can be compared.
+_SPLIT_SEED = 0
+_GREY_LEVELS = 16  # source values are 0 to 16
 
 
 class Split(NamedTuple):
@@ -40,7 +41,7 @@ class Split(NamedTuple):
 
 
 def load_digits() -> Split:
-    """Load the digits, split once and for ever.
+    """Load the digits. The split is always the same.
 
     Raises:
         UserError: If scikit-learn is not installed.
@@ -56,9 +57,9 @@ def load_digits() -> Split:
 
 
 def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """The digits as they ship, (n, 1, 8, 8), and what they are, (n,).
+    """Return the digits as they ship, (n, 1, 8, 8), and their labels, (n,).
 
-    Scikit-learn itself is not imported: with SciPy it takes a second and a half, torch takes two.
+    Scikit-learn itself is not imported, because that takes 1.5 seconds (torch takes 2).
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:
@@ -66,5 +67,5 @@ def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
             "the digits come with scikit-learn: install it with `pip install 'doll[embedded]'`"
         )
     with gzip.open(Path(found.origin).parent / _FILE, "rt") as file:
-        rows = np.loadtxt(file, np.uint8, delimiter=",")  # (n, 65): pixels, and the label
+        rows = np.loadtxt(file, np.uint8, delimiter=",")  # (n, 65): pixels and label
     return rows[:, :-1].reshape(-1, *IMAGE_SHAPE), rows[:, -1]

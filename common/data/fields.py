@@ -1,4 +1,4 @@
-"""What a record consists of, and the columns that many records become."""
+"""Fields of a record, and the columns that many records become."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ from common.errors import UserError
 DtypeName: TypeAlias = Literal[
     "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "bool"
 ]
-DTYPE_NAMES: tuple[str, ...] = get_args(DtypeName)  # those that both numpy and torch have
+# Types that both numpy and torch have.
+DTYPE_NAMES: tuple[str, ...] = get_args(DtypeName)
 
-INTEGERS = ("uint8", "int8", "int16", "int32", "int64")  # what names a class, a word or a user
+# Types of class labels, word numbers and user ids.
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 LABELS = (*INTEGERS, "bool")
-NUMBERS = DTYPE_NAMES  # what is computed with, as float32
+# Types of inputs to computations, which use float32.
+NUMBERS = DTYPE_NAMES
 
-Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # per field: (n, *shape), n records
-Keys: TypeAlias = tuple[str, ...]  # of objects, from the outermost in: the path to a value
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # (n, *shape) each, by field
+# Path to a value: the keys of nested objects, outermost first.
+Keys: TypeAlias = tuple[str, ...]
 
 
-_MOST_KEYS = 32  # of a path: a parser's types are as deep
+# Longest path. The parser's types are nested as deep.
+_MOST_KEYS = 32
 
 
 def keys_of(path: str) -> Keys:
-    r"""The keys of a path as people write it: payload.after.amount, a dot of a key as \.
+    r"""Return the keys of a path such as payload.after.amount. A dot inside a key is written `\.`.
 
     Raises:
-        ValueError: If one is empty, or cannot be a field's name.
+        ValueError: If a key is empty or cannot be a field's name, or there are too many keys.
     """
     keys = tuple(key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path))
     sound = all(key.isprintable() and key and not set(key) & {'"', "\\"} for key in keys)
@@ -45,40 +50,41 @@ def keys_of(path: str) -> Keys:
 
 
 class Parsed(NamedTuple):
-    """Values are texts: of a number, or of a time, which becomes seconds since 1970."""
+    """Values are texts that contain a number, or a time that becomes seconds since 1970."""
 
     what: Literal["number", "time"]
 
 
 class Hashed(NamedTuple):
-    """Values become buckets, by `common.data.columns`."""
+    """Values are hashed into buckets. See `common.data.columns.bucket_of`."""
 
     buckets: int
 
 
 class Mapped(NamedTuple):
-    """Values stand for numbers; see `common.data.columns.text_of`."""
+    """Values are looked up in a table of numbers. See `common.data.columns.text_of`."""
 
     numbers: Mapping[str, float]
 
 
 class OneHot(NamedTuple):
-    """Values are one of these: 1 in its place, 0 elsewhere."""
+    """Values are one of these texts: 1 at its index, 0 elsewhere."""
 
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a field's numbers stand in a record that has names, and how they are read.
+    """Location of a field's numbers in a record with named values, and how to read them.
 
     Args:
-        paths: One, or one for each column of the field.
-        joined: Whether the paths are the field's columns.
-        reading: How a value becomes a number; None: it is one, or an array of the field's shape.
-        default: By path, stands for null, for what is absent, and for what is listed nowhere.
-        scale: By path, of floats: what a number is multiplied by.
-        offset: By path, of floats: what is added then.
+        paths: A single path, or a path per column of the field.
+        joined: True if the paths are the field's columns.
+        reading: Conversion of a value to a number. If None, the value is a number, or an array of
+            the field's shape.
+        default: Optional. Per path, replaces null, absent values and values that no table lists.
+        scale: Optional. Per path, a factor for floats.
+        offset: Optional. Per path, a summand for floats, added after scaling.
     """
 
     paths: tuple[Keys, ...]
@@ -91,7 +97,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a record; without a source it is the value of the key of its name.
+    """One field of a record. Without a source, its value is at the key of the field's name.
 
     Raises:
         UserError: If the name is empty or needs escaping in JSON, or a dimension is not positive.
@@ -112,12 +118,12 @@ class Field:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """Little-endian, whatever this machine is."""
+        """The dtype in little-endian order, on any machine."""
         return np.dtype(self.dtype).newbyteorder("<")
 
 
 class DescribedRecords(Protocol):
-    """What a job says of its records."""
+    """A job's description of its records."""
 
     @property
     def codec(self) -> str:
@@ -125,22 +131,24 @@ class DescribedRecords(Protocol):
 
     @property
     def buckets(self) -> int:
-        """Number of buckets into which keys are hashed; 0 if none are."""
+        """Number of buckets for hashed keys; 0 if no keys are hashed."""
 
     def described(self) -> Sequence[Field]:
-        """The fields of a record."""
+        """Return the fields of a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedColumns:
-    """What came out of some values.
+    """Columns decoded from values, and the values that could not be decoded.
 
-    A column may be a read-only view of all the values' bytes, and strided: see `concatenate`.
+    A column may be a read-only, strided view of the bytes of all values. See `concatenate`.
     """
 
-    records: Columns  # per field: (n, *shape)
-    kept: npt.NDArray[np.intp]  # (n,) which values the records came from, ascending
-    skipped: list[tuple[int, str]]  # which values did not decode, and why
+    records: Columns  # (n, *shape) each, by field
+    # Index of the value that each record came from, (n,), ascending.
+    kept: npt.NDArray[np.intp]
+    # Index and reason of each value that did not decode.
+    skipped: list[tuple[int, str]]
 
 
 class Input(NamedTuple):
@@ -151,10 +159,10 @@ class Input(NamedTuple):
 
 
 def check_columns(fields: Sequence[Field], records: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Count the records, having checked that every field is there and fits.
+    """Return the number of records, after checking that all fields are present and fit.
 
     Raises:
-        ValueError: If a field is missing, or its dtype or shape is not the one described.
+        ValueError: If a field is missing, or its dtype or shape is wrong.
     """
     count = None
     for field in fields:
@@ -174,13 +182,13 @@ def check_columns(fields: Sequence[Field], records: Mapping[str, npt.NDArray[Any
 
 
 def concatenate(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
-    """Assemble a batch from slices of polls: the one copy between Kafka's bytes and the gradient.
+    """Build a batch from slices of polls: the one copy between Kafka's bytes and the gradient.
 
-    The result owns its memory, contiguous and writable, so that torch takes it as it is. Copying
-    here and not at decoding is cheapest: a decoded field is a strided view, and records are wanted
-    side by side only once it is known which batch they belong to.
+    The result owns its memory, contiguous and writable, so torch can use it directly. To copy here
+    is cheaper than at decoding: a decoded field is a strided view, and records need to be adjacent
+    only once their batch is known.
 
     Args:
-        parts: One at least.
+        parts: At least one part.
     """
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,8 +1,8 @@
-"""Protobuf records of one schema; what is not wanted is passed over.
+"""Read Protobuf records of one schema, and skip the values that no field needs.
 
-Fields may come in any order and may be missing, so records do not stand at the same one: in each
-step those take part whose next field is the lowest. Whether a record is sound depends on its bytes
-and the schema alone.
+Fields may come in any order and may be missing, so records can be at different fields. Each step
+therefore reads the lowest field number that is next in any record, from all records where it is
+next. Only a record's bytes and the schema decide if the record is valid.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from common.data.fields import Keys
     from common.data.record_bytes import RecordBytes
 
-_DEEPEST = 64  # a message within a message within a message
+# Deepest nesting of messages.
+_DEEPEST = 64
 _VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5  # wire types
 _WIDTHS = {_EIGHT: 8, _FOUR: 4}
 _KINDS = FieldDescriptorProto
@@ -46,8 +47,10 @@ _FIXED = {
     _KINDS.TYPE_SFIXED32: "<i4",
 }
 _TEXTS = (_KINDS.TYPE_STRING, _KINDS.TYPE_BYTES)
-_COMES_WITH = "google/protobuf/"  # what every program has, and registries need not hold
-_NONE_YET = np.iinfo(np.int64).max  # no tag was read
+# Files that come with Protobuf. Registries may lack them.
+_COMES_WITH = "google/protobuf/"
+# Larger than any tag: no tag was read.
+_NONE_YET = np.iinfo(np.int64).max
 
 
 @dataclass(eq=False)
@@ -55,18 +58,19 @@ class _Field:
     name: str
     kind: int
     repeated: bool
-    implied: bool  # absent, it is zero
-    symbols: dict[int, str] = field(default_factory=dict)  # of an enum
+    # True if an absent value means zero.
+    implied: bool
+    symbols: dict[int, str] = field(default_factory=dict)  # enums only
     message: _Message | None = None
 
     @property
     def width(self) -> int:
-        """Bytes of a number of fixed width."""
+        """Number of bytes of a fixed-width number."""
         return int(_FIXED[self.kind][2])
 
     @property
     def wire(self) -> int:
-        """How its values are written, one by one."""
+        """Wire type of a single value."""
         if self.kind in _FIXED:
             return _EIGHT if self.width == _WIDTHS[_EIGHT] else _FOUR
         return _SIZED if self.message is not None or self.kind in _TEXTS else _VARINT
@@ -78,14 +82,14 @@ class _Message:
 
 
 class ProtobufReader:
-    """Reads what one schema describes.
+    """Reads the records of one schema.
 
     Args:
-        text: The schema, a descriptor of a file in base64.
-        references: Schemas of files that it imports, by the names that it has for them.
+        text: The schema, a file descriptor in base64.
+        references: Schemas of the files it imports, with the names used in the imports.
 
     Raises:
-        UserError: If one of them makes no sense, or a file is missing.
+        UserError: If one of them is invalid, or a file is missing.
     """
 
     def __init__(self, text: str, references: Iterable[Reference] = ()) -> None:
@@ -100,11 +104,14 @@ class ProtobufReader:
         self._messages = _linked(files.values())
 
     def paths(self) -> dict[Keys, None]:
-        """Where values stand, of all messages; not in repeated ones, nor twice in one message."""
+        """Return the paths of the values of all messages.
+
+        Values in repeated messages have no path. A message type inside itself adds none.
+        """
         return {keys: None for each in self._messages.values() for keys in _paths(each, (), ())}
 
     def read(self, records: RecordBytes, wanted: Wanted) -> None:
-        """Read all records to their ends, what is wanted into its sinks."""
+        """Read all records to their ends, and put the wanted values into their sinks."""
         for path, rows in _by_message(records).items():
             message = self._message(path)
             if message is None:
@@ -113,7 +120,7 @@ class ProtobufReader:
                 _read(records, message, rows, wanted, 0)
 
     def _message(self, path: tuple[int, ...]) -> _Message | None:
-        """A message by its place in the file, and those in it by theirs in it."""
+        """Return the message type at this path: its index in the file or in the outer message."""
         name, inside = f".{self._file.package}".rstrip("."), self._file.message_type
         for place in path:
             if not 0 <= place < len(inside):
@@ -131,7 +138,10 @@ def _paths(message: _Message, above: Keys, within: tuple[_Message, ...]) -> Iter
 
 
 def _by_message(records: RecordBytes) -> dict[tuple[int, ...], Rows]:
-    """Which records are which message, as the numbers before them say; none means the first."""
+    """Group records by message type.
+
+    The path of the type precedes each record; an empty path is the file's first type.
+    """
     counts = records.zigzags(records.rows)
     if not counts.any():
         return {(0,): records.rows}
@@ -151,7 +161,7 @@ def _by_message(records: RecordBytes) -> dict[tuple[int, ...], Rows]:
 def _read(  # noqa: C901 -- one loop
     records: RecordBytes, message: _Message, rows: Rows, wanted: Wanted, depth: int
 ) -> None:
-    """Read one message of each of these records, up to where it ends."""
+    """Read one message of each of these records, up to its end."""
     if depth > _DEEPEST:
         records.refuse(rows, f"it is nested deeper than {_DEEPEST} messages")
         return
@@ -163,8 +173,10 @@ def _read(  # noqa: C901 -- one loop
     lists: dict[int, list[tuple[Rows, Values]]] = {
         n: [] for n, (of, _) in asked.items() if of.repeated
     }
-    tags = np.full(len(rows), _NONE_YET)  # of each record's next field; also of those at their end
-    fresh = np.ones(len(rows), bool)  # which have to be read
+    # Tag of each record's next field; `_NONE_YET` for records that have ended.
+    tags = np.full(len(rows), _NONE_YET)
+    # True for records whose next tag must be read.
+    fresh = np.ones(len(rows), bool)
     while True:
         if (ask := fresh & (records.left(rows) > 0)).any():
             tags[ask] = records.varints(rows[ask]).view(np.int64)
@@ -211,7 +223,7 @@ def _value(
 def _items(
     records: RecordBytes, of: _Field, want: Wanted, rows: Rows, wire: int, depth: int
 ) -> list[tuple[Rows, Values]]:
-    """One item, or as many as are packed together."""
+    """Read one item, or all items of a packed field."""
     if wire == of.wire:
         sink = Sink()
         _value(records, of, Wanted(sink, {}), rows, wire, depth)
@@ -251,7 +263,7 @@ def _zeros(of: _Field, count: int) -> Values:
 
 
 def _converted(of: _Field, numbers: npt.NDArray[np.uint64]) -> Values:
-    """What was written as whole numbers without a sign; of 32 bits with a sign, as 64."""
+    """Convert varints to the values of a field. Signed 32-bit numbers are written as 64 bits."""
     match of.kind:
         case _KINDS.TYPE_ENUM:
             low = numbers.astype(np.uint32).view(np.int32)
@@ -300,10 +312,10 @@ def _well_known(name: str) -> FileDescriptorProto:
 
 
 def _linked(files: Iterable[FileDescriptorProto]) -> dict[str, _Message]:
-    """All messages, by their names, each with its fields.
+    """Return all messages by full name, each with its fields.
 
     Raises:
-        UserError: If a field is of a type that is nowhere.
+        UserError: If no file has the type of a field.
     """
     found, symbols = (
         dict[str, tuple[_Message, DescriptorProto, bool]](),

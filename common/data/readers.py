@@ -1,15 +1,15 @@
-"""From a file's name to its records: decides the format and opens what is compressed.
+"""Read data sets from files. The file name decides the format and the compression.
 
 | name ends in                      | format          | fields                                    |
 | --------------------------------- | --------------- | ----------------------------------------- |
 | `images-idx3-ubyte`               | IDX             | image uint8 (n, 1, h, w), label int64     |
 | `.bin`                            | CIFAR-10 binary | image uint8 (n, 3, 32, 32), label int64   |
 | `.csv`                            | CSV             | features float32 (n, f), label int64, or  |
-|                                   |                 | rows as they are: see `tables`            |
+|                                   |                 | rows as JSON objects: see `tables`        |
 | `.dat`                            | LDA-C documents | index int32 (n, m), value float32 (n, m)  |
-| `.npz`                            | numpy archive   | whatever arrays it holds                  |
+| `.npz`                            | numpy archive   | the arrays in it                          |
 
-`.gz` and `.xz` may follow each of them but the last.
+`.gz` or `.xz` may follow all of them except `.npz`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-_IDX_UBYTE = 0x08  # the only element type that image sets use
+# The only element type of image sets.
+_IDX_UBYTE = 0x08
 _CIFAR10_SHAPE = (3, 32, 32)
 _IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
@@ -51,15 +52,16 @@ def read_records(
     """Read a data set, in the order of the file.
 
     Args:
-        path: The file; an IDX file of labels lies beside that of its images, named alike.
-        label: CSV only: the label's column by name or index (from 0, or from -1 at the end); the
-            last one unless given.
-        leave_out: CSV only: columns that are not read, by name or index.
-        rows: CSV only: whether its rows are records as they are.
-        texts: Of rows: patterns of columns whose cells are texts.
+        path: The file. The IDX file of labels has the same name and folder as that of the images,
+            with `labels-idx1` for `images-idx3`.
+        label: CSV only: name or index of the label's column, counted from 0, or from -1 at the end.
+            The default is the last column.
+        leave_out: CSV only: names or indexes of columns that are not read.
+        rows: CSV only: True to read each row as one JSON object.
+        texts: With `rows`: patterns of columns whose cells are always texts.
 
     Raises:
-        UserError: If there is no such file, or it is not what its name says.
+        UserError: If the file does not exist, or does not have the format that its name says.
     """
     kind = _kind(path)
     if kind != ".csv" and (label is not None or leave_out or rows):
@@ -81,7 +83,7 @@ def read_records(
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file whole, decompressed where its name ends in .gz or .xz.
+    """Read a whole file, and decompress it if its name ends in .gz or .xz.
 
     Raises:
         UserError: If it cannot be read or decompressed.
@@ -122,10 +124,10 @@ def _read_npz(path: Path) -> Records:
 
 
 def _idx_array(data: bytes, source: str) -> npt.NDArray[np.uint8]:
-    """Parse one IDX file of unsigned bytes: magic, a size per dimension, then the elements.
+    """Parse an IDX file of unsigned bytes: magic number, size of each dimension, elements.
 
     Raises:
-        UserError: If it is something else, or shorter or longer than its header says.
+        UserError: If it has another format, or another length than its header says.
     """
     if len(data) < 4 or data[:3] != bytes((0, 0, _IDX_UBYTE)):
         raise UserError(f"{source}: is not IDX of unsigned bytes; begins with {data[:4].hex()!r}")
@@ -142,10 +144,10 @@ def _idx_array(data: bytes, source: str) -> npt.NDArray[np.uint8]:
 def _idx_records(
     images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8], source: str
 ) -> Records:
-    """Put images (n, h, w) and labels (n,) together.
+    """Combine images (n, h, w) and labels (n,).
 
     Raises:
-        UserError: If the arrays are not such.
+        UserError: If the arrays have other dimensions.
     """
     if images.ndim != 3 or labels.ndim != 1:
         raise UserError(
@@ -159,7 +161,7 @@ def _cifar10_records(data: bytes, source: str) -> Records:
     """Parse the binary form of CIFAR-10: a label byte, then red, green and blue planes.
 
     Raises:
-        UserError: If the length is not a multiple of a record's, or a label is above 9.
+        UserError: If the length is not a multiple of a record's size, or a label is above 9.
     """
     record_bytes = 1 + math.prod(_CIFAR10_SHAPE)
     if len(data) % record_bytes:
@@ -172,12 +174,12 @@ def _cifar10_records(data: bytes, source: str) -> Records:
 
 
 def _document_records(data: bytes, source: str) -> Records:
-    """Parse documents as lda-c has them: how many distinct words, then each as number:count.
+    """Parse documents in the format of lda-c: the count of distinct words, then number:count pairs.
 
-    Shorter documents are padded to the longest by word 0, no times.
+    Shorter documents are padded to the longest one with word 0, count 0.
 
     Raises:
-        UserError: By the line that is something else.
+        UserError: If a line has another format. The message has its number.
     """
     documents = []
     for number, line in enumerate(data.splitlines(), start=1):

@@ -1,7 +1,7 @@
-"""The bytes of many records, read side by side: a step reads one value of each of them.
+"""Read the bytes of many records side by side: each step reads one value of each record.
 
-So a step costs a few calls of numpy, however many records there are. A record that turns out to be
-unsound keeps its first reason, stands at its end from then on, and is all zeros there.
+So a step costs a few calls of numpy, however many records there are. An invalid record keeps its
+first reason, and its position moves to its end. The values read from it are zeros.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from common.data.fields import Keys
 
-Rows: TypeAlias = npt.NDArray[np.intp]  # which records, ascending
-# One value for each row: an array if they are numbers, or arrays of numbers of one shape. Bytes are
-# always `bytes` in a list, because they may have another length in the next record.
+Rows: TypeAlias = npt.NDArray[np.intp]  # record indexes, ascending
+# One value per row. Numbers, and arrays of numbers of one shape, are in an array. Bytes are always
+# `bytes` in a list, because their length may differ between records.
 Values: TypeAlias = npt.NDArray[Any] | list[Any]
 
-_BEYOND = 16  # zeros behind the last record: a number may be read where none is
-_LONGEST = 10  # bytes of a number of 64 bits
+# Zeros after the last record, because a number may be read past its end.
+_BEYOND = 16
+# Bytes of a varint of 64 bits.
+_LONGEST = 10
 
 
 class Sink:
@@ -31,18 +33,18 @@ class Sink:
         self._parts = list[tuple[Rows, Values]]()
 
     def add(self, rows: Rows, values: Values) -> None:
-        """Take in the values of some records; they replace earlier values of these records."""
+        """Add the values of some records. They replace earlier values of these records."""
         self._parts.append((rows, values))
 
     def absent(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return which of `count` records have no value, (count,)."""
+        """Return True for each of `count` records that has no value, (count,)."""
         absent = np.ones(count, bool)
         for rows, _ in self._parts:
             absent[rows] = False
         return absent
 
     def cells(self, count: int) -> tuple[Values, npt.NDArray[np.bool_]]:
-        """Return the values of all records, and which records have none.
+        """Return the values of all records, and True for each record without a value.
 
         The values are an array if all are numbers of one kind and shape, otherwise a list.
         """
@@ -64,7 +66,7 @@ class Sink:
         return cells, absent
 
     def of(self, rows: Rows, count: int) -> Values:
-        """The values of these of so many records; None in a list where one has none."""
+        """Return the values of these rows, out of `count` records; None stands for absent ones."""
         cells, absent = self.cells(count)
         if isinstance(cells, np.ndarray):
             if not absent[rows].any():
@@ -74,14 +76,14 @@ class Sink:
 
 
 class Wanted(NamedTuple):
-    """What is wanted of a value: itself, or what stands in it by these names."""
+    """Values to read: the value itself into a sink, and the values inside it by name."""
 
     sink: Sink | None
     inner: dict[str, Wanted]
 
 
 def wanted_of(paths: Iterable[Keys]) -> tuple[Wanted, list[Sink]]:
-    """What is wanted of a record, and the sink of each path."""
+    """Return the tree of wanted values of a record, and the sink of each path."""
     root, sinks = Wanted(None, {}), list[Sink]()
     for keys in paths:
         level = root.inner
@@ -94,11 +96,11 @@ def wanted_of(paths: Iterable[Keys]) -> tuple[Wanted, list[Sink]]:
 
 
 class RecordBytes:
-    """Where each record stands in its bytes.
+    """The read position of each record in its bytes.
 
     Args:
         values: The records.
-        begin: Bytes of each to leave out at its beginning.
+        begin: Number of bytes to skip at the beginning of each record.
     """
 
     def __init__(self, values: Sequence[bytes], begin: Sequence[int] | int = 0) -> None:
@@ -108,16 +110,17 @@ class RecordBytes:
         self._ends = np.cumsum(sizes)
         self._at = self._ends - sizes + begin
         self.rows: Rows = np.arange(len(values))
-        self.reasons = dict[int, str]()  # by row
+        # Keyed by row.
+        self.reasons = dict[int, str]()
 
     def refuse(self, rows: Rows, reason: str) -> None:
-        """These records are not sound."""
+        """Mark these records as invalid."""
         for row in rows.tolist():
             self.reasons.setdefault(row, reason)
         self._at[rows] = self._ends[rows]
 
     def enter(self, rows: Rows, sizes: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-        """Let these records end so many bytes on, as a value in them does; returns the ends."""
+        """Set temporary ends `sizes` bytes ahead, and return the previous ends for `leave`."""
         before, self._ends = self._ends, self._ends.copy()
         wrong = (sizes < 0) | (sizes > self.left(rows))
         self._ends[rows] = np.where(wrong, before[rows], self.places(rows) + sizes)
@@ -126,20 +129,20 @@ class RecordBytes:
         return before
 
     def leave(self, before: npt.NDArray[np.intp]) -> None:
-        """Let records end where they did before."""
+        """Restore the ends that `enter` returned."""
         self._ends = before
 
     def places(self, rows: Rows) -> npt.NDArray[np.intp]:
-        """Where these records stand."""
+        """Return the read positions of these records."""
         return self._at if len(rows) == len(self._at) else self._at[rows]
 
     def left(self, rows: Rows) -> npt.NDArray[np.intp]:
-        """How many bytes of these records are left."""
+        """Return the number of bytes left in each of these records."""
         ends = self._ends if len(rows) == len(self._ends) else self._ends[rows]
         return ends - self.places(rows)
 
     def pass_over(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> None:
-        """Go on behind so many bytes."""
+        """Skip this number of bytes in each record."""
         if isinstance(sizes, np.ndarray) and (bad := sizes < 0).any():
             self.refuse(rows[bad], "a length in it is negative")
             sizes = np.where(bad, 0, sizes)
@@ -151,7 +154,7 @@ class RecordBytes:
         self._move(rows, sizes)
 
     def numbers(self, rows: Rows, dtype: str) -> npt.NDArray[Any]:
-        """One number of each, of a fixed width."""
+        """Read one fixed-width number of each record."""
         width, at = np.dtype(dtype).itemsize, self.places(rows)
         size = len(self._bytes) - width + 1
         numbers: npt.NDArray[Any] = np.ndarray((size,), dtype, self._bytes, strides=(1,))[at]
@@ -159,7 +162,7 @@ class RecordBytes:
         return numbers
 
     def varints(self, rows: Rows) -> npt.NDArray[np.uint64]:
-        """One number of each, seven bits to the byte, the lowest first."""
+        """Read one varint of each record: 7 bits per byte, lowest bits first."""
         at = self.places(rows)
         first = self._bytes[at]
         numbers = (first & 127).astype(np.uint64)
@@ -182,11 +185,11 @@ class RecordBytes:
         return numbers
 
     def zigzags(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """One whole number of each, the sign in its lowest bit."""
+        """Read one zigzag integer of each record: its lowest bit is the sign."""
         return unzigzagged(self.varints(rows))
 
     def blocks(self, rows: Rows, size: int) -> npt.NDArray[np.uint8]:
-        """So many bytes of each, (rows, size)."""
+        """Read `size` bytes of each record, (rows, size)."""
         if not size or size > len(self._bytes):
             self.pass_over(rows, size)
             return np.zeros((len(rows), size if not size else 0), np.uint8)
@@ -197,14 +200,14 @@ class RecordBytes:
         return blocks
 
     def sized(self, rows: Rows, sizes: npt.NDArray[Any] | int) -> list[bytes]:
-        """Return the next `sizes` bytes of each record."""
+        """Read `sizes` bytes of each record."""
         begin = self.places(rows).tolist()
         self.pass_over(rows, sizes)
         joined = self._joined
         return [joined[at:end] for at, end in zip(begin, self.places(rows).tolist(), strict=True)]
 
     def texts(self, rows: Rows, sizes: npt.NDArray[Any]) -> list[str]:
-        """Return a text of each record, in UTF-8."""
+        """Read one UTF-8 text of each record."""
         texts, wrong = list[str](), list[int]()
         for row, data in zip(rows.tolist(), self.sized(rows, sizes), strict=True):
             try:
@@ -224,14 +227,14 @@ class RecordBytes:
 
 
 def unzigzagged(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Whole numbers whose sign is their lowest bit."""
+    """Decode zigzag integers, whose lowest bit is the sign."""
     halves = (numbers >> np.uint64(1)).view(np.int64)
     signed: npt.NDArray[np.int64] = halves ^ -(numbers & np.uint64(1)).view(np.int64)
     return signed
 
 
 def lists_of(rows: Rows, steps: list[tuple[Rows, Values]]) -> Values:
-    """The items of each row, which stand in steps of one of each."""
+    """Return the list of each row, from steps that each have one item of some rows."""
     kinds = {
         (values.dtype, values.shape) if isinstance(values, np.ndarray) else None
         for _, values in steps

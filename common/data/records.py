@@ -1,4 +1,4 @@
-"""What a data set is here (named arrays of equal length, one row per record), and its stream."""
+"""Data sets: named arrays of equal length, one row per record. Also streams of their batches."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from common.data.warp import warp
 from common.errors import UserError
 
 Array: TypeAlias = npt.NDArray[Any]
-Records: TypeAlias = dict[str, Array]  # field name -> (n, ...) array, n the same for all
+# Arrays (n, ...) by field name; n is the same for all.
+Records: TypeAlias = dict[str, Array]
 
 
 def count(records: Mapping[str, Array]) -> int:
-    """How many records there are."""
+    """Return the number of records."""
     return len(next(iter(records.values())))
 
 
 def take(records: Mapping[str, Array], rows: npt.NDArray[np.int64]) -> Records:
-    """The records of these rows, in this order."""
+    """Return the records of these rows, in this order."""
     return {name: array[rows] for name, array in records.items()}
 
 
 def checked(records: Records, source: str) -> Records:
-    """Return the records if they are some, of one length.
+    """Return the records, after checking that there are some and their lengths agree.
 
     Raises:
         UserError: If there is no field or no record, or if lengths differ.
@@ -49,15 +50,15 @@ def batches(
     shuffled: bool = True,
     warped: bool = False,
 ) -> Iterator[Records]:
-    """Give the records in batches; each pass gives every record once.
+    """Yield the records in batches. Each pass yields every record once.
 
     Args:
         records: The data set.
-        size: Records per batch; the last one of each pass may have fewer.
-        rng: Order and warps; the same seed gives the same stream.
-        passes: How often to go through the set; None is for ever.
-        shuffled: A new random order for each pass, else the order of the set.
-        warped: Warp the field `image` of each record anew, so that none comes twice.
+        size: Records per batch. The last batch of a pass may have fewer.
+        rng: Source of orders and warps. The same seed yields the same stream.
+        passes: Number of passes; None repeats forever.
+        shuffled: True for a new random order in each pass, False for the order of the set.
+        warped: True to warp the field `image` of each record each time, so that all records differ.
     """
     n = count(records)
     for _ in itertools.count() if passes is None else range(passes):

@@ -1,7 +1,7 @@
-"""Records of which a schema registry knows the schemas: each has the id of its own before it.
+"""Decode records whose schemas are in a schema registry. The schema's id precedes each record.
 
-Whether a record decodes depends on its bytes, the fields and the schemas that the codec was given
-alone. Who decodes asks first which ids it does not know (`unknown`), and gives it their schemas.
+Only a record's bytes, the fields and the learned schemas decide if a record decodes. Before
+decoding, call `unknown` for the missing ids, and `learn` with their schemas.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ if TYPE_CHECKING:
 
     from common.core.messages import Schema, SchemaKind
 
-_FRAME = 5  # bytes: 0, and the schema's id
+_FRAME = 5  # bytes: 0 and the schema's id
 
 
 class Reader(Protocol):
-    """Reads what one schema describes."""
+    """Reads the records of one schema."""
 
     def paths(self) -> dict[Keys, None]:
-        """Where values stand in a record."""
+        """Return the paths of the values in a record."""
 
     def read(self, records: RecordBytes, wanted: Wanted) -> None:
-        """Read all records to their ends, what is wanted into its sinks."""
+        """Read all records to their ends, and put the wanted values into their sinks."""
 
 
 class RegisteredCodec:
-    """What serializers with a schema registry write, of one kind."""
+    """Decodes records that serializers with a schema registry wrote, for one kind of schema."""
 
     def __init__(self, fields: Sequence[Field], kind: SchemaKind) -> None:
         self._columns = [Column(field) for field in fields]
         self._paths = [keys for column in self._columns for keys in column.source.paths]
         self._kind = kind
-        self._readers = dict[bytes, Reader | str]()  # by frame; why there is none
+        # Readers by frame, or the reason why there is no reader.
+        self._readers = dict[bytes, Reader | str]()
 
     def unknown(self, values: Sequence[bytes | None]) -> set[int]:
-        """Ids of schemas that these records need and that the codec was not given."""
+        """Return the ids of schemas that these records need and that are not learned yet."""
         frames = {value[:_FRAME] for value in values if _framed(value)} - self._readers.keys()
         return {int.from_bytes(frame[1:]) for frame in frames}
 
     def learn(self, number: int, schema: Schema) -> None:
-        """Take in the schema of an id."""
+        """Add the schema of an id."""
         frame = b"\0" + number.to_bytes(_FRAME - 1)
         if schema.kind != self._kind:
             self._readers[frame] = f"schema {number} is {schema.kind}, not {self._kind}"
@@ -61,7 +62,7 @@ class RegisteredCodec:
                 self._readers[frame] = f"schema {number}: {error}"
 
     def decode(self, values: Sequence[bytes | None]) -> DecodedColumns:
-        """Turn values into columns; those of schemas that it was not given are skipped."""
+        """Turn values into columns. Records whose schema is not learned are skipped."""
         places, skipped = dict[bytes, list[int]](), list[tuple[int, str]]()
         for index, value in enumerate(values):
             if _framed(value):
@@ -94,7 +95,7 @@ class RegisteredCodec:
         )
 
     def objects(self, values: Sequence[bytes | None]) -> list[dict[str, Any]]:
-        """Return the sound records with all that they hold, as JSON would have them."""
+        """Return the valid records with all their values, as JSON would have them."""
         objects = list[dict[str, Any]]()
         for frame, reader in self._readers.items():
             if isinstance(reader, str):
@@ -116,7 +117,7 @@ class RegisteredCodec:
         return objects
 
     def encode(self, records: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Refuse: the schema says how a record is written, and the producer whose it is.
+        """Refuse: only the producer writes these records.
 
         Raises:
             ValueError: Always.
@@ -161,7 +162,7 @@ _EMPTY = "no value (a tombstone)"
 
 
 def _as_json(value: object) -> object:
-    """Return a value with lists of numbers for bytes."""
+    """Return a value with bytes replaced by lists of numbers."""
     return [_as_json(each) for each in value] if isinstance(value, bytes | list) else value
 
 

@@ -1,9 +1,9 @@
-"""CSV to records, by rules that look at one cell at a time: two files are never read differently.
+"""Read CSV as records. Rules decide cell by cell, so all files are read the same way.
 
 - The first row is a header if none of its cells is a number.
-- A column of numbers is one feature, as it stands; an empty cell is 0. The label is a whole number.
-- Of symbols a job's `records.fields` says what they are. Rows are sent as they are for that: each a
-  JSON object, a number where a cell is one, null where it is empty, else a text.
+- A column of numbers is one feature, unchanged; an empty cell is 0. The label is an integer.
+- Columns of symbols need the job's `records.fields`. For these, rows are sent as JSON objects. A
+  cell is a number if it reads as one, null if it is empty, and otherwise a text.
 - Features keep the order of the columns.
 """
 
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = "npt.NDArray[np.str_]"  # (n,) cells
 
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d{1,2})?")  # as JSON has it: 007 is a text
+# A number as JSON writes it, so 007 is a text.
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d{1,2})?")
 _ROWS = "`--rows` sends them as they are, for the job's records.fields to read"
 
 
 def table_records(
     data: bytes, source: str, *, label: str | None, leave_out: Sequence[str]
 ) -> Records:
-    """Parse CSV; columns are chosen by name or index, the label is the last unless chosen.
+    """Parse CSV. Columns are chosen by name or index; the default label is the last column.
 
     Raises:
-        UserError: If it is not such a table, or has no such column.
+        UserError: If the table is invalid, or lacks one of the columns.
     """
     names, columns = _columns(data, source)
     label_index = _find("-1" if label is None else label, names, source)
@@ -57,19 +58,19 @@ def table_records(
 def row_records(
     data: bytes, source: str, leave_out: Sequence[str], texts: Sequence[str] = ()
 ) -> Records:
-    """Each row of a CSV file as a JSON object by the header's names, whatever it holds.
+    """Return each row of a CSV file as a JSON object, with the header's names as keys.
 
     Args:
         data: The file.
-        source: Its name.
+        source: The file's name.
         leave_out: Columns that are not sent.
-        texts: Patterns such as `C*` of columns whose cells are texts even where one is a number.
+        texts: Patterns, such as `C*`, of columns whose cells are texts even if they are numbers.
 
     Returns:
         row (n,), bytes.
 
     Raises:
-        UserError: If it is not such a table, or has no such column.
+        UserError: If the table is invalid, or lacks one of the columns.
     """
     names, columns = _columns(data, source)
     left_out = {_find(column, names, source) for column in leave_out}
@@ -150,7 +151,7 @@ def _numbers(column: Column) -> npt.NDArray[np.float64] | None:
 
 
 def parses(parse: Callable[[str], object], cell: str) -> bool:
-    """Whether a cell can be read so: as a number, or as a time."""
+    """Return True if a cell can be parsed, such as to a number or a time."""
     try:
         parse(cell)
     except ValueError:

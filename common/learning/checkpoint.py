@@ -1,7 +1,7 @@
-"""Weights and optimizer state as safetensors: bytes that hold numbers and nothing that can run.
+"""Weights and optimizer state as safetensors, which contain only numbers and no code.
 
-Needs no torch: a layout says which numbers of a flat vector are which tensors of a model, so that
-the admin service gives out models without the library that trains them.
+This module needs no torch: a layout names the tensor that each part of a flat vector belongs to. So
+the admin service can serve models without torch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class TensorSlice(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a model, a piece of its flat vector."""
+    """One tensor of a model: a slice of its flat vector."""
 
-    # Names in the model's `state_dict`: tied weights have several.
+    # Names in the model's `state_dict`. Tied weights have several.
     names: tuple[str, ...]
     shape: tuple[Annotated[int, Meta(ge=0)], ...]
     dtype: str = "float32"
@@ -41,15 +41,16 @@ class TensorSlice(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """Number of its numbers."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
-Layout: TypeAlias = tuple[TensorSlice, ...]  # in the vector's order: parameters, then buffers
+# The tensors in the vector's order: parameters, then buffers.
+Layout: TypeAlias = tuple[TensorSlice, ...]
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Optimizer and model of a snapshot, which must be those of the trainer that restores it."""
+    """Optimizer and model of a snapshot. They must equal those of the trainer that restores it."""
 
     optimizer: str
     parameters: int  # P
@@ -57,7 +58,11 @@ class Kind(msgspec.Struct, frozen=True):
     layout: Layout
 
     def __post_init__(self) -> None:
-        """Refuse a layout of another size."""
+        """Check the layout's size.
+
+        Raises:
+            ValueError: If the layout has another size.
+        """
         for counted, is_buffer in ((self.parameters, False), (self.buffers, True)):
             size = sum(each.size for each in self.layout if each.is_buffer == is_buffer)
             if size != counted:
@@ -84,7 +89,7 @@ def difference(stored: Layout, own: Layout) -> str:
 
 
 def digest_of(layout: Layout) -> str:
-    """Return 16 hexadecimal digits that models of one layout, and practically no others, share."""
+    """Return 16 hexadecimal digits that identify a layout."""
     return blake2b(msgspec.json.encode(layout), digest_size=8).hexdigest()
 
 
@@ -94,20 +99,21 @@ def unnamed(parameters: int, buffers: int) -> Layout:
 
 
 class _Header(msgspec.Struct):
-    """Header of a safetensors file, without what it says of the tensors."""
+    """Header of a safetensors file, without its tensors."""
 
     metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
 
 
 _KIND = msgspec.json.Decoder(Kind)
 _HEADER = msgspec.json.Decoder(_Header)
-_LENGTH = 8  # bytes that say how long the header is
+# Number of bytes that contain the header's length.
+_LENGTH = 8
 
 
 def pack(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """Write tensors and what is to be known about them: the same always as the same bytes.
+    """Write tensors and metadata. The same input always gives the same bytes.
 
-    The library writes several entries of the metadata in any order, so that these are put in one.
+    The library writes metadata in random order, so several entries are sorted here.
     """
     data = safetensors.numpy.save(dict(tensors), dict(metadata))
     if len(metadata) < 2:
@@ -116,15 +122,16 @@ def pack(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -
     header = msgspec.json.decode(data[_LENGTH:start])
     header["__metadata__"] = dict(sorted(metadata.items()))
     text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)  # as the library does: tensors are aligned
+    # The library pads the header, too, to align the tensors.
+    text += b" " * (-len(text) % 8)
     return b"".join((len(text).to_bytes(_LENGTH, "little"), text, memoryview(data)[start:]))
 
 
 def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
-    """Read back what `pack` wrote; the arrays own their memory.
+    """Read what `pack` wrote. The arrays own their memory.
 
     Raises:
-        CorruptError: If the bytes are not whole.
+        CorruptError: If the bytes are incomplete or damaged.
     """
     try:
         tensors = {name: np.array(value) for name, value in safetensors.numpy.load(data).items()}
@@ -134,10 +141,10 @@ def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
 
 
 def _metadata(data: bytes) -> dict[str, str]:
-    """Read the metadata of a file, or of its first bytes: the library does not return them.
+    """Read the metadata of a file, or of its first bytes. The library does not return it.
 
     Raises:
-        CorruptError: If they are not there.
+        CorruptError: If the bytes do not contain it.
     """
     end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
     what = f"no layout is in the first {len(data)} bytes"
@@ -145,10 +152,10 @@ def _metadata(data: bytes) -> dict[str, str]:
 
 
 def kind_in(metadata: Mapping[str, str]) -> Kind:
-    """Read what the metadata of a trainer's snapshot say of it.
+    """Read optimizer and model from the metadata of a trainer's snapshot.
 
     Raises:
-        CorruptError: If they do not say it.
+        CorruptError: If the metadata lacks them.
     """
     what = "it does not say whose snapshot it is"
     return decoded(_KIND.decode, metadata.get("trainer", ""), what, CorruptError)
@@ -158,7 +165,7 @@ def layout_at(head: bytes) -> Layout:
     """Read the layout from the first bytes of a trainer's snapshot.
 
     Raises:
-        CorruptError: If the layout is not in them.
+        CorruptError: If the bytes do not contain it.
     """
     return kind_in(_metadata(head)).layout
 
@@ -167,10 +174,10 @@ def weights_in(snapshot: bytes) -> tuple[Vector, Layout]:
     """Read the weights of a trainer's snapshot, and their layout.
 
     Returns:
-        (P + B,) float32, and which of them are which tensors.
+        (P + B,) float32, and the layout.
 
     Raises:
-        CorruptError: If the snapshot is not complete, or holds no weights.
+        CorruptError: If the snapshot is incomplete, or has no weights.
     """
     tensors, metadata = unpack(snapshot)
     kind = kind_in(metadata)
@@ -181,7 +188,7 @@ def model_in(snapshot: bytes) -> bytes:
     """Return a trainer's snapshot without the optimizer's state.
 
     Raises:
-        CorruptError: If the snapshot is not complete, or holds no weights.
+        CorruptError: If the snapshot is incomplete, or has no weights.
     """
     tensors, metadata = unpack(snapshot)
     weights = checked_weights(tensors.get("weights"), kind_in(metadata))
@@ -189,17 +196,17 @@ def model_in(snapshot: bytes) -> bytes:
 
 
 def optimizer_kind(name: str, momentum: object) -> str:
-    """Return what a snapshot names by what is kept: `sgd` with a momentum is `momentum`."""
+    """Return the name that snapshots use: `sgd` with a momentum is `momentum`."""
     return "momentum" if momentum else name
 
 
 def with_optimizer(snapshot: bytes, optimizer: str) -> tuple[bytes, str]:
-    """Return a trainer's snapshot for another job's optimizer, and the optimizer that it was of.
+    """Adapt a trainer's snapshot to another optimizer; also return the snapshot's own optimizer.
 
-    The optimizer's state stays if the optimizer does.
+    The optimizer's state is kept only if the optimizer is the same.
 
     Raises:
-        CorruptError: If the snapshot is not complete, or holds no weights.
+        CorruptError: If the snapshot is incomplete, or has no weights.
     """
     tensors, metadata = unpack(snapshot)
     kind = kind_in(metadata)
@@ -214,7 +221,7 @@ def checked_weights(weights: npt.NDArray[Any] | None, kind: Kind) -> Vector:
     """Return the weights of a snapshot.
 
     Raises:
-        CorruptError: If they are missing, or not of the size and type that the snapshot says.
+        CorruptError: If they are missing, or differ from the snapshot's stated size or type.
     """
     length = kind.parameters + kind.buffers
     if weights is None:
@@ -228,11 +235,11 @@ def named_weights(layout: Layout, vector: Vector) -> dict[str, Vector]:
     """Cut a flat vector into the entries of the model's `state_dict`, as views.
 
     Args:
-        layout: Of the model that the vector belongs to.
+        layout: Layout of the vector.
         vector: (P + B,) float32 parameters, then buffers.
 
     Raises:
-        CorruptError: If the length is not this model's.
+        CorruptError: If the vector's length differs from the layout's.
     """
     sizes = [piece.size for piece in layout]
     if sum(sizes) != len(vector):
@@ -248,15 +255,15 @@ def named_weights(layout: Layout, vector: Vector) -> dict[str, Vector]:
 
 
 def save_weights(layout: Layout, vector: Vector, about: Mapping[str, str]) -> bytes:
-    """Write weights by name: `module.load_state_dict(safetensors.torch.load(...))` takes them.
+    """Write weights by name, for `module.load_state_dict(safetensors.torch.load(...))`.
 
     Args:
-        layout: Which of them are which tensors.
+        layout: Layout of the vector.
         vector: (P + B,) float32 parameters, then buffers.
-        about: What the file says of itself.
+        about: Metadata for the file.
 
     Raises:
-        CorruptError: If the vector's length is not this model's.
+        CorruptError: If the vector's length differs from the layout's.
     """
     return pack(named_weights(layout, vector), {"format": "pt", **about})
 
@@ -264,25 +271,26 @@ def save_weights(layout: Layout, vector: Vector, about: Mapping[str, str]) -> by
 # --- snapshots of trainers, whole or in slices ---------------------------------------------------
 
 SLICES, WEIGHTS = "slices", "weights"
-STATE = "optimizer."  # what the names of the optimizer's tensors begin with
+# Prefix of the names of the optimizer's tensors.
+STATE = "optimizer."
 
 
 class SlicesHead(msgspec.Struct, frozen=True):
-    """What slices belong to."""
+    """The model and the numbers of some slices."""
 
     kind: Kind
-    count: int  # of all slices
-    numbers: tuple[int, ...]  # of those that are here
+    count: int  # all slices of the model
+    numbers: tuple[int, ...]  # slices in this file
 
 
 _SLICES_HEAD = msgspec.json.Decoder(SlicesHead)
 
 
 def slices_head(metadata: Mapping[str, str]) -> SlicesHead:
-    """Read what the metadata of slices say of them.
+    """Read the head from the metadata of slices.
 
     Raises:
-        CorruptError: If they do not say it.
+        CorruptError: If the metadata lacks it.
     """
     what = "it does not say whose slices it holds"
     return decoded(_SLICES_HEAD.decode, metadata.get(SLICES, ""), what, CorruptError)
@@ -299,13 +307,13 @@ def slice_state(
 
 
 def whole_of(parts: Iterable[bytes]) -> bytes:
-    """A trainer's snapshot of what owners have stored of one version.
+    """Combine what owners have stored of one version into a trainer's snapshot.
 
     Args:
-        parts: Of `SlicedTrainer.snapshot`, each with its slices' weights.
+        parts: Results of `SlicedTrainer.snapshot`, each with its slices' weights.
 
     Raises:
-        CorruptError: If a slice is missing, or they are not of one model.
+        CorruptError: If a slice is missing, or the parts differ in their model.
     """
     found, heads = dict[int, tuple["Vector", dict[str, "npt.NDArray[Any]"]]](), list[SlicesHead]()
     for data in parts:
@@ -327,7 +335,7 @@ def whole_of(parts: Iterable[bytes]) -> bytes:
 
 
 def joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """The state of which these are the parts, in the slices' order; of buffers there is none."""
+    """Join the state of consecutive slices. Slices of buffers have no state."""
     return {
         name: np.concatenate([part[name] for part in parts if part]) if value.ndim else value
         for name, value in parts[0].items()
@@ -335,7 +343,7 @@ def joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDA
 
 
 def packed(kind: Kind, weights: Vector, state: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Write a snapshot; `unpacked` reads it."""
+    """Write a snapshot, which `unpacked` reads."""
     tensors = {STATE + name: value for name, value in state.items()}
     # One entry, see `pack`.
     metadata = {"trainer": msgspec.json.encode(kind).decode()}

@@ -1,4 +1,4 @@
-"""What goes wrong in the numbers: which batch it was, and where in the code of the task."""
+"""Errors in the numbers, with the batch and the place in the task's code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from common.errors import DollError
 
-_MOST_SUMMARY = 500  # characters: PyTorch's messages may be pages
+# Maximum number of characters, because PyTorch's messages can fill pages.
+_MOST_SUMMARY = 500
 
 
 class ErrorOrigin(NamedTuple):
-    """A place in the user's code. The same for each repetition of the same mistake."""
+    """A place in the user's code. It identifies repetitions of the same mistake."""
 
     kind: str  # type of the exception
     file: str
@@ -22,26 +23,26 @@ class ErrorOrigin(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        """For people: the file without its folder, which is another on each machine."""
+        """Return the place without the file's folder, which differs between machines."""
         return f"{PurePath(self.file).name}, line {self.line}, in {self.function}"
 
 
 class Raised(NamedTuple):
-    """An exception that the user's code raised, as it is told."""
+    """An exception that the user's code raised, prepared for display."""
 
     summary: str  # one line: type, message, place
     origin: ErrorOrigin
-    traceback: str  # without our own frames before the user's
+    traceback: str  # starts at the user's code
 
 
 def what_was_raised(error: Exception, task: object, caught: TracebackType | None) -> Raised:
-    """Tell an exception by where the user's code raised it.
+    """Describe an exception by the place in the user's code that raised it.
 
     Args:
-        error: As it was caught.
-        task: Whose code it was. Of the frames the last one in the task's own package is named:
-            below it lies PyTorch, above it whoever called.
-        caught: Its traceback from the caller on, whose module's frames are left out.
+        error: The exception.
+        task: The task. The place is the last frame in the task's own package: frames below it are
+            PyTorch's, those above are the caller's.
+        caught: Traceback from the caller on. Frames of the caller's module are left out.
     """
     at, caller = caught, "" if caught is None else _module(caught)
     while at is not None and at.tb_next is not None and _module(at) == caller:
@@ -60,13 +61,13 @@ def what_was_raised(error: Exception, task: object, caught: TracebackType | None
 
 
 def one_line(error: Exception) -> str:
-    """Type and message of an exception, as a traceback ends."""
+    """Return type and message of an exception, like the last line of a traceback."""
     text = " ".join(traceback.format_exception_only(error)[-1].split())
     return text if len(text) <= _MOST_SUMMARY else f"{text[:_MOST_SUMMARY]}..."
 
 
 def origin_of_method(task: object, name: str, kind: str) -> ErrorOrigin:
-    """Where a task's method is written, for a mistake that raises nothing."""
+    """Return where a task's method is defined, for mistakes that raise nothing."""
     method = inspect.unwrap(getattr(task, name))
     code = getattr(method, "__code__", None)
     if code is None:
@@ -79,10 +80,10 @@ def _module(at: TracebackType) -> str:
 
 
 class NotFiniteError(DollError):
-    """A loss or a gradient is infinite or not a number, or a metric is infinite.
+    """A loss or a gradient is infinite or NaN, or a metric is infinite.
 
     Attributes:
-        batch_index: Which of the batches it was; None where only their sum shows it.
+        batch_index: Index of the batch; None if only the sum of several shows the error.
     """
 
     def __init__(self, what: str, batch_index: int | None) -> None:
@@ -92,13 +93,13 @@ class NotFiniteError(DollError):
 
 
 class TaskError(DollError):
-    """The task's own code raised on a batch; its exception is the cause.
+    """The task's code raised on a batch. The exception is the cause of this error.
 
     Attributes:
-        batch_index: Which of the batches it was; None where none is to blame.
-        summary: One line: what was raised, and where in the user's code.
-        origin: The same for each repetition.
-        traceback: From the user's code on; empty where nothing was raised.
+        batch_index: Index of the batch; None if no batch is the reason.
+        summary: One line with the exception and its place in the user's code.
+        origin: Equal for repetitions of the same mistake.
+        traceback: Traceback from the user's code on; empty if nothing was raised.
     """
 
     def __init__(self, batch_index: int | None, raised: Raised) -> None:
@@ -109,7 +110,7 @@ class TaskError(DollError):
 
 
 class WrongTaskError(TaskError):
-    """What a task's method returned cannot be used, whatever the data: no batch is to blame."""
+    """A task's method returned something unusable. No batch is the reason."""
 
     def __init__(self, task: object, method: str, what: str) -> None:
         origin = origin_of_method(task, method, what)

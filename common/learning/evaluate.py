@@ -1,4 +1,4 @@
-"""How good weights are on held-out records."""
+"""Evaluate weights on held-out records."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def evaluate(
     records: Mapping[str, npt.NDArray[Any]],
     batch_size: int,
 ) -> dict[str, float]:
-    """Mean loss and metrics over all records, in evaluation mode and without gradients.
+    """Return mean loss and metrics over all records, in evaluation mode and without gradients.
 
     Args:
-        task: What is learned.
-        model: A model to load the weights into.
+        task: The task.
+        model: Model that the weights are loaded into.
         weights: (P + B,) float32 parameters, then buffers.
-        records: Columns, contiguous and writable as `concatenate` makes them.
-        batch_size: Records per forward pass; bounds the memory, not the result.
+        records: Columns, contiguous and writable, as `concatenate` makes them.
+        batch_size: Records per forward pass. Bounds the memory and does not change the result.
 
     Raises:
-        CorruptError: If the weights are not this model's.
+        CorruptError: If the weights do not fit the model.
         TaskError: If the task raises on some of the records.
         ValueError: If there are no records.
     """
@@ -45,13 +45,14 @@ def evaluate(
 
 
 class PerRecord(NamedTuple):
-    """How good weights are on each record."""
+    """Evaluation of each record."""
 
-    columns: dict[str, npt.NDArray[np.float64]]  # (n,) `loss` and metrics
-    scores: npt.NDArray[np.int64] | None  # of all, where the task has any
+    columns: dict[str, npt.NDArray[np.float64]]  # `loss` and metrics, (n,) each
+    # Counts over all records; None if the task has no `binary_scores`.
+    scores: npt.NDArray[np.int64] | None
 
     def means(self) -> dict[str, float]:
-        """Return the means of the columns, and what the scores say.
+        """Return the means of the columns, and the measures computed from the scores.
 
         A NaN of a metric counts as no value. A metric without any value is left out.
         """
@@ -69,10 +70,10 @@ def per_record(
     records: Mapping[str, npt.NDArray[Any]],
     batch_size: int,
 ) -> PerRecord:
-    """Judge each record by the weights that are loaded; see `evaluate`.
+    """Evaluate each record with the weights that are loaded. See `evaluate`.
 
     Raises:
-        TaskError: If the task raises on some of the records, or does not judge each of them.
+        TaskError: If the task raises on some of the records, or gives no value for some.
         ValueError: If there are no records.
     """
     count = len(next(iter(records.values()), ()))
@@ -101,7 +102,7 @@ def per_record(
 def _judged(
     task: Task, model: FlatModel, batch: Mapping[str, torch.Tensor], index: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """(n,) values of one batch, on the host, and counts of its scores."""
+    """Return the values of one batch, (n,) each, on the host, and the counts of its scores."""
     count = len(next(iter(batch.values())))
     with guest(task, index):
         outputs = task.forward(model.module, batch)

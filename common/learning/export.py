@@ -1,4 +1,4 @@
-"""A trained network as a file that needs none of our code: `torch.export`, or ONNX."""
+"""Write a trained network to a file that needs none of our code: `torch.export` or ONNX."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from common.data.fields import Field
     from common.learning.tasks import Task
 
-ABOUT = "about.json"  # of a `.pt2`: what it is; an `.onnx` has it in its metadata
+# Name of the file in a `.pt2` that describes it. An `.onnx` has this in its metadata.
+ABOUT = "about.json"
 
 
 class _Forward(nn.Module):
-    """The task's `forward`, of columns in the order of its fields."""
+    """The task's `forward` on columns in the order of its fields."""
 
     def __init__(self, task: Task, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class _Forward(nn.Module):
         self._names = tuple(names)
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """(n, ...) outputs."""
+        """Return the outputs, (n, ...)."""
         return self._task.forward(self.module, dict(zip(self._names, columns, strict=True)))
 
 
@@ -46,18 +47,18 @@ def export(
     about: Mapping[str, str],
     path: Path,
 ) -> None:
-    """Write what `forward` computes, for any number of records, in evaluation mode.
+    """Write `forward` in evaluation mode, for any number of records.
 
     Args:
-        task: What was learned.
-        weights: The tensors of its network by their names in the `state_dict`.
-        fields: Of the records; of these the file takes those that `forward` reads, in this order.
-        about: What the file says of itself.
-        path: Its suffix says the format: `.pt2` or `.onnx`.
+        task: The task.
+        weights: Tensors of the network by their names in the `state_dict`.
+        fields: Fields of the records. The file takes those that `forward` reads, in this order.
+        about: Metadata for the file.
+        path: The suffix is the format: `.pt2` or `.onnx`.
 
     Raises:
-        CorruptError: If the weights are not this network's.
-        UserError: If the network cannot be exported, or the file not written.
+        CorruptError: If the weights do not fit the network.
+        UserError: If the network cannot be exported, or the file cannot be written.
     """
     module = task.build()
     tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
@@ -65,7 +66,7 @@ def export(
         missing = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise CorruptError(f"the weights are of another network: {one_line(error)}") from error
-    # Counters are no weights: see `training_state`.
+    # Counters are not weights. See `training_state`.
     lost = [name for name in missing.missing_keys if not name.endswith("num_batches_tracked")]
     if lost or missing.unexpected_keys:
         names = ", ".join([*lost, *missing.unexpected_keys])
@@ -88,7 +89,7 @@ def export(
                 dynamo=True,
                 verbose=False,
             )
-            assert written is not None  # noqa: S101 -- as with `dynamo`
+            assert written is not None  # noqa: S101 -- never None with `dynamo`
             written.model.metadata_props.update(about)
             written.save(path)
         else:
@@ -96,5 +97,6 @@ def export(
             torch.export.save(program, path, extra_files=metadata)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from error
-    except Exception as error:  # the network is the user's code, and exporters raise anything
+    # The network is the user's code, and exporters may raise anything.
+    except Exception as error:
         raise UserError(f"this network cannot be exported: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""The gradient of some batches at some weights: Algorithm 2, line 6, and nothing about protocol."""
+"""Compute the gradient of batches at given weights: Algorithm 2, line 6, without any protocol."""
 
 from __future__ import annotations
 
@@ -38,44 +38,52 @@ if TYPE_CHECKING:
     from common.learning.optimizers import Reduction
     from common.learning.tasks import Task
 
-# Batches whose records are this few bytes together share one pass: what a pass costs besides is
-# more then than what it computes. With more, one pass over all is slower: memory is not cached.
+# Maximum total bytes of records of batches that share one pass. A pass over few records costs more
+# overhead than computation. With more bytes, one pass over all is slower, because the data does not
+# fit into the cache.
 TOGETHER_BYTES = 128 << 10
 
-Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"  # columns of a batch
-# (passes, columns) float64: by pass, the sum of its losses, the sum of each metric over the samples
-# that have a value, the number of these samples for each metric, and the counts of its scores.
+# Columns of a batch.
+Records: TypeAlias = "Mapping[str, npt.NDArray[Any]]"
+# (passes, columns) float64. Each row has the sum of the pass's losses, the sum of each metric over
+# the samples that have a value, the number of these samples for each metric, and the counts of its
+# scores.
 Sums: TypeAlias = "npt.NDArray[np.float64]"
-_Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"  # names of metrics first
+# Names of metrics, sums, gradient.
+_Found: TypeAlias = "tuple[list[str], Sums, Vector | SparseVector]"
 
 
 @dataclass(frozen=True, slots=True)
 class GradientSum:
-    """What one worker adds to an update. Every number is a sum over the samples."""
+    """One worker's part of an update. Every number is a sum over the samples."""
 
-    # (P + B,) float32 gradient, then (change of the buffers) x samples; what it leaves out is zero
+    # (P + B,) float32: the gradient, then (change of the buffers) x samples. Numbers that are left
+    # out are zero.
     sparse: Vector | SparseVector
     samples: int
     loss_sum: float
-    metric_sums: dict[str, MetricSum]  # without the metrics that no sample has a value of
+    # Without metrics for which no sample has a value.
+    metric_sums: dict[str, MetricSum]
     seconds: float  # compute time
-    scores: tuple[int, ...] = ()  # of a task of two classes: see `common.core.scores`
+    # Only for tasks with two classes. See `common.core.scores`.
+    scores: tuple[int, ...] = ()
 
     @property
     def vector(self) -> Vector:
-        """All numbers of it."""
+        """The sum as a dense vector."""
         return dense(self.sparse)
 
 
 class GradientComputer:
     """Computes gradients on one device.
 
-    The same batches at the same weights give the same bits, whatever was computed before: every
-    batch starts from the round's buffers and from random numbers that its own data seed. Small ones
-    share a pass where there are neither buffers nor random numbers: each record is judged alone.
+    The same batches at the same weights give the same bits, whatever was computed before. To ensure
+    this, every batch starts from the round's buffers and from random numbers seeded by its own
+    data. Small batches share a pass if the model has no buffers and the task draws no random
+    numbers, because each record is then computed on its own.
 
-    The result says how far each batch moved the buffers rather than where to, because then a buffer
-    that does not move stays bit for bit what it was; averages of `buffer x samples` would drift.
+    The result has the change of the buffers, not their new value: a buffer that does not change
+    keeps its bits, while averages of `buffer x samples` would drift.
 
     Attributes:
         model: The model on the device, with the weights loaded last.
@@ -95,15 +103,15 @@ class GradientComputer:
         """Move the module to the device and prepare it for training.
 
         Args:
-            task: What is learned.
-            module: Its network; it belongs to this object from now on.
+            task: The task.
+            module: The task's network. This object owns it from now on.
             device: See `resolve_device`.
-            autocast: Run the forward pass in bfloat16 where torch thinks it safe.
-            reduction: By what of a batch a walk steps.
-            together_bytes: Of records, up to which batches share a pass.
+            autocast: True to run the forward pass in bfloat16 where torch considers it safe.
+            reduction: Reduction of a batch's gradient for local steps.
+            together_bytes: Maximum total bytes of records of batches that share a pass.
 
         Raises:
-            UserError: If the module cannot be trained: see `training_state`.
+            UserError: If the module cannot be trained. See `training_state`.
         """
         self._task = task
         self._device = device
@@ -112,11 +120,13 @@ class GradientComputer:
         self._together_bytes = together_bytes
         self.model = FlatModel(module.to(device).train())
         self.has_batch_norm = has_batch_norm(module)
-        self._buffers = self.model.buffers.clone()  # those of the round
-        self._draws = False  # whether the task was seen to draw random numbers
+        # Buffers at the start of the round.
+        self._buffers = self.model.buffers.clone()
+        # True once the task has drawn random numbers.
+        self._draws = False
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
-        """Take over a model's weights.
+        """Load a model's weights.
 
         Raises:
             CorruptError: If their length is not this model's.
@@ -128,7 +138,7 @@ class GradientComputer:
         """Overwrite some of the weights that were loaded last.
 
         Raises:
-            CorruptError: If their vector is not this model's.
+            CorruptError: If the vector's length is not this model's.
         """
         self.model.write(changes)
         self._buffers.copy_(self.model.buffers)
@@ -137,13 +147,14 @@ class GradientComputer:
         """Sum the gradients of some batches.
 
         Args:
-            batches: Columns per batch, contiguous and writable as `concatenate` makes them.
-            local_rate: Of a walk: each gradient is taken where plain steps at this rate by those of
-                the batches before it lead to, from the weights loaded, which stay; 0: all there.
+            batches: Columns per batch, contiguous and writable, as `concatenate` makes them.
+            local_rate: Learning rate of local steps: after each batch, the weights take a plain
+                step by its gradient, so the next gradient is computed there. At the end the loaded
+                weights are restored. If 0, all gradients are computed at the loaded weights.
 
         Raises:
             TaskError: If the task raises on a batch.
-            WrongTaskError: If what its methods return cannot be used, whatever the batch.
+            WrongTaskError: If the return value of one of its methods is unusable for any batch.
             NotFiniteError: If a loss or the gradient is not finite, or a metric is infinite.
             ValueError: If there is no batch, or one without samples.
             UserError: If the module does not write its buffers in place.
@@ -171,11 +182,12 @@ class GradientComputer:
         )
 
     def _unseeded(self, batches: Sequence[Records], local_rate: float) -> _Found | None:
-        """Pass small batches forward and back together, and seed nothing.
+        """Pass small batches forward and back together, without seeding.
 
         Returns:
-            Metric names, sums of each pass, and the vector; None where something is wrong, which is
-            then found batch by batch, or the task draws random numbers, which each batch must seed.
+            Metric names, sums of each pass, and the gradient. None if there was an error, which a
+                pass batch by batch then locates, or if the task draws random numbers, which each
+                batch must seed.
         """
         before = _generator(self._device).get_state()
         finite = False
@@ -193,7 +205,7 @@ class GradientComputer:
         return (names, sums, vector) if finite else None
 
     def _seeded(self, batches: Sequence[Records], local_rate: float) -> _Found:
-        """Pass each batch forward and back by itself; torch's generators stay as they were."""
+        """Pass each batch forward and back on its own, then restore torch's generators."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             names, sums, vector = self._passes(batches, local_rate, seeded=True)
@@ -224,7 +236,7 @@ class GradientComputer:
 
     @contextmanager
     def _local_steps(self, local_rate: float) -> Iterator[Callable[[int], None]]:
-        """Let a step follow each batch; at the end the weights are what they were."""
+        """Yield a function that takes one local step. At the end, restore the weights."""
         model = self.model
         parameters = model.state[: model.parameter_count]
         start, total = parameters.clone(), torch.zeros_like(model.gradient)
@@ -242,7 +254,7 @@ class GradientComputer:
         model.gradient.copy_(total)
 
     def _add(self, index: int, batch: Records) -> tuple[list[str], Tensor]:
-        """Add a batch's part to the gradient; return metric names, and a row of `Sums`."""
+        """Add a batch's part to the gradient. Return metric names and a row of `Sums`."""
         if self.model.buffer_count:
             self.model.buffers.copy_(self._buffers)
         with guest(self._task, index):
@@ -255,12 +267,12 @@ class GradientComputer:
         if names:
             columns = [metrics[name].to(losses.device, torch.float64) for name in names]
             values = torch.stack(columns)
-            # A NaN says that the sample has no value of the metric.
+            # A NaN means that the sample has no value of the metric.
             sums += [values.nansum(1), values.isnan().logical_not().sum(1)]
         return names, torch.cat(sums if scores is None else [*sums, scores])
 
     def _run(self, batch: Records) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-        """Pass a batch forward and back; return (n,) losses and metrics, and counts of scores."""
+        """Pass a batch forward and back; return losses and metrics, (n,) each, and score counts."""
         records = {
             name: torch.from_numpy(column).to(self._device, non_blocking=True)
             for name, column in batch.items()
@@ -280,7 +292,7 @@ class GradientComputer:
 
 
 def _infinite(names: Sequence[str], row: npt.NDArray[np.float64]) -> str:
-    """Name the loss, or else the first metric, that is not finite in a row of `Sums`."""
+    """Name the loss if it is not finite in a row of `Sums`, otherwise the first such metric."""
     if not math.isfinite(row[0]):
         return "the loss"
     totals = zip(names, row[1:].tolist(), strict=False)
@@ -297,7 +309,7 @@ def _samples_of(batch: Records) -> int:
 
 
 def _joined(batches: Sequence[Records], most_bytes: int) -> list[Records]:
-    """Join neighbours as long as their records are so few bytes together."""
+    """Join neighbouring batches while their records fit into `most_bytes` together."""
     groups, room = list[list[Records]](), 0
     for batch in batches:
         size = sum(column.nbytes for column in batch.values())
@@ -310,7 +322,7 @@ def _joined(batches: Sequence[Records], most_bytes: int) -> list[Records]:
 
 
 def _same_algorithms(device: torch.device) -> AbstractContextManager[None]:
-    """Let cuDNN use only algorithms that repeat their bits."""
+    """Restrict cuDNN to algorithms that reproduce their bits."""
     if device.type != "cuda":
         return nullcontext()
     return cudnn.flags(
@@ -325,7 +337,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def _seed(device: torch.device, batch: Records) -> None:
-    """Seed dropout and augmentation by the batch's first record: by its data, not by its holder."""
+    """Seed dropout and augmentation from the batch's first record, so all workers draw the same."""
     seed = _samples_of(batch)
     for column in batch.values():
         seed = zlib.crc32(column[:1].tobytes(), seed)

@@ -1,6 +1,7 @@
-"""Which fields of a record a prediction needs: a label, which the loss alone reads, it has not.
+"""Find the fields that a prediction needs. Labels are not among them: only the loss reads them.
 
-A task need not say it, so it is seen: the fields that `forward` asks for, given records of zeros.
+Tasks need not declare these fields. Instead, `forward` runs on records of zeros, and the fields
+that it reads are recorded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.data.fields import Field  # noqa: TC001 -- NamedTuple reads it when run
+from common.data.fields import Field  # noqa: TC001 -- NamedTuple needs it at run time
 
 if TYPE_CHECKING:
     from common.learning.tasks import Task
@@ -21,7 +22,7 @@ _ROWS = 2
 
 
 class _Noted(Mapping[str, Tensor]):
-    """Columns that note which of them are asked for."""
+    """Columns that record which of them are read."""
 
     def __init__(self, columns: dict[str, Tensor]) -> None:
         self._columns = columns
@@ -39,7 +40,7 @@ class _Noted(Mapping[str, Tensor]):
 
 
 def zeros_of(fields: Sequence[Field]) -> dict[str, Tensor]:
-    """Columns of some records of zeros."""
+    """Return columns of some records of zeros."""
     return {
         field.name: torch.from_numpy(np.zeros((_ROWS, *field.shape), field.dtype))
         for field in fields
@@ -47,26 +48,27 @@ def zeros_of(fields: Sequence[Field]) -> dict[str, Tensor]:
 
 
 class Forward(NamedTuple):
-    """What goes into a prediction, and what comes out."""
+    """Fields that a prediction reads, and the shape of its output."""
 
     fields: tuple[Field, ...]
-    output_shape: tuple[int, ...]  # of one record; -1: not known
+    # Shape for one record; (-1,) if unknown.
+    output_shape: tuple[int, ...]
 
 
 def forward_of(task: Task, module: nn.Module, fields: Sequence[Field]) -> Forward:
-    """See what `forward` reads: all fields, where it does not take records of zeros.
+    """Return the fields that `forward` reads; all fields if it fails on records of zeros.
 
     Args:
-        task: What is learned.
-        module: Its network, in evaluation mode.
-        fields: Of its records.
+        task: The task.
+        module: The task's network, in evaluation mode.
+        fields: Fields of the records.
     """
     device = next(module.parameters()).device
     noted = _Noted({name: column.to(device) for name, column in zeros_of(fields).items()})
     try:
         with torch.inference_mode():
             outputs = task.forward(module, noted)
-    except Exception:  # noqa: BLE001 -- the user's code may raise anything; its records will tell
+    except Exception:  # noqa: BLE001 -- the user's code may raise anything
         return Forward(tuple(fields), (-1,))
     read = tuple(field for field in fields if field.name in noted.read)
     return Forward(read, tuple(outputs.shape[1:]))

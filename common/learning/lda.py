@@ -1,9 +1,10 @@
 """Latent Dirichlet allocation by online variational Bayes (Hoffman, Blei, Bach 2010).
 
-A step of theirs, lambda <- (1 - rho) lambda + rho lambda_hat, is a step of gradient descent at the
-rate rho along the natural gradient lambda - lambda_hat: so that is the gradient, and `sgd`, with a
-mean over the documents, makes their updates. The E-step of a document is theirs (Algorithm 2), but
-begins at gamma = 1 instead of at random: the same document gives the same gradient everywhere.
+The paper's step, lambda <- (1 - rho) lambda + rho lambda_hat, is gradient descent at rate rho along
+the natural gradient lambda - lambda_hat. So this is the gradient here, and `sgd` with a mean over
+the documents makes the paper's updates. The E-step of a document is the paper's Algorithm 2, but
+starts at gamma = 1 instead of at random, so that the same document gives the same gradient on all
+workers.
 """
 
 from __future__ import annotations
@@ -18,50 +19,58 @@ from torch import Tensor, nn
 from common.data.fields import INTEGERS, NUMBERS, Input
 from common.learning.sparse_tasks import check_inside
 
-_CONVERGED = 1e-3  # mean change of a document's gamma, as in Hoffman's program
-_TINY = 1e-30  # beside a probability, so that it can be divided by
+# Mean change of a document's gamma, as in Hoffman's program.
+_CONVERGED = 1e-3
+# Added to probabilities, so that they can be divisors.
+_TINY = 1e-30
 
 
 class Topics(nn.Module):
-    """lambda: how much of each word is of each topic, (words, topics), around 1 at first."""
+    """lambda: weight of each word in each topic, (words, topics), initially around 1."""
 
     def __init__(self, words: int, topics: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(words, topics))
-        nn.init.trunc_normal_(self.weight, 1.0, 0.1, 0.5, 1.5)  # theirs: gamma(100, 1/100), alike
+        # The paper draws from gamma(100, 1/100), which has almost the same mean and deviation.
+        nn.init.trunc_normal_(self.weight, 1.0, 0.1, 0.5, 1.5)
 
     def forward(self, index: Tensor) -> Tensor:
-        """(n, m, topics) the rows of each document's words."""
+        """Return the rows of each document's words, (n, m, topics)."""
         return functions.embedding(index, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicModel:
-    """Topics of documents; a document is up to `entries` words, each with its count."""
+    """Topics of documents. A document has up to `entries` words, each with a count."""
 
     words: int  # W
     entries: int
     topics: int  # K
-    documents: int  # D: of the whole collection, which a batch stands for
-    alpha: float  # of each document's topics
-    eta: float  # of each topic's words
-    iterations: int  # of the E-step, at most
+    # D, number of documents in the whole collection.
+    documents: int
+    # Prior of each document's topics.
+    alpha: float
+    # Prior of each topic's words.
+    eta: float
+    # Maximum number of iterations of the E-step.
+    iterations: int
 
     def build(self) -> nn.Module:
-        """Make the topics, each a little different."""
+        """Make the topics, with random differences."""
         return Topics(self.words, self.topics)
 
     def inputs(self) -> Mapping[str, Input]:
-        """Which words, and how often each."""
+        """Return the input fields: words, and their counts."""
         return {"index": Input((self.entries,), INTEGERS), "value": Input((self.entries,), NUMBERS)}
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) what each word of a document costs: -(its part of the evidence lower bound) / words.
+        """Return -(evidence lower bound of a document) / words, (n,).
 
-        What is differentiated is not that but a line along the natural gradient.
+        The gradient of this output is not that of the bound, but the natural gradient.
 
         Raises:
-            ValueError: If there is no such word, a count is below zero, or lambda is not above it.
+            ValueError: If a word does not exist, a count is below zero, or a lambda is not above
+                zero.
         """
         index, counts = check_inside("index", records["index"], self.words), records["value"]
         if bool((counts < 0).any()):
@@ -79,19 +88,19 @@ class TopicModel:
         return outputs
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) what `forward` found."""
+        """Return the outputs of `forward`, (n,)."""
         del records
         return outputs
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """None: the exponential of the mean loss bounds the perplexity."""
+        """Return no metrics. The exponential of the mean loss bounds the perplexity."""
         del outputs, records
         return {}
 
     def _fit(self, topics: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The E-step: (n,) costs and (n, m, topics) expected counts of each word by topic.
+        """Run the E-step; return costs (n,) and expected counts per word and topic (n, m, topics).
 
-        A document stops for itself, so that it does not matter which others are beside it.
+        Each document stops on its own, so the result does not depend on the others in the batch.
 
         Args:
             topics: (n, m, topics) exp E[log beta] of each document's words.
@@ -113,7 +122,7 @@ class TopicModel:
         return -bound / counts.sum(1).clamp_min(1), statistics
 
     def _against_prior(self, gamma: Tensor, shares: Tensor) -> Tensor:
-        """(n,) E[log p(theta | alpha) - log q(theta | gamma)]."""
+        """Return E[log p(theta | alpha) - log q(theta | gamma)], (n,)."""
         alpha = torch.full_like(gamma, self.alpha)
         return (
             ((alpha - gamma) * shares.log() + gamma.lgamma() - alpha.lgamma()).sum(1)
@@ -123,6 +132,6 @@ class TopicModel:
 
 
 def _expected(gamma: Tensor, topics: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, topics) exp E[log theta], and (n, m) its products with each word's topics."""
+    """Return exp E[log theta], (n, topics), and its products with each word's topics, (n, m)."""
     shares = torch.exp(torch.digamma(gamma) - torch.digamma(gamma.sum(1, keepdim=True)))
     return shares, (topics @ shares.unsqueeze(2)).squeeze(2) + _TINY

@@ -1,7 +1,7 @@
-"""The networks: those of the paper's experiments (section V-A), small ones, and ResNet-32.
+"""Networks: those of the paper's experiments (section V-A), small ones, and ResNet-32.
 
 The paper names the layers (two convolutions and two dense layers for EMNIST and Infinite MNIST, two
-and three for CIFAR-10), not their sizes; the sizes here are ours.
+and three for CIFAR-10), but not their sizes. The sizes here are ours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cnn_32(channels: int, height: int, width: int, classes: int) -> nn.Module:
 
 
 def cnn_small(channels: int, height: int, width: int, classes: int) -> nn.Module:
-    """Two padded convolutions and two dense layers, for images of any size from 2x2 up."""
+    """Two padded convolutions and two dense layers, for images from 2x2 up."""
     return nn.Sequential(
         nn.Conv2d(channels, 16, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -47,7 +47,8 @@ def cnn_small(channels: int, height: int, width: int, classes: int) -> nn.Module
 
 def resnet_32(channels: int, height: int, width: int, classes: int) -> nn.Module:
     """He et al. 2015, section 4.2, n = 5, shortcuts without weights: 464,154 for CIFAR-10."""
-    del height, width  # it takes any
+    # Any size works.
+    del height, width
     blocks, inputs = list[nn.Module](), RESNET_STAGES[0]
     for outputs in RESNET_STAGES:
         for _ in range(RESNET_BLOCKS):
@@ -72,16 +73,18 @@ IMAGE_NETWORKS: dict[str, ImageNetwork] = {
 
 
 class RunningNorm(nn.Module):
-    """Features less their mean, over their deviation, both of the records of all updates so far.
+    """Normalise features by the mean and deviation of the records of all updates so far.
 
-    They are buffers, as batch normalisation's, and move by the mean of what the batches of an
-    update see. But a record is normalised by those of its version, in training as later, and not
-    by the batch that it happens to be in; batches of the first update, before which nothing is
-    known, by their own. From 1 / FORGOTTEN updates on the oldest records are forgotten.
+    As in batch normalisation, these are buffers, which change by the mean of the update's batches.
+    But a record is normalised by the statistics of its model version, in training and later, not by
+    those of its batch. Batches of the first update use their own, because no others exist yet. From
+    update 1 / FORGOTTEN on, the oldest records are gradually forgotten.
     """
 
-    FORGOTTEN = 1e-3  # of what is known, by each update
-    EPSILON = 1e-5  # batch normalisation's: a feature that never moves is 0
+    # Share of the statistics that each update replaces.
+    FORGOTTEN = 1e-3
+    # The value of batch normalisation. It makes a constant feature 0.
+    EPSILON = 1e-5
     mean: Tensor
     variance: Tensor
     updates: Tensor
@@ -93,10 +96,11 @@ class RunningNorm(nn.Module):
         self.register_buffer("updates", torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(n, features) to (n, features)."""
+        """Normalise (n, features) to the same shape."""
         first, seen = self.updates == 0, inputs.mean(0)
         mean = torch.where(first, seen, self.mean)
-        # About a mean that is known before: so that it is a mean over records, whoever holds them.
+        # The deviation is from a mean known beforehand. So the variance is a mean over records, and
+        # does not depend on their distribution over batches.
         squares = ((inputs - mean) ** 2).mean(0)
         variance = torch.where(first, squares, self.variance)
         outputs = (inputs - mean) * torch.rsqrt(variance + self.EPSILON)
@@ -109,7 +113,7 @@ class RunningNorm(nn.Module):
 
 
 def logistic_regression(features: int, classes: int) -> nn.Module:
-    """One linear layer that starts at zero: the loss is convex and every class equally likely."""
+    """One linear layer, initially zero: a convex loss, and equal probabilities of all classes."""
     linear = nn.Linear(features, classes)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -135,7 +139,7 @@ def _normalised(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, nn.M
 
 
 class _Residual(nn.Module):
-    """Two convolutions and a shortcut; where channels double, the image is halved."""
+    """Two convolutions and a shortcut. If the number of channels doubles, the image is halved."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -148,7 +152,7 @@ class _Residual(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(n, inputs, h, w) to (n, outputs, h / stride, w / stride), rounded up."""
+        """Map (n, inputs, h, w) to (n, outputs, h / stride, w / stride), rounded up."""
         shortcut = images[:, :, :: self._stride, :: self._stride]
         half = self._added // 2
         shortcut = functions.pad(shortcut, (0, 0, 0, 0, half, half))
@@ -156,7 +160,7 @@ class _Residual(nn.Module):
 
 
 def _convolutions(channels: int, height: int, width: int) -> tuple[list[nn.Module], int]:
-    """Two unpadded convolutions, each halved by pooling; also says how many features they leave."""
+    """Return two unpadded convolutions, each with pooling by 2, and their number of features."""
     for _ in range(2):
         height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
     layers: list[nn.Module] = [

@@ -1,4 +1,4 @@
-"""Optimizers by name, each with the options that a job may set."""
+"""Optimizers by name, with the options that a job may set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OptimizerName: TypeAlias = Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"]
-Reduction: TypeAlias = Literal["mean", "sum"]  # what is made of a sum over samples
+# Reduction of a gradient summed over samples.
+Reduction: TypeAlias = Literal["mean", "sum"]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
@@ -28,12 +29,13 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Which optimizer, and how it is set."""
+    """An optimizer, its learning rate and its options."""
 
     name: OptimizerName
     learning_rate: float
     options: Mapping[str, object] = field(default_factory=dict)
-    clip_norm: float | None = None  # longest gradient that a step is taken by, after `reduction`
+    # Gradients with a larger norm, after `reduction`, are scaled down to this norm.
+    clip_norm: float | None = None
 
     @property
     def kind(self) -> str:
@@ -42,9 +44,9 @@ class OptimizerSettings:
 
 
 class _Plain(torch.optim.Optimizer):
-    """What torch has of an optimizer without what it adds for its compiler.
+    """Methods of torch optimizers without the wrappers for torch's compiler.
 
-    For that it loads the compiler, whether that is used or not: 1.2 s of processor time, 150 MB.
+    The wrappers load the compiler even if it is not used: 1.2 s of processor time, 150 MB.
     """
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
@@ -54,7 +56,7 @@ class _Plain(torch.optim.Optimizer):
 
 
 class PlainSgd(_Plain, torch.optim.SGD):
-    """Stochastic gradient descent, with and without momentum."""
+    """Stochastic gradient descent, with or without momentum."""
 
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
 
@@ -66,7 +68,7 @@ class PlainAdam(_Plain, torch.optim.Adam):
 
 
 class PlainAdamW(PlainAdam, torch.optim.AdamW):
-    """Adam whose weight decay is no part of the gradient."""
+    """Adam with weight decay that is not part of the gradient."""
 
 
 class PlainAdagrad(_Plain, torch.optim.Adagrad):
@@ -78,11 +80,11 @@ class PlainAdagrad(_Plain, torch.optim.Adagrad):
 class Ftrl(_Plain):
     """FTRL-Proximal, per coordinate (McMahan et al., "Ad Click Prediction", 2013, algorithm 1).
 
-    With eta_t = rate / (1 + sqrt(n_t)), n_t the sum of the squares of g_1 to g_t, w_t is where
-    g_1 + ... + g_t times w, sigma_s / 2 (w - w_(s-1))^2 summed, and l1 |w| + l2 / 2 w^2 is least;
-    sigma_s = 1/eta_s - 1/eta_(s-1) and 1/eta_0 = 0. From weights of zero and at a constant rate
-    that is algorithm 1, whose beta is 1, as the paper finds good enough; at any, without l1 and l2,
-    it is w_t = w_(t-1) - eta_t g_t.
+    Let n_t be the sum of the squares of g_1 to g_t, and eta_t = rate / (1 + sqrt(n_t)). Then w_t
+    minimizes the sum of (g_1 + ... + g_t) w, all sigma_s / 2 (w - w_(s-1))^2, and l1 |w| + l2 / 2
+    w^2, where sigma_s = 1/eta_s - 1/eta_(s-1) and 1/eta_0 = 0. From weights of zero and at a
+    constant rate, this is algorithm 1 with beta = 1, which the paper finds good enough. At any
+    rate, without l1 and l2, it is w_t = w_(t-1) - eta_t g_t.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, *, l1: float, l2: float) -> None:
@@ -105,7 +107,7 @@ class Ftrl(_Plain):
         now = (squares.sqrt() + 1) / group["lr"]
         linear.add_(gradient).addcmul_(now - inverse, weights, value=-1)
         inverse.copy_(now)
-        # -linear, shorter by l1, or zero where it is shorter than that.
+        # -linear, shrunk towards zero by l1.
         weights.copy_((linear.clamp(-l1, l1) - linear) / (now + group["l2"]))
 
 
@@ -144,11 +146,13 @@ class _Ftrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Kind(NamedTuple):
-    """An optimizer by name."""
+    """Implementation of an optimizer."""
 
     options: type[_Sgd | _Adam | _Adagrad | _Ftrl]
-    make: Callable[..., torch.optim.Optimizer]  # of parameters, the learning rate and the options
-    state: frozenset[str]  # what it keeps of a parameter after a step: a snapshot has just these
+    # Takes the parameters, the learning rate and the options.
+    make: Callable[..., torch.optim.Optimizer]
+    # Names of the state of a parameter after a step. A snapshot has exactly these.
+    state: frozenset[str]
 
 
 _ADAMS = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -166,10 +170,10 @@ STATE_NAMES = {name: kind.state for name, kind in _KINDS.items()}
 def make_optimizer(
     settings: OptimizerSettings, parameter: torch.nn.Parameter
 ) -> torch.optim.Optimizer:
-    """Make an optimizer of one flat parameter.
+    """Make an optimizer for one flat parameter.
 
     Raises:
-        UserError: If the learning rate or an option makes no sense.
+        UserError: If the learning rate or an option is invalid.
     """
     _check_learning_rate(settings.learning_rate)
     kind = _KINDS[settings.name]
@@ -182,10 +186,10 @@ def make_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Take all further steps at this rate; what the optimizer keeps per parameter stays.
+    """Set the rate of all further steps. The optimizer's state stays.
 
     Raises:
-        UserError: If it is not above zero and finite.
+        UserError: If the rate is not positive and finite.
     """
     _check_learning_rate(learning_rate)
     for group in optimizer.param_groups:

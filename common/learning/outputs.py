@@ -1,9 +1,9 @@
-"""Checks of what a task's methods return: a tensor, one loss and one of each metric per sample.
+"""Check the return values of a task's methods: a tensor, and a loss and metrics per sample.
 
-Scores of two classes are counted by bins, too, as `common.core.scores` adds them up.
+Scores of two classes are also counted by bins, as `common.core.scores` expects.
 
-A mean instead of a value per sample would be summed with other batches' means and weigh samples
-differently. No batch is to blame for such a task, because every batch would show the same mistake.
+A task must not return means: summed with other batches' means, they would give samples different
+weights. Such a mistake concerns all batches, so no batch is reported as its reason.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ if TYPE_CHECKING:
 
 # Rule of Prometheus for names of labels. MLflow accepts such names, too.
 _METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LONGEST_METRIC = 100  # MLflow allows 250 characters, with the folder.
+# MLflow allows 250 characters, with the folder.
+_LONGEST_METRIC = 100
 
 
 @contextmanager
 def guest(task: Task, index: int = 0) -> Iterator[None]:
-    """Run a task's code, which may raise anything, on a batch of this index.
+    """Run a task's code, which may raise anything, on the batch with this index.
 
     Raises:
-        TaskError: If it raises.
+        TaskError: If the code raises.
     """
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError, TaskError):
-        raise  # The machine failed, not the data; or a check said what is wrong.
+        # The machine failed, not the data, or a check has already named the error.
+        raise
     except Exception as error:
-        # Without the frame of this function.
+        # Leaves out the frame of this function.
         caught = error.__traceback__ and error.__traceback__.tb_next
         raise TaskError(index, what_was_raised(error, task, caught)) from error
 
 
 def check_outputs(task: Task, outputs: object) -> None:
-    """Check what `forward` returned.
+    """Check the return value of `forward`.
 
     Raises:
-        WrongTaskError: If it is no tensor.
+        WrongTaskError: If it is not a tensor.
     """
     if not isinstance(outputs, Tensor):
         what = f"forward returned {_kind(outputs)}: a tensor is needed"
@@ -57,23 +59,23 @@ def check_outputs(task: Task, outputs: object) -> None:
 
 
 def check_losses(task: Task, losses: object, count: int) -> None:
-    """Check what `losses` returned for `count` samples.
+    """Check the return value of `losses` for `count` samples.
 
     Raises:
-        WrongTaskError: If it is not (count,) numbers with a fraction.
+        WrongTaskError: If it does not have the shape (count,) and a floating-point type.
     """
     _check_column(task, "losses", "losses", losses, count)
-    assert isinstance(losses, Tensor)  # noqa: S101 -- checked just now
+    assert isinstance(losses, Tensor)  # noqa: S101 -- checked above
     if not losses.dtype.is_floating_point:
         what = f"losses has dtype {losses.dtype}: float32, float16 or bfloat16 is needed"
         raise WrongTaskError(task, "losses", what)
 
 
 def check_gradient(task: Task, outputs: Tensor, losses: Tensor) -> None:
-    """Check that the losses have a gradient: that a graph leads from them to the network.
+    """Check that a gradient can flow from the losses to the network.
 
     Raises:
-        WrongTaskError: If they have none, as after `detach`, `no_grad`, NumPy or `torch.tensor`.
+        WrongTaskError: If it cannot, as after `detach`, `no_grad`, NumPy or `torch.tensor`.
     """
     if losses.grad_fn is None:
         method = "losses" if outputs.requires_grad else "forward"
@@ -85,7 +87,7 @@ def check_gradient(task: Task, outputs: Tensor, losses: Tensor) -> None:
 
 
 def check_metrics(task: Task, metrics: object, count: int) -> None:
-    """Check what `metrics` returned for `count` samples.
+    """Check the return value of `metrics` for `count` samples.
 
     Raises:
         WrongTaskError: If it does not map legal names to (count,) real numbers.
@@ -119,7 +121,7 @@ def _check_name(task: Task, name: str) -> None:
 
 
 def check_scores(task: Task, scores: object, count: int) -> None:
-    """Check what `binary_scores` returned for `count` samples.
+    """Check the return value of `binary_scores` for `count` samples.
 
     Raises:
         WrongTaskError: If it is not two columns of real numbers.
@@ -136,10 +138,10 @@ def check_scores(task: Task, scores: object, count: int) -> None:
 
 
 def check_same_metrics(task: Task, names: list[str], first: list[str]) -> None:
-    """Check that a batch has the metrics that the first one has.
+    """Check that a batch has the same metrics as the first one.
 
     Raises:
-        WrongTaskError: If not.
+        WrongTaskError: If they differ.
     """
     if names != first:
         what = f"metrics returned {names} for one batch and {first} for another"
@@ -160,27 +162,28 @@ def _kind(value: object) -> str:
 
 
 class BinaryScores(Protocol):
-    """A task of two classes that can say so is measured by AUC, precision and the like, too."""
+    """A task with two classes. It is also measured by AUC, precision and similar."""
 
     def binary_scores(
         self, outputs: Tensor, records: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """(n,) logits of the second class, and (n,) whether a record is of it."""
+        """Return logits of the second class, (n,), and True for records of that class, (n,)."""
 
 
 @cache
 def _edges(device: torch.device) -> Tensor:
-    """(BINS - 1,) between bins, each of the lower one."""
+    """Return the edges between bins, (BINS - 1,). An edge belongs to the bin below it."""
     return BIN_WIDTH * torch.arange(1 - BINS // 2, BINS // 2, device=device)
 
 
 def count_scores(task: Task, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor | None:
-    """(2 * BINS,) records of each class by bin; None where the task has no `binary_scores`.
+    """Count records of each class by bin, (2 * BINS,); None if the task has no `binary_scores`.
 
     Raises:
-        WrongTaskError: If they are not of n records.
+        WrongTaskError: If they are not for n records.
     """
-    if getattr(task, "binary_scores", None) is None:  # to ask the protocol takes 20 us
+    # An isinstance check of the protocol takes 20 us.
+    if getattr(task, "binary_scores", None) is None:
         return None
     found = cast("BinaryScores", task).binary_scores(outputs, records)
     check_scores(task, found, len(outputs))

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
 
 
-# From so many numbers on a gradient is given away with its memory rather than copied: it takes as
-# long as to tell some hundreds of parameters where theirs is then.
+# Gradients from this size on are handed over with their memory instead of copied. The copy would
+# take as long as pointing some hundreds of parameters to new memory.
 GIVEN_AWAY = 1 << 20
-# What to do about the weights of another model.
+# Remedy for weights of another model.
 OTHER_TASK = "give this process the task's code of the version that learned it"
 
 
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Turn a setting into a device; "auto" is the GPU where there is one.
+    """Convert a setting to a device. "auto" is the GPU if there is one.
 
     Raises:
-        UserError: If a GPU is asked for and there is none.
+        UserError: If a GPU is requested and not found.
     """
     has_gpu = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
@@ -42,40 +42,42 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 @dataclass(slots=True)
 class _Part:
-    """Where the gradient of one parameter may be anything but zero."""
+    """The part of the gradient of one parameter that may be nonzero."""
 
     parameter: Tensor
     place: slice
-    gradient: Tensor  # (rows, width) view: rows by the parameter's first dimension
+    # (rows, width) view, with rows along the parameter's first dimension.
+    gradient: Tensor
     everywhere: bool
-    rows: npt.NDArray[np.bool_] = field(init=False)  # else in these
+    # Rows that may be nonzero, unless all may be.
+    rows: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         self.rows = np.zeros(len(self.gradient), bool)
 
     def take(self, gradient: Tensor) -> Tensor | None:
-        """As a hook of the parameter: add a sparse gradient, of which nothing is left to add.
+        """Add a sparse gradient, and return zeros in its place. This is a hook of the parameter.
 
-        torch takes ten times as long to add one of which rows are there several times.
+        torch takes ten times as long to add a sparse gradient with repeated rows.
         """
         if not gradient.is_sparse or gradient.sparse_dim() != 1:
             self.everywhere = True
             return None
-        # What is public of a sparse tensor sorts it first, and sums equal rows in another order.
+        # The public methods of a sparse tensor sort it first, and sum equal rows in another order.
         [rows], values = gradient._indices(), gradient._values()  # noqa: SLF001
         self.gradient.index_add_(0, rows, values.reshape(len(rows), -1))
         self.rows[rows.numpy()] = True
         return torch.zeros_like(gradient)
 
     def indices(self) -> npt.NDArray[np.int64]:
-        """Numbers of the vector, ascending."""
+        """Return indexes of the vector that may be nonzero, ascending."""
         if self.everywhere:
             return np.arange(self.place.start, self.place.stop)
         rows, width = np.flatnonzero(self.rows), self.gradient.shape[1]
         return np.ravel(self.place.start + rows[:, None] * width + np.arange(width))
 
     def clear(self) -> None:
-        """Let it be zero."""
+        """Set the gradient to zero."""
         if self.everywhere:
             self.gradient.zero_()
         else:
@@ -88,25 +90,25 @@ class FlatModel:
     """A module whose parameters and float buffers are views into one vector.
 
     The parameters come first, in the module's own order, then the buffers. Each parameter's `.grad`
-    is a view of the gradient vector, so a backward pass adds into it and nothing is ever gathered;
-    for that reason it is zeroed in place and never set to None. A sparse gradient (`Embedding` with
-    `sparse=True`) is added on the CPU in the time that its rows take.
+    is a view of the gradient vector, so backward passes add to it directly. Therefore it is zeroed
+    in place and never set to None. On the CPU, adding a sparse gradient (`Embedding` with
+    `sparse=True`) takes time only for its rows.
 
     Attributes:
-        module: The network itself, usable as always.
+        module: The network. It can be used as usual.
         state: (P + B,) float32 parameters, then buffers, on the module's device.
-        gradient: (P + B,) float32; backward passes add to the first P, the rest is the caller's.
-            Once it was read it may be other memory, from the next `clear_gradient` on.
+        gradient: (P + B,) float32. Backward passes add to the first P numbers; the others are the
+            caller's. After it was read, the next `clear_gradient` may replace its memory.
         parameter_count: P
         buffer_count: B
-        layout: Names, shapes and types of the tensors that the vector is made of, in its order.
+        layout: Names, shapes and types of the vector's tensors, in its order.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Move the module's numbers into the vector; their values stay.
+        """Move the module's numbers into the vector. Their values stay.
 
         Raises:
-            UserError: If the module cannot be trained so: see `training_state`.
+            UserError: If the module cannot be trained this way. See `training_state`.
         """
         parameters, buffers = training_state(module)
         self.module = module
@@ -133,34 +135,36 @@ class FlatModel:
                 if on_host:
                     tensor.register_hook(part.take)  # type: ignore[no-untyped-call] # torch's
         self._host = self.state if on_host else torch.empty(size, pin_memory=True)
-        self._given = False  # whether somebody has the gradient's memory now
-        self._spare: list[Tensor] = []  # that was given, and is of no use to anybody any more
+        # True while a caller owns the gradient's memory.
+        self._given = False
+        # Memory that callers have returned.
+        self._spare: list[Tensor] = []
 
     @property
     def vector(self) -> Vector:
-        """(P + B,) float32 on the host: the model's own memory, or a copy of a GPU's.
+        """The model's numbers on the host, (P + B,) float32: its own memory, or a copy of a GPU's.
 
-        Such a copy is overwritten by the next call.
+        The next call overwrites such a copy.
         """
         if self._host is not self.state:
             self._host.copy_(self.state)
         return cast("Vector", self._host.numpy())
 
     def weights(self) -> memoryview:
-        """The bytes of `vector`, not copied: for sending."""
+        """Return the bytes of `vector` for sending, without a copy."""
         return self.vector.data.cast("B")
 
     def check(self, layout: Layout) -> None:
-        """Check that weights of a layout are this model's.
+        """Check that weights of a layout fit this model.
 
         Raises:
-            OtherModelError: If they are not.
+            OtherModelError: If they do not.
         """
         if found := difference(layout, self.layout):
             raise OtherModelError(f"the stored model is not the task's: {found}: {OTHER_TASK}")
 
     def load(self, weights: bytes | memoryview | Vector) -> None:
-        """Take over parameters and buffers.
+        """Load parameters and buffers.
 
         Raises:
             CorruptError: If their length is not this model's.
@@ -179,7 +183,7 @@ class FlatModel:
         """Overwrite some parameters and buffers.
 
         Raises:
-            CorruptError: If their vector is not this model's.
+            CorruptError: If the vector's length is not this model's.
         """
         if changes.size != len(self.state):
             raise CorruptError(f"changes of {changes.size} numbers, of {len(self.state)}")
@@ -191,7 +195,7 @@ class FlatModel:
             state[blocks.to(state.device)] = values.to(state.device)
 
     def clear_gradient(self) -> None:
-        """Let it be zero, as it must be before the first backward pass."""
+        """Set the gradient to zero, as required before the first backward pass."""
         if self._given:
             self._take_memory()
             return
@@ -200,7 +204,7 @@ class FlatModel:
         self.gradient[self.parameter_count :].zero_()
 
     def _take_memory(self) -> None:
-        """Let the gradient be elsewhere, and zero."""
+        """Move the gradient to other memory, set to zero."""
         self.gradient = self._spare.pop().zero_() if self._spare else torch.zeros_like(self.state)
         for part in self._parts:
             part.parameter.grad = self.gradient[part.place].view(part.parameter.shape)
@@ -208,15 +212,18 @@ class FlatModel:
         self._given = False
 
     def read_gradient(self) -> Vector | SparseVector:
-        """The caller's own, on the host: what may be anything but zero, if that is not most."""
+        """Return the gradient on the host, which the caller then owns.
+
+        It is sparse if the gradient of any parameter is.
+        """
         if all(part.everywhere for part in self._parts):
             if self._host is self.state and len(self.gradient) >= GIVEN_AWAY:
                 self._given = True
                 return cast("Vector", self.gradient.numpy())
             if self._host is self.state:
                 return cast("Vector", self.gradient.clone().numpy())
-            # 100 MB take 2 ms to memory that stays where it is, and 58 to a copy's own (H200).
-            # Torch keeps such memory for the next one once nobody refers to it.
+            # Copying 100 MB takes 2 ms into pinned memory that is reused, and 58 ms into new memory
+            # (H200). Torch reuses this memory once nothing refers to it.
             host = torch.empty_like(self.gradient, device="cpu", pin_memory=True)
             return cast("Vector", host.copy_(self.gradient).numpy())
         buffers = np.arange(self.parameter_count, len(self.gradient))
@@ -225,20 +232,20 @@ class FlatModel:
         return SparseVector(len(self.gradient), indices, values[:, None])
 
     def give_back(self, gradient: Vector) -> None:
-        """Let go of a gradient that was read: its memory may become another one's; any thread."""
+        """Return the memory of a gradient that was read, for reuse. Any thread may call this."""
         if self._host is self.state and GIVEN_AWAY <= len(gradient) == len(self.state):
             self._spare[:] = [torch.from_numpy(gradient)]
 
     @property
     def buffers(self) -> Tensor:
-        """(B,) float32 view of the buffers."""
+        """View of the buffers, (B,) float32."""
         return self.state[self.parameter_count :]
 
     def check_buffers(self) -> None:
-        """Check that the module still writes its buffers where the vector is.
+        """Check that the module still writes its buffers into the vector.
 
         Raises:
-            UserError: If it has put a new tensor in a buffer's place.
+            UserError: If it has replaced a buffer by a new tensor.
         """
         for name, buffer in self._buffers.items():
             if self.module.get_buffer(name) is not buffer:
@@ -254,30 +261,30 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 
 def is_finite(vector: Vector) -> bool:
-    """Whether all numbers of a vector are, in the time that it takes to read them.
+    """Return True if all numbers of a vector are finite, in the time it takes to read them.
 
-    A sum is not finite where one of its numbers is not; where they alone are too large together,
-    each is looked at.
+    If a number is not finite, neither is the sum. If only the sum overflows, all numbers are
+    checked.
     """
     total = torch.from_numpy(vector).sum().item()
     return isfinite(total) or bool(np.isfinite(vector).all())
 
 
 def _rows(gradient: Tensor) -> Tensor:
-    """(rows, width) view: rows by the first dimension."""
+    """Return a (rows, width) view by the first dimension."""
     return gradient.flatten(1) if gradient.ndim > 1 else gradient.view(-1, 1)
 
 
 def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
-    """Find what an update changes: the parameters, and the float buffers that are saved.
+    """Return the numbers that an update changes: parameters, and persistent float buffers.
 
-    Buffers of whole numbers cannot be averaged over batches and are left out. The only one that
-    changes in common networks, the counter `num_batches_tracked`, is not read as long as batch
-    normalisation has a fixed momentum. Buffers with `persistent=False` are declared constants.
+    Integer buffers cannot be averaged over batches and are left out. The only one that changes in
+    common networks is the counter `num_batches_tracked`, which is unused if batch normalisation has
+    a fixed momentum. Buffers with `persistent=False` are constants.
 
     Raises:
-        UserError: If there is nothing to train, numbers are not float32, or a buffer of whole
-            numbers may matter.
+        UserError: If there is nothing to train, numbers are not float32, or an integer buffer may
+            matter.
     """
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad for parameter in parameters.values()):
@@ -301,14 +308,14 @@ def training_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Return which numbers of the module's flat vector are which entries of its `state_dict`.
+    """Return the layout of the module's flat vector, by the names of its `state_dict`.
 
     Raises:
-        UserError: If the module cannot be trained: see `training_state`.
+        UserError: If the module cannot be trained. See `training_state`.
     """
     parameters, buffers = training_state(module)
     names = dict[int, list[str]]()
-    # By identity, because tied weights have one place in the vector and several names.
+    # Matched by identity, because tied weights have one place in the vector and several names.
     for name, tensor in module.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
     return tuple(

@@ -1,10 +1,11 @@
-"""Which changes of the weights are significant: workers compute at a view that leaves out the rest.
+"""Select the significant changes of weights. Workers compute at a view that lacks the other ones.
 
-The weights themselves have every gradient; what is inexact is only where the next ones are taken.
-The view follows a weight once it is off by more than a share of the weight, and that share shrinks
-with the root of the updates (MLLess, section 3.1; its filter acts on each worker's own sum, and
-what that holds back dies with the worker). A share alone finds every weight near 0 significant, so
-the root mean square of all weights that are not 0 is its floor.
+The weights themselves have every gradient; only the point at which the next gradients are computed
+is inexact. The view takes over a weight if it differs by more than a share of the weight. This
+share shrinks with the square root of the number of updates (MLLess, section 3.1; there, each worker
+filters its own sum, and what it holds back is lost with the worker). With a share alone, all
+changes of weights near 0 would be significant. So each weight counts at least as the root mean
+square of all nonzero weights.
 """
 
 from __future__ import annotations
@@ -21,24 +22,28 @@ if TYPE_CHECKING:
 
     from common.core.messages import Vector
 
-WHOLE_FROM = 0.4  # of the parameters: where so many changed the whole view is sent
-_CHUNK = 1 << 18  # weights that are looked at together: a megabyte stays in the cache
+# Share of changed parameters above which the whole view is sent.
+WHOLE_FROM = 0.4
+# Number of weights that are compared at once: a megabyte stays in the cache.
+_CHUNK = 1 << 18
 
 
 class Compression(NamedTuple):
-    """Which changes are sent: those that are significant, or the largest; one of both is given."""
+    """Rule for the changes to send: significant ones, or the largest. Exactly one field is set."""
 
-    significance: float | None = None  # v > 0: off by more than v / sqrt(J) of a weight
-    changes: float | None = None  # 0..1: so much of the parameters per version, at most
+    # v > 0: differences above v / sqrt(J) of a weight are sent.
+    significance: float | None = None
+    # 0..1: maximum share of the parameters per version.
+    changes: float | None = None
 
 
 class KnownWeights:
-    """The weights as every worker knows them that has heard of each version.
+    """The weights as known to every worker that has received each version.
 
     Args:
-        weights: (P + B,) float32, copied: what all know.
-        parameter_count: P; buffers are always sent.
-        compression: Which changes are; may be set to another.
+        weights: (P + B,) float32, copied. All workers know these.
+        parameter_count: P. Buffers are always sent.
+        compression: Rule for the changes to send. It may be replaced later.
     """
 
     def __init__(self, weights: Vector, parameter_count: int, compression: Compression) -> None:
@@ -48,15 +53,15 @@ class KnownWeights:
         self._scratch = np.empty(min(_CHUNK, len(weights)), np.float32)
 
     def follow(self, weights: Vector, version: int) -> SparseVector | None:
-        """Take over what has changed significantly.
+        """Take over the selected changes.
 
         Args:
-            weights: (P + B,) float32: the new version.
-            version: J.
+            weights: (P + B,) float32, the new version.
+            version: J
 
         Returns:
-            Numbers of weights and what they are now; None where that are so many that all are told:
-            then the view is the weights.
+            Indexes and new values of the changed weights. None if there are too many; then the view
+                equals the weights, and all are sent.
         """
         split = self._split
         if self.compression.changes is not None:
@@ -73,9 +78,10 @@ class KnownWeights:
         return SparseVector(len(weights), selected, values[:, None])
 
     def _significant(self, parameters: Vector, share: float) -> npt.NDArray[np.intp]:
-        nonzero = max(np.count_nonzero(parameters != 0), 1)  # 4 times faster than of the numbers
+        # The comparison makes this 4 times faster than counting on the numbers themselves.
+        nonzero = max(np.count_nonzero(parameters != 0), 1)
         floor = sqrt(np.dot(parameters, parameters) / nonzero)
-        # Few are off by as much as the floor asks; only at those is their own share looked at.
+        # Few weights exceed the floor's bound. Only these are compared with their own bound.
         bound = np.float32(floor) * np.float32(share)
         indices = np.concatenate(
             [
@@ -89,7 +95,7 @@ class KnownWeights:
         return indices[significant]
 
     def _off(self, now: Vector, start: int) -> Vector:
-        """How far from these weights the view is; the next call overwrites it."""
+        """Return the distance of the view from these weights. The next call overwrites it."""
         off = self._scratch[: len(now)]
         np.subtract(now, self.weights[start : start + len(now)], out=off)
         return np.abs(off, out=off)

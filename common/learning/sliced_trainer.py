@@ -1,9 +1,9 @@
-"""A member's numbers where slices of the weights have owners: all weights, some optimizer state.
+"""A member's numbers if slices of the weights have owners: all weights, some optimizer state.
 
-    what counts    weights, and the optimizer's state of the slices that are held
-    prepared       the weights after a step, and the state of the slices that are owned in it
+    counts         weights, and optimizer state of the slices held here
+    prepared       the weights after a step, and state of the slices owned in this step
 
-A step is made beside what counts, so that what nobody commits has changed nothing.
+A step is computed beside the numbers that count, so a step that is never committed changes nothing.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ class SlicedTrainer:
     Args:
         weights: (P + B,) float32 parameters, then buffers; copied.
         parameter_count: P
-        reduction: What is done with the gradients of an update over its samples.
-        layout: Which weights are which tensors. None: the weights are of no module.
-        count: How many slices there are.
+        settings: The optimizer.
+        reduction: Reduction of an update's gradient over its samples.
+        layout: Optional. Layout of the weights. If unset, the weights belong to no module.
+        count: Number of slices.
 
     Raises:
-        UserError: If the optimizer's settings make no sense.
+        UserError: If the optimizer's settings are invalid.
     """
 
     def __init__(
@@ -64,24 +65,26 @@ class SlicedTrainer:
         count: int,
     ) -> None:
         self._weights: Vector = np.array(weights, np.float32)
-        self.following: Vector = np.empty_like(self._weights)  # the weights that are prepared
+        # The prepared weights.
+        self.following: Vector = np.empty_like(self._weights)
         self.places = cut(len(self._weights), count)
         buffers = len(self._weights) - parameter_count
         layout = unnamed(parameter_count, buffers) if layout is None else layout
         self._kind = Kind(settings.kind, parameter_count, buffers, layout)
         self._settings = settings
         self._reduction = reduction
-        self._held = {number: self._made(number) for number in range(count)}  # no state to lack
+        # All slices can be held at first, because there is no state yet.
+        self._held = {number: self._made(number) for number in range(count)}
 
     def _made(self, number: int) -> Slice:
         return Slice(self.places[number], self._kind.parameters, self._settings, self._reduction)
 
     def weights(self) -> memoryview:
-        """The weights' bytes, not copied: they change with the next commit."""
+        """Return the weights' bytes without a copy. They change with the next commit."""
         return self._weights.data.cast("B")
 
     def square(self, totals: Mapping[int, Vector]) -> float:
-        """|sum of gradients|^2 of some slices.
+        """Return |sum of gradients|^2 of some slices.
 
         Args:
             totals: By slice, (n,) float32 summed over the samples of the update.
@@ -96,17 +99,18 @@ class SlicedTrainer:
         learning_rate: float | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Step some slices; `following` has their next weights then.
+        """Prepare a step of some slices. Afterwards `following` has their next weights.
 
         Args:
             totals: By slice, (n,) float32 summed over the samples of the update; overwritten.
-            samples: How many.
+            samples: Number of samples.
             square: |sum of gradients|^2 of all slices.
-            learning_rate: Of this step; None: as the optimizer's settings say.
-            scale: Of that rate.
+            learning_rate: Optional. Rate of this step. If unset, the rate of the optimizer's
+                settings.
+            scale: Factor of that rate.
 
         Raises:
-            UserError: If the rate is not above zero and finite.
+            UserError: If the rate is not positive and finite.
         """
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
         norm = square**0.5 / (samples if self._reduction == "mean" else 1)
@@ -116,14 +120,14 @@ class SlicedTrainer:
             self._held[number].prepare(*(weights, total, samples, rate * scale, following, norm))
 
     def commit(self, owned: Collection[int]) -> None:
-        """Let what was prepared count; of slices that were not owned in it, nothing is held."""
+        """Make the prepared step count, and drop the state of slices that were not owned in it."""
         self._weights, self.following = self.following, self._weights
         self._held = {number: self._held[number] for number in owned}
         for each in self._held.values():
             each.commit()
 
     def snapshot(self, numbers: Collection[int], *, whole: bool = True) -> bytes:
-        """Copy slices: the optimizer's state of each, and all weights, or theirs alone."""
+        """Copy the optimizer's state of slices, and all weights if `whole`, else theirs alone."""
         tensors = {
             f"{number}.{name}": array for number in numbers for name, array in self._of(number)
         }
@@ -138,18 +142,19 @@ class SlicedTrainer:
         return self._held[number].state.items()
 
     def model(self) -> bytes:
-        """Copy the weights, as a trainer's snapshot."""
+        """Return the weights as a trainer's snapshot."""
         return packed(self._kind, self._weights, {})
 
     def restore(self, data: bytes, numbers: Collection[int]) -> None:
-        """Take over weights, and the optimizer's state of some slices; or raise, unchanged.
+        """Load weights, and the optimizer's state of some slices. Nothing changes if this raises.
 
         Args:
-            data: Of `snapshot` with all weights, or a trainer's.
-            numbers: Slices that are to be held.
+            data: Result of `snapshot` with all weights, or a trainer's snapshot.
+            numbers: Slices to hold.
 
         Raises:
-            CorruptError: If the bytes are not such, or not of this model and optimizer.
+            CorruptError: If the bytes are no such snapshot.
+            OtherModelError: If they are of another model or optimizer.
         """
         weights, states = self._read(data, numbers)
         if weights is None:
@@ -158,7 +163,7 @@ class SlicedTrainer:
         self._held = dict(starmap(self._restored, states.items()))
 
     def adopt(self, other: SlicedTrainer, numbers: Collection[int]) -> None:
-        """Take over some more slices of the same version."""
+        """Add slices that another trainer holds of the same version."""
         self._held = {number: other._held[number] for number in numbers} | self._held
 
     def _restored(self, number: int, state: dict[str, npt.NDArray[Any]]) -> tuple[int, Slice]:

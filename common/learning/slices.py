@@ -1,7 +1,7 @@
-"""A model's numbers cut into slices, each with the optimizer's state of it: what one owner steps.
+"""Cut a model's numbers into slices. Each has its own optimizer state, and one owner steps it.
 
-A step over slices gives the bits of the step over all of them. The slices' digests add up to that
-of the whole, so each can be taken while others are still on their way.
+A step over slices gives the same bits as a step over the whole. The slices' digests add up to that
+of the whole, so a slice's digest can be computed while others are still being received.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
     from common.learning.optimizers import Reduction
 
-# Slices begin at multiples of so many numbers. Optimizers take a cache line at a time, and may
-# round what does not fill one in another way: so only the end of the whole is such a rest.
+# Slices begin at multiples of this. Optimizers process whole cache lines, and may round a partial
+# one differently. So only the end of the whole may be partial.
 BLOCK = 1024
-_CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-_MIX = 0x9E3779B97F4A7C15  # odd, so that it takes no bit away: 2^64 over the golden ratio
+# The value of torch.nn.utils.clip_grad_norm_.
+_CLIP_EPS = 1e-6
+# 2^64 over the golden ratio. Odd, so that the multiplication loses no bit.
+_MIX = 0x9E3779B97F4A7C15
 
 
 def cut(size: int, count: int) -> tuple[slice, ...]:
-    """Cut a vector into slices as equal as blocks allow; of a short one, some are empty."""
+    """Cut a vector into slices as equal as blocks allow. In a short vector, some are empty."""
     blocks = -(-size // BLOCK)
     edges = [min(size, BLOCK * (blocks * n // count)) for n in range(count)] + [size]
     return tuple(slice(edges[n], edges[n + 1]) for n in range(count))
 
 
 def lengths(slices: Sequence[slice], owners: Sequence[int], ranks: int) -> list[int]:
-    """How many numbers each rank owns, as `Group.exchange` and `Group.gather` want to know it.
+    """Return how many numbers each rank owns, for `Group.exchange` and `Group.gather`.
 
     Args:
-        slices: One after the other.
-        owners: Their ranks.
-        ranks: How many members there are.
+        slices: Consecutive slices.
+        owners: Rank of each slice's owner.
+        ranks: Number of members.
     """
     found = [0] * ranks
     for place, owner in zip(slices, owners, strict=True):
@@ -50,15 +52,16 @@ def lengths(slices: Sequence[slice], owners: Sequence[int], ranks: int) -> list[
 
 
 def digest(vector: Vector, start: int = 0) -> int:
-    """64 bits of some numbers' bits and of their places, in the time that it takes to read them.
+    """Return 64 bits that depend on the bits and the places of all numbers.
 
-    Another number, or a block in the place of another, gives other bits, but for a chance in 2^64;
-    nobody is kept from making up a vector that has the same.
+    It takes as long as reading the numbers. Another number, or a block in another place, gives
+    another digest, except with a chance of 2^-64. It does not protect against deliberate
+    collisions.
 
     Args:
         vector: (n,) float32
-        start: Where in the whole they begin, a multiple of `BLOCK`. Digests of slices add up,
-            modulo 2^64, to that of the whole.
+        start: Place of the first number in the whole, a multiple of `BLOCK`. Digests of slices add
+            up, modulo 2^64, to that of the whole.
     """
     full = len(vector) // BLOCK * BLOCK
     rest = np.zeros(BLOCK, np.float32)
@@ -70,25 +73,26 @@ def digest(vector: Vector, start: int = 0) -> int:
 
 
 def part_of(state: Mapping[str, npt.NDArray[Any]], place: slice) -> dict[str, npt.NDArray[Any]]:
-    """What an optimizer's state holds of a slice; not copied.
+    """Return a slice's part of an optimizer's state, as views.
 
     Args:
-        state: (P,) of each parameter, or () of all alike.
-        place: Of the slice.
+        state: (P,) values of the parameters, or () if all share one.
+        place: Place of the slice.
     """
     return {name: value[place] if value.ndim else value for name, value in state.items()}
 
 
 class Slice:
-    """One slice at its owner: a step is made beside what counts, and counts once it is committed.
+    """One slice at its owner. A prepared step counts once it is committed.
 
     Args:
-        place: Of the slice, in parameters and then buffers.
+        place: Place of the slice in parameters, then buffers.
         parameter_count: P
-        reduction: What is done with the gradients of an update over its samples.
+        settings: The optimizer.
+        reduction: Reduction of an update's gradient over its samples.
 
     Raises:
-        UserError: If the optimizer's settings make no sense.
+        UserError: If the optimizer's settings are invalid.
     """
 
     def __init__(
@@ -105,20 +109,21 @@ class Slice:
         self._parameter = torch.nn.Parameter(torch.zeros(self._split))
         self._optimizer = make_optimizer(settings, self._parameter)
         self._state = self._made()
-        self._spare = dict[str, torch.Tensor]()  # that of the step before, or what is prepared
+        # The state before the last commit, or the prepared state.
+        self._spare = dict[str, torch.Tensor]()
 
     @property
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """What the optimizer keeps of it, not copied; the arrays are others after a commit."""
+        """The optimizer's state, not copied. A commit replaces the arrays."""
         return {name: value.numpy() for name, value in self._state.items()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from an optimizer's state, which is copied."""
+        """Load an optimizer's state, which is copied."""
         self._state = {name: torch.tensor(value) for name, value in state.items()}
         self._spare = {}
 
     def square(self, total: Vector) -> float:
-        """|sum of gradients|^2 of this slice: that of all slices is their sum.
+        """Return |sum of gradients|^2 of this slice. The slices' squares add up to the whole's.
 
         Args:
             total: (n,) float32 summed over the samples of the update.
@@ -134,19 +139,19 @@ class Slice:
         following: Vector,
         norm: float,
     ) -> None:
-        """Make a step; what was prepared before is forgotten.
+        """Prepare a step, which replaces an earlier prepared one.
 
         Args:
-            weights: (n,) float32 that count, of this slice.
+            weights: (n,) float32, the slice's current weights.
             total: (n,) float32 summed over the samples of the update; overwritten.
-            samples: How many.
+            samples: Number of samples.
             rate: Learning rate of this step.
-            following: (n,) float32, overwritten: the weights after it.
-            norm: |gradient| of all slices, by `square`; for settings with a `clip_norm`. It is
-                rounded once more than in a step over the whole.
+            following: (n,) float32, overwritten with the weights after the step.
+            norm: |gradient| of all slices, computed with `square`; used if the settings have a
+                `clip_norm`. It is rounded once more than in a step over the whole.
 
         Raises:
-            UserError: If the rate is not above zero and finite.
+            UserError: If the rate is not positive and finite.
         """
         following[:] = weights
         following[self._split :] += total[self._split :] / samples
@@ -167,7 +172,7 @@ class Slice:
         self._spare = self._made()
 
     def commit(self) -> None:
-        """Let what was prepared count."""
+        """Make the prepared step count."""
         self._state, self._spare = self._spare, self._state
 
     def _made(self) -> dict[str, torch.Tensor]:

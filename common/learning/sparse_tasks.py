@@ -1,4 +1,4 @@
-"""Built-in tasks of which a record touches few weights: a gradient is zero everywhere else."""
+"""Built-in tasks whose records use few weights, so that gradients are mostly zero."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from common.data.fields import INTEGERS, LABELS, NUMBERS, Input
 
 
 def check_inside(name: str, column: Tensor, size: int) -> Tensor:
-    """The column as whole numbers that torch can look up with, all of them in 0..size - 1.
+    """Return the column as integers, after checking that all are in 0..size - 1.
 
     Raises:
-        ValueError: If one is not. On a GPU torch itself would not raise but end the process.
+        ValueError: If one is outside. On a GPU, torch would end the process instead of raising.
     """
     numbers = column.long()
     strange = (numbers < 0) | (numbers >= size)
@@ -26,16 +26,16 @@ def check_inside(name: str, column: Tensor, size: int) -> Tensor:
 
 
 def look_up(rows: Tensor, numbers: Tensor) -> Tensor:
-    """The rows of these numbers.
+    """Return the rows with these indexes.
 
-    The gradient of the others is not written, either, on a CPU; a GPU would add that of equal
-    numbers in any order, and a gradient's bits must not depend on it.
+    On the CPU, the gradient is sparse. A GPU would add the gradients of equal indexes in any order,
+    which must not affect the bits, so there it is dense.
     """
     return functions.embedding(numbers, rows, sparse=rows.device.type == "cpu")
 
 
 class SparseLinear(nn.Module):
-    """One weight for each feature, and a bias; all start at zero."""
+    """One weight per feature, and a bias. All start at zero."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -43,15 +43,15 @@ class SparseLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, index: Tensor, value: Tensor) -> Tensor:
-        """(n,) sums of the weights of each record's features, (n, m), times their values."""
+        """Return the sum of weight times value over each record's features, (n,)."""
         return (look_up(self.weight, index).squeeze(2) * value).sum(1) + self.bias
 
 
 @dataclass(frozen=True, slots=True)
 class SparseLogistic:
-    """Logistic regression of two classes on a few of very many features.
+    """Logistic regression of two classes on records with few of very many features.
 
-    A record has `entries` features: what it lacks of them has the value 0, which touches nothing.
+    A record has `entries` features. Missing ones have the value 0, which changes nothing.
     """
 
     features: int
@@ -62,7 +62,7 @@ class SparseLogistic:
         return SparseLinear(self.features)
 
     def inputs(self) -> Mapping[str, Input]:
-        """Which features, their values, and the class, 0 or 1."""
+        """Return the input fields: features, their values, and the class, 0 or 1."""
         return {
             "index": Input((self.entries,), INTEGERS),
             "value": Input((self.entries,), NUMBERS),
@@ -70,17 +70,17 @@ class SparseLogistic:
         }
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) logits of class 1.
+        """Return logits of class 1, (n,).
 
         Raises:
-            ValueError: If there is no such feature.
+            ValueError: If a feature does not exist.
         """
         index = check_inside("index", records["index"], self.features)
         outputs: Tensor = module(index, records["value"].float())
         return outputs
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) cross-entropy.
+        """Return the cross-entropy, (n,).
 
         Raises:
             ValueError: If a label is neither 0 nor 1.
@@ -89,13 +89,13 @@ class SparseLogistic:
         return functions.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) 1 where the likelier class is the label."""
+        """Return 1 for records whose more likely class is the label, otherwise 0, (n,)."""
         return {"accuracy": ((outputs > 0) == (records["label"] == 1)).float()}
 
     def binary_scores(
         self, outputs: Tensor, records: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """(n,) logits of class 1, and (n,) whether a record is of it."""
+        """Return logits of class 1, (n,), and True for records of class 1, (n,)."""
         return outputs, records["label"] == 1
 
 
@@ -107,21 +107,22 @@ class Factors(nn.Module):
         self.users = nn.Parameter(torch.empty(users, rank))
         self.items = nn.Parameter(torch.empty(items, rank))
         for rows in (self.users, self.items):
-            nn.init.trunc_normal_(rows, std=0.1)  # `normal_` costs a second on the device "meta"
+            # `normal_` takes a second on the device "meta".
+            nn.init.trunc_normal_(rows, std=0.1)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """(n, 2): the rows' product, and the sum of their squares, which regularisation takes."""
+        """Return the product of the rows and the sum of their squares, (n, 2)."""
         rows, columns = look_up(self.users, user), look_up(self.items, item)
         return torch.stack([(rows * columns).sum(1), (rows**2 + columns**2).sum(1)], 1)
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixFactorisation:
-    """Ratings as products of a row for the user and a row for the item.
+    """Ratings as products of a user's row and an item's row.
 
-    The loss of a rating is half its squared error, and `regularisation` times half the squares of
-    both rows: the maximum a posteriori of probabilistic matrix factorisation (Salakhutdinov, Mnih
-    2007).
+    The loss of a rating is half its squared error plus `regularisation` times half the squares of
+    both rows. This is the maximum a posteriori of probabilistic matrix factorisation
+    (Salakhutdinov, Mnih 2007).
     """
 
     users: int
@@ -130,11 +131,11 @@ class MatrixFactorisation:
     regularisation: float
 
     def build(self) -> nn.Module:
-        """Make the rows, small and random: from zero nothing would ever move."""
+        """Make the rows, small and random. Rows of zeros would never change."""
         return Factors(self.users, self.items, self.rank)
 
     def inputs(self) -> Mapping[str, Input]:
-        """Who rated what, and how."""
+        """Return the input fields: user, item and rating."""
         return {
             "user": Input((), INTEGERS),
             "item": Input((), INTEGERS),
@@ -142,20 +143,20 @@ class MatrixFactorisation:
         }
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n, 2), see `Factors`.
+        """Return (n, 2). See `Factors`.
 
         Raises:
-            ValueError: If there is no such user or item.
+            ValueError: If a user or an item does not exist.
         """
         user = check_inside("user", records["user"], self.users)
         outputs: Tensor = module(user, check_inside("item", records["item"], self.items))
         return outputs
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) half the squared errors, regularised."""
+        """Return half the squared errors, regularised, (n,)."""
         errors = outputs[:, 0] - records["rating"].float()
         return (errors**2 + self.regularisation * outputs[:, 1]) / 2
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) squared errors: the root of their mean is the RMSE."""
+        """Return the squared errors, (n,). The root of their mean is the RMSE."""
         return {"squared_error": (outputs[:, 0] - records["rating"].float()) ** 2}

@@ -1,4 +1,4 @@
-"""Tries a task on one batch, as a worker would, without any server."""
+"""Try a task on one batch, like a worker, but without any server."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ Column: TypeAlias = "npt.NDArray[Any] | torch.Tensor | Sequence[Any]"  # (n, *sh
 
 @dataclass(frozen=True, slots=True)
 class TaskCheck:
-    """What one gradient of a task gave."""
+    """Result of one gradient of a task."""
 
     samples: int
-    parameters: int  # float32 numbers that are learned, without frozen ones
+    # Number of trained float32 numbers, without frozen ones.
+    parameters: int
     loss: float  # mean over the samples
-    metrics: dict[str, float]  # mean over the samples that have a value
+    # Means over the samples that have a value.
+    metrics: dict[str, float]
 
 
 def check_task(task: Task, batch: Mapping[str, Column], *, seed: int = 0) -> TaskCheck:
-    """Build a task's model and compute one gradient: shapes, dtypes, and whether all is finite.
+    """Build a task's model, compute one gradient, and check shapes, dtypes and finiteness.
 
     Args:
         task: An instance of your class.
         batch: By field: (n, *shape) numbers, n at least 1, as an array, a tensor or lists.
             Fractions in lists become float32.
-        seed: Of the first weights.
+        seed: Seed of the first weights.
 
     Raises:
-        UserError: If `build` does not make a model that can be trained here, or a column of the
+        UserError: If `build` does not return a model that can be trained here, or a column of the
             batch is not made of numbers.
         TaskError: If a method raises on this batch.
-        WrongTaskError: If what a method returns cannot be used, whatever the batch.
+        WrongTaskError: If a method's return value is unusable for any batch.
         NotFiniteError: If a loss or the gradient is not finite, or a metric is infinite.
     """
     columns = {name: _array(name, column) for name, column in batch.items()}
@@ -57,7 +59,7 @@ def check_task(task: Task, batch: Mapping[str, Column], *, seed: int = 0) -> Tas
 
 
 def _array(name: str, column: Column) -> npt.NDArray[Any]:
-    """Return a copy of a column that a task may write to.
+    """Return a writable copy of a column.
 
     Raises:
         UserError: If it is not made of numbers.

@@ -1,4 +1,4 @@
-"""Options of the built-in tasks, checked without torch: what a job may say beside a task's name."""
+"""Options of the built-in tasks in a job file, checked without torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from msgspec import Meta
 from common.data.decoders import converted
 from common.errors import UserError
 
-# The largest model of a job: a slip of the pen in a size shall not take a machine's memory. Workers
-# hold ten times as much.
+# Largest model of a job, so that a typo in a size does not use up a machine's memory. Workers need
+# ten times as much.
 MAX_MODEL_MIB = 16_384
 
 KERNEL = 5
-# Two unpadded convolutions and poolings leave 1 x 1.
+# Two unpadded convolutions with pooling reduce this to 1 x 1.
 SMALLEST_UNPADDED = 2 * (2 + KERNEL - 1) + KERNEL - 1
 SMALLEST_PADDED = 2
-RESNET_STAGES, RESNET_BLOCKS = (16, 32, 64), 5  # channels; blocks of each
-SMALLEST_RESNET = 5  # its two halvings leave 2 x 2: of one number there is no variance
+# Channels of each stage, and blocks per stage.
+RESNET_STAGES, RESNET_BLOCKS = (16, 32, 64), 5
+# Halved twice, it leaves 2 x 2. A single number would have no variance.
+SMALLEST_RESNET = 5
 
 _MOST = 2**31 - 1
 Size = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -32,15 +34,15 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a built-in task."""
 
     def check(self) -> None:
-        """Refuse what no type can refuse.
+        """Check constraints that types cannot express.
 
         Raises:
-            UserError: With what does not fit.
+            UserError: If an option does not fit. The message says which.
         """
 
 
 class ImageClassifierOptions(_Options, frozen=True):
-    """Of `image-classifier`."""
+    """Options of `image-classifier`."""
 
     classes: Classes
     channels: Size = 1
@@ -50,7 +52,7 @@ class ImageClassifierOptions(_Options, frozen=True):
 
     @property
     def fitting(self) -> str:
-        """The network: as named, or the one for this shape."""
+        """The chosen network, or the default one for this shape."""
         if self.network != "auto":
             return self.network
         shape = (self.channels, self.height, self.width)
@@ -58,7 +60,7 @@ class ImageClassifierOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """Numbers of its network; a test holds this and `common.learning.models` together."""
+        """Number of parameters and buffers. A test compares it with `common.learning.models`."""
         if self.fitting == "resnet-32":
             return _resnet(self.channels) + _dense(RESNET_STAGES[-1], self.classes)
         height, width = self.height, self.width
@@ -77,7 +79,7 @@ class ImageClassifierOptions(_Options, frozen=True):
         return count + _dense(inputs * height * width, *hidden, self.classes)
 
     def check(self) -> None:
-        """Refuse images that the network cannot take."""
+        """Refuse images that are too small for the network."""
         own = {"cnn-small": SMALLEST_PADDED, "resnet-32": SMALLEST_RESNET}
         smallest = own.get(self.fitting, SMALLEST_UNPADDED)
         if min(self.height, self.width) < smallest:
@@ -89,7 +91,7 @@ class ImageClassifierOptions(_Options, frozen=True):
 
 
 class LogisticRegressionOptions(_Options, frozen=True):
-    """Of `logistic-regression`."""
+    """Options of `logistic-regression`."""
 
     features: Size
     classes: Classes
@@ -98,12 +100,12 @@ class LogisticRegressionOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """Numbers of its network, and of what normalises its inputs."""
+        """Number of parameters and buffers, including those of the input normalisation."""
         return _dense(self.features, self.classes) + self.normalise * (2 * self.features + 1)
 
 
 class TabularMlpOptions(_Options, frozen=True):
-    """Of `tabular-mlp`."""
+    """Options of `tabular-mlp`."""
 
     features: Size
     classes: Classes
@@ -113,25 +115,25 @@ class TabularMlpOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """Numbers of its network, and of what normalises its inputs."""
+        """Number of parameters and buffers, including those of the input normalisation."""
         layers = _dense(self.features, *self.hidden, self.classes)
         return layers + self.normalise * (2 * self.features + 1)
 
 
 class SparseLogisticOptions(_Options, frozen=True):
-    """Of `sparse-logistic`."""
+    """Options of `sparse-logistic`."""
 
     features: Size
     entries: Size
 
     @property
     def parameters(self) -> int:
-        """A weight for each feature, and the bias."""
+        """Number of weights: one per feature, and the bias."""
         return self.features + 1
 
 
 class MatrixFactorisationOptions(_Options, frozen=True):
-    """Of `matrix-factorisation`."""
+    """Options of `matrix-factorisation`."""
 
     users: Size
     items: Size
@@ -140,12 +142,12 @@ class MatrixFactorisationOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """A row for each user and each item."""
+        """Number of weights: a row for each user and each item."""
         return (self.users + self.items) * self.rank
 
 
 class LdaOptions(_Options, frozen=True):
-    """Of `lda`."""
+    """Options of `lda`."""
 
     words: Size
     entries: Size
@@ -157,12 +159,12 @@ class LdaOptions(_Options, frozen=True):
 
     @property
     def parameters(self) -> int:
-        """A number for each word in each topic."""
+        """Number of weights: one for each word in each topic."""
         return self.words * self.topics
 
 
 def _resnet(channels: int) -> int:
-    """Kernels of ResNet-32, and what normalises their outputs: four numbers each, and a counter."""
+    """Count ResNet-32's kernels, and per normalisation four numbers per channel and a counter."""
     first = RESNET_STAGES[0]
     layers = [(channels, first)]
     for inputs, outputs in pairwise((first, *RESNET_STAGES)):
@@ -171,7 +173,7 @@ def _resnet(channels: int) -> int:
 
 
 def _dense(*sizes: int) -> int:
-    """Weights and biases of dense layers one behind the other."""
+    """Count weights and biases of consecutive dense layers."""
     return sum((inputs + 1) * outputs for inputs, outputs in pairwise(sizes))
 
 
@@ -199,7 +201,7 @@ def options_of(name: str, options: Mapping[str, object]) -> Options:
     """Read the options of a built-in task.
 
     Raises:
-        UserError: If there is no such task, or an option makes no sense.
+        UserError: If there is no such task, or an option is invalid.
     """
     if name not in BUILT_IN:
         raise UserError(f"task {name!r} is none of {', '.join(TASK_NAMES)}")

@@ -1,4 +1,4 @@
-"""What is learned: a network, how records go into it, and the loss and metrics of each sample."""
+"""Tasks: a network, its inputs from records, and the loss and metrics of each sample."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from common.learning.task_options import (
 
 
 class Task(Protocol):
-    """A learning problem. Each record is judged alone, so that sums over samples mean something."""
+    """A learning problem. It must compute each record on its own, so that samples can be summed."""
 
     def build(self) -> nn.Module:
-        """Make the network, drawing its first weights from torch's generator."""
+        """Make the network. Initial weights must come from torch's generator."""
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """Run the network on n records."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) loss of each sample; the gradient is that of their sum."""
+        """Return the loss of each sample, (n,). The gradient is that of their sum."""
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) each: values whose mean over the samples is the metric."""
+        """Return values per sample, (n,) each. Their mean over the samples is the metric."""
 
 
 class DescribedTask(Protocol):
-    """What a job says of its task, and of the records that the task reads."""
+    """A job's description of its task and its records."""
 
     @property
     def task_name(self) -> str:
@@ -62,11 +62,11 @@ class DescribedTask(Protocol):
 
     @property
     def task_options(self) -> Mapping[str, object]:
-        """Options that the task is made with."""
+        """Options for making the task."""
 
     @property
     def records(self) -> DescribedRecords:
-        """Description of its records."""
+        """Description of the records."""
 
 
 _OUR_PACKAGES = ("common", "services")
@@ -75,33 +75,34 @@ _METHODS = ("build", "forward", "losses", "metrics")
 
 @runtime_checkable
 class DescribesInputs(Protocol):
-    """A task that can say what it reads is checked before anything runs: see `check_fields`."""
+    """A task that declares its inputs, so that `check_fields` can check them before it runs."""
 
     def inputs(self) -> Mapping[str, Input]:
-        """The record fields it reads, by name."""
+        """Return the record fields that the task reads, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """Cross-entropy and accuracy, whatever the network."""
+    """Cross-entropy and accuracy for any network."""
 
     network: Callable[[], nn.Module]
-    fields: tuple[str, ...]  # several are joined
-    shape: tuple[int, ...] | None  # of the only one
+    fields: tuple[str, ...]  # joined if several
+    shape: tuple[int, ...] | None  # shape of a single field
     classes: int
-    byte_scale: float = 1.0  # what a uint8 input is multiplied by
+    # Factor for uint8 inputs.
+    byte_scale: float = 1.0
 
     def build(self) -> nn.Module:
         """Make the network."""
         return self.network()
 
     def inputs(self) -> Mapping[str, Input]:
-        """The input and the label, an integer from 0 up."""
+        """Return the input fields and the label, an integer from 0 up."""
         inputs = {field: Input(self.shape, NUMBERS) for field in self.fields}
         return inputs | {"label": Input((), LABELS)}
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n, classes) logits."""
+        """Return logits, (n, classes)."""
         columns = [records[field] for field in self.fields]
         if self.shape is None:
             columns = [torch.cat([each.reshape(len(each), -1).float() for each in columns], 1)]
@@ -112,7 +113,7 @@ class Classifier:
         return outputs
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) cross-entropy.
+        """Return the cross-entropy, (n,).
 
         Raises:
             ValueError: If a label is not a class.
@@ -121,17 +122,17 @@ class Classifier:
         return functions.cross_entropy(outputs, labels, reduction="none")
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) 1 where the most likely class is the label."""
+        """Return 1 for records whose most likely class is the label, otherwise 0, (n,)."""
         return {"accuracy": (outputs.argmax(1) == records["label"].long()).float()}
 
 
 class TwoClasses(Classifier):
-    """A classifier that has binary scores, too: see `common.learning.outputs`."""
+    """A classifier that also has binary scores. See `common.learning.outputs`."""
 
     def binary_scores(
         self, outputs: Tensor, records: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """(n,) logits of class 1, and (n,) whether a record is of it."""
+        """Return logits of class 1, (n,), and True for records of class 1, (n,)."""
         return outputs[:, 1] - outputs[:, 0], records["label"] == 1
 
 
@@ -191,14 +192,14 @@ def _built_in(options: Options) -> Task:
 
 
 def task_of(described: DescribedTask, allowed: Collection[str]) -> Task:
-    """Make a job's task, checked against the fields of its records.
+    """Make a job's task, and check it against the fields of the records.
 
     Args:
         described: The job.
         allowed: Entrypoints that this process may import (DOLL_TASKS).
 
     Raises:
-        UserError: If it cannot be made, or reads other fields than the records have.
+        UserError: If it cannot be made, or the records lack a field that it reads.
     """
     task = make_task(described.task_name, described.task_options, allowed)
     check_fields(task, described.records.described())
@@ -206,36 +207,38 @@ def task_of(described: DescribedTask, allowed: Collection[str]) -> Task:
 
 
 def make_task(name: str, options: Mapping[str, object], allowed: Collection[str] = ()) -> Task:
-    """Make a task by name, or by entrypoint `package.module:Name`, called with the options.
+    """Make a task by name, or call the entrypoint `package.module:Name` with the options.
 
     Args:
-        name: That of a built-in task, or an entrypoint.
-        options: The options of the task.
-        allowed: Entrypoints that may be imported; nothing else ever is.
+        name: Name of a built-in task, or an entrypoint.
+        options: Options of the task.
+        allowed: Entrypoints that may be imported. Others are never imported.
 
     Raises:
         TaskMissingError: If this process may not import it, or it is not installed here.
-        UserError: If there is no such task, it raises, or an option makes no sense.
+        UserError: If there is no such task, it raises, or an option is invalid.
     """
     if ":" in name:
         return _imported(name, options, allowed)
     task = _built_in(options_of(name, options))
     with torch.device("meta"):
-        task.build()  # a network refuses sizes that it cannot have: hear it now
+        # Invalid sizes of a network raise here, not later.
+        task.build()
     return task
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
-    """Make the network of a task with the weights that belong to a seed, the same everywhere.
+    """Make the network of a task. The same seed gives the same weights on all machines.
 
     Raises:
-        UserError: If the task does not make one: it raises, or it is too large for this machine.
+        UserError: If the task raises or returns no module, or memory does not suffice.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             module = task.build()
-        except Exception as error:  # the task is the user's code and may raise anything
+        # The task is the user's code and may raise anything.
+        except Exception as error:
             raised = what_was_raised(error, task, error.__traceback__)
             raise UserError(f"build() of the task raised {raised.summary}") from error
     if not isinstance(module, nn.Module):
@@ -244,7 +247,7 @@ def build_model(task: Task, seed: int) -> nn.Module:
 
 
 def check_fields(task: Task, fields: Sequence[Field]) -> None:
-    """Check that the records hold what the task reads, where the task can say it.
+    """Check that the records have the fields that the task reads, if the task declares them.
 
     Raises:
         UserError: If a field is missing or has another shape or dtype.
@@ -269,7 +272,7 @@ def check_fields(task: Task, fields: Sequence[Field]) -> None:
 
 
 def _taken_name(error: ImportError | AttributeError) -> str:
-    """What to do where the code of a task has a package by the name of one of ours."""
+    """Return a hint if a package of the task's code has the same name as one of ours."""
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
     else:
@@ -290,11 +293,13 @@ def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collectio
         raise TaskMissingError(
             f"task {entrypoint!r} cannot be imported here: {one_line(error)}{_taken_name(error)}"
         ) from error
-    except Exception as error:  # a module is the user's code and may raise anything
+    # A module is the user's code and may raise anything.
+    except Exception as error:
         raise UserError(f"task {entrypoint!r}: importing it raised {one_line(error)}") from error
     try:
         task: Task = factory(**options)
-    except Exception as error:  # likewise
+    # A factory is the user's code, too.
+    except Exception as error:
         raise UserError(
             f"task {entrypoint!r} refuses its options {dict(options)}: {one_line(error)}"
         ) from error
@@ -304,13 +309,13 @@ def _imported(entrypoint: str, options: Mapping[str, object], allowed: Collectio
     return task
 
 
-# --- how large a model is, before any memory is taken for it ------------------------------------
+# --- size of a model, before memory is allocated ------------------------------------------------
 
 MIB = 1 << 20
 
 
 def check_size(task: Task) -> None:
-    """Refuse a model that is too large, as far as that can be told without making it.
+    """Refuse a model that is too large, if its size is known without allocating it.
 
     Raises:
         UserError: With both sizes.
@@ -323,15 +328,15 @@ def check_size(task: Task) -> None:
 
 
 def model_mb(task: Task) -> float | None:
-    """MiB of a model's parameters and buffers; None where it only shows once they are there."""
+    """Return the MiB of a model's parameters and buffers; None if unknown without allocating it."""
     module = _without_memory(task)
     return None if module is None else _mb(module)
 
 
 def try_model(task: Task, seed: int) -> float | None:
-    """MiB of a model, which is really made where need be; None: it is too large for that.
+    """Return the MiB of a model, allocating it if necessary; None if memory does not suffice.
 
-    Whoever calls limits the memory of this process.
+    The caller must limit the memory of this process.
 
     Raises:
         UserError: If the task does not build a module that can be trained.
@@ -349,11 +354,11 @@ def try_model(task: Task, seed: int) -> float | None:
 
 
 def _without_memory(task: Task) -> nn.Module | None:
-    """The model on a device on which tensors have shapes alone; None: it cannot be built there."""
+    """Return the model on the device "meta", without memory; None if it cannot be built there."""
     try:
         with torch.device("meta"):
             module = task.build()
-    except Exception:  # noqa: BLE001 -- the user's code, on a device that it need not know
+    except Exception:  # noqa: BLE001 -- the user's code may not support this device
         return None
     return module if isinstance(module, nn.Module) else None
 
@@ -364,7 +369,7 @@ def _mb(module: nn.Module) -> float:
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether memory lacked; PyTorch says so in words alone."""
+    """Return True if memory did not suffice. PyTorch says this only in the message."""
     words = ("not enough memory", "allocate memory")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(each in str(error) for each in words)

@@ -1,4 +1,4 @@
-"""Whether PyTorch is installed here: services that train nothing do without it."""
+"""Check that PyTorch is installed. Services that do not train run without it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from common.errors import UserError
 
 
 def need_torch(what: str) -> None:
-    """Refuse what cannot be done without PyTorch, before it is loaded, which takes seconds.
+    """Raise if PyTorch is missing, without loading it, which takes seconds.
 
     Args:
-        what: The beginning of a sentence that goes on with "needs PyTorch".
+        what: Beginning of a sentence that continues with "needs PyTorch".
 
     Raises:
-        UserError: If it is not installed; says how to have it.
+        UserError: If it is not installed. The message says how to install it.
     """
     if find_spec("torch") is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The coordinator's numbers: gradients summed, an optimizer's step (Algorithm 4, lines 7-11)."""
+"""The coordinator's numbers: sums gradients and steps the optimizer (Algorithm 4, lines 7-11)."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ if TYPE_CHECKING:
 
 
 EVERYWHERE = slice(None)
-# What to do about a snapshot of another model.
+# Remedy for a snapshot of another model.
 REMEDY = "bring back the task's code and options of then, or submit a new job"
-_SCATTERED = 1 / 8  # of a vector: numbers here and there take as long as all of them in a row
+# Share of the vector above which scattered access is slower than using the whole vector.
+_SCATTERED = 1 / 8
 
 
 class TrainerState(NamedTuple):
-    """What a snapshot holds."""
+    """Contents of a snapshot."""
 
     kind: Kind
     weights: Vector  # (P + B,) float32
-    state: dict[str, npt.NDArray[Any]]  # of the optimizer, empty before the first update
+    # The optimizer's state, empty before the first update.
+    state: dict[str, npt.NDArray[Any]]
 
 
 @dataclass(slots=True)
 class _Sum:
-    """The sum of a round's gradients."""
+    """Sum of a round's gradients."""
 
     vector: Vector  # (P + B,) float32
     samples: int = 0
-    indices: list[npt.NDArray[np.integer[Any]]] | None = field(default_factory=list)  # or all
+    indices: list[npt.NDArray[np.integer[Any]]] | None = field(default_factory=list)  # None: all
 
     def add(self, vector: Vector | SparseVector, samples: int) -> None:
         """Add one part."""
@@ -68,15 +70,15 @@ class _Sum:
                 self.indices = None
 
     def where(self) -> slice | npt.NDArray[np.integer[Any]]:
-        """What of the vector may be anything but zero; the same number may be there twice."""
+        """Return the indexes that may be nonzero. An index may occur several times."""
         return EVERYWHERE if self.indices is None else np.concatenate(self.indices)
 
 
 class Trainer:
-    """One chain of weights, on the CPU.
+    """One sequence of weights, on the CPU.
 
-    The paper steps by the sum over the samples of an update; the mean is the default here, because
-    then the learning rate does not depend on K and b. The two are equal with a rate scaled by K b.
+    The paper steps by the sum over the samples of an update. Here the mean is the default, so that
+    the learning rate does not depend on K and b. The two are equal if the rate is scaled by K b.
     """
 
     def __init__(
@@ -93,17 +95,19 @@ class Trainer:
             weights: (P + B,) float32 parameters, then buffers.
             parameter_count: P
             settings: The optimizer.
-            reduction: What is done with the gradients of an update over its samples.
-            layout: Which weights are which tensors: each snapshot carries it, and is restored by a
-                trainer of the same layout alone. None: the weights are of no module.
+            reduction: Reduction of an update's gradient over its samples.
+            layout: Optional. Layout of the weights. Snapshots contain it, and only a trainer with
+                the same layout can restore them. If unset, the weights belong to no module.
 
         Raises:
-            UserError: If the optimizer's settings make no sense.
+            UserError: If the optimizer's settings are invalid.
         """
         self._weights: Vector = np.array(weights, np.float32)
-        self._sums = dict[int, _Sum]()  # by round
-        self._spare: list[Vector] = []  # all zeros: what sums are made of
-        self.parameter_count = parameter_count  # P: behind them come the buffers
+        # Keyed by round.
+        self._sums = dict[int, _Sum]()
+        # Vectors of zeros, reused for sums.
+        self._spare: list[Vector] = []
+        self.parameter_count = parameter_count  # P
         self._settings = settings
         self._reduction = reduction
         buffers = len(self._weights) - parameter_count
@@ -117,10 +121,10 @@ class Trainer:
         """Add a part of an update.
 
         Args:
-            round_: Which update it is a part of.
-            vector: (P + B,) float32, as in `GradientSum`; whoever received it has checked that it
-                is of this length and finite.
-            samples: How many samples it sums, at least one.
+            round_: The update that the part belongs to.
+            vector: (P + B,) float32, as in `GradientSum`. The receiver has checked its length and
+                that it is finite.
+            samples: Number of samples in the sum, at least one.
         """
         if round_ not in self._sums:
             self._sums[round_] = _Sum(
@@ -129,26 +133,27 @@ class Trainer:
         self._sums[round_].add(vector, samples)
 
     def discard(self, round_: int) -> None:
-        """Forget what was added to a round."""
+        """Drop the sum of a round."""
         if part := self._sums.pop(round_, None):
             part.vector[part.where()] = 0
             self._spare.append(part.vector)
 
     def square(self, round_: int) -> float:
-        """|gradient summed over the samples of a round|^2."""
+        """Return |gradient summed over the samples of a round|^2."""
         return squared_norm(self._sums[round_].vector, self.parameter_count)
 
     def apply(self, round_: int, learning_rate: float | None = None, scale: float = 1.0) -> None:
-        """Make one update of all that was added to a round.
+        """Make one update from the sum of a round.
 
         Args:
-            round_: Which one; it is forgotten then.
-            learning_rate: Of this update; None: as the optimizer's settings say.
-            scale: Of that rate.
+            round_: The round. Its sum is dropped afterwards.
+            learning_rate: Optional. Rate of this update. If unset, the rate of the optimizer's
+                settings.
+            scale: Factor of that rate.
 
         Raises:
-            ValueError: If nothing was added to it.
-            UserError: If the rate is not above zero and finite.
+            ValueError: If nothing was added to the round.
+            UserError: If the rate is not positive and finite.
         """
         if round_ not in self._sums:
             raise ValueError("an update needs at least one sample")
@@ -164,17 +169,18 @@ class Trainer:
         scale: float = 1.0,
         where: slice | npt.NDArray[np.integer[Any]] = EVERYWHERE,
     ) -> None:
-        """Make one update by a sum that was made elsewhere.
+        """Make one update from a sum that was computed elsewhere.
 
         Args:
             total: (P + B,) float32, as in `GradientSum`; finite. Overwritten.
-            samples: How many it sums.
-            learning_rate: Of this update; None: as the optimizer's settings say.
-            scale: Of that rate.
-            where: What of it may be anything but zero.
+            samples: Number of samples in the sum.
+            learning_rate: Optional. Rate of this update. If unset, the rate of the optimizer's
+                settings.
+            scale: Factor of that rate.
+            where: Indexes of `total` that may be nonzero.
 
         Raises:
-            UserError: If the rate is not above zero and finite.
+            UserError: If the rate is not positive and finite.
         """
         rate = self._settings.learning_rate if learning_rate is None else learning_rate
         set_learning_rate(self._optimizer, rate * scale)
@@ -188,25 +194,25 @@ class Trainer:
         self._weights[self.parameter_count :] += moved
 
     def weights(self) -> memoryview:
-        """The weights' bytes, not copied: they change with the next update."""
+        """Return the weights' bytes without a copy. They change with the next update."""
         return self._weights.data.cast("B")
 
     def snapshot(self, *, optimizer: bool = True) -> bytes:
-        """Copy weights and optimizer state; sums of rounds are not in it.
+        """Copy weights and optimizer state, without the sums of rounds.
 
         Args:
-            optimizer: Whether its state is wanted: nobody can train on without it.
+            optimizer: True to include the optimizer's state, which further training needs.
         """
         state = self._optimizer.state[self._parameter] if optimizer else {}
         arrays = {n: value.numpy() for n, value in state.items() if isinstance(value, torch.Tensor)}
         return packed(self.kind, self._weights, arrays)
 
     def restore(self, data: bytes) -> None:
-        """Go on from a snapshot as if nothing had happened, bit for bit; or raise, unchanged.
+        """Continue from a snapshot, bit for bit. If this raises, nothing has changed.
 
         Raises:
             CorruptError: If the bytes are not a snapshot.
-            OtherModelError: If they are not of this model and optimizer.
+            OtherModelError: If the snapshot has another model or optimizer.
         """
         held = unpacked(data)
         if misfit := held.kind.misfit(self.kind):
@@ -221,10 +227,10 @@ class Trainer:
 
 
 def unpacked(data: bytes) -> TrainerState:
-    """Read a snapshot, and check that its parts fit each other.
+    """Read a snapshot, and check that its parts fit together.
 
     Raises:
-        CorruptError: If it is no snapshot, or they do not fit.
+        CorruptError: If it is not a snapshot, or its parts do not fit.
     """
     tensors, metadata = unpack(data)
     kind = kind_in(metadata)

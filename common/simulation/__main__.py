@@ -31,11 +31,13 @@ EXAMPLES = """examples:
   python -m common.simulation --shrink 42        find the smallest world that still fails as 42 does
 """
 EXIT_VIOLATED = 1
-ENOUGH = 100  # seeds that try all ways to make an update: else something is not tried any more
+# A run of at least this number of seeds must reach every kind of event that `_ways` counts.
+# Otherwise that kind is no longer tested.
+ENOUGH = 100
 
 
 def main() -> int:
-    """Parse the command line and do what it says; returns the exit status."""
+    """Parse the command line, run the command, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m common.simulation",
         description="Run the protocol in virtual time under random faults; check its invariants.",
@@ -75,7 +77,7 @@ def main() -> int:
 
 
 def _ways(outcomes: list[Outcome], world: str) -> dict[str, int]:
-    """Count what some world of this kind must have met."""
+    """Count the events that at least one world of this kind must reach."""
     if world == "store":
         return {way: sum(getattr(o, way) for o in outcomes) for way in ("named", "awaited")}
     if world in ("group", "slices", "forged"):
@@ -94,7 +96,7 @@ def _digest(outcomes: list[Outcome]) -> str:
 
 
 def _check(seeds: range, world: str, console: Console, *, first: bool) -> list[Outcome]:
-    """Run all seeds with a progress bar, or until one fails."""
+    """Run all seeds with a progress bar, or stop at the first failure."""
     outcomes = list[Outcome]()
     for outcome in track(run_seeds(seeds, world), "seeds", len(seeds), console=console):
         outcomes.append(outcome)
@@ -132,7 +134,7 @@ def _narrate(scenario: Scenario, console: Console, *, small: bool) -> int:
             return 0
     print(scenario)  # noqa: T201 -- a command's output
     outcome = Cluster(scenario, lambda now, text: print(f"{now:8.3f}  {text}")).run()  # noqa: T201
-    print(outcome)  # noqa: T201 -- likewise
+    print(outcome)  # noqa: T201 -- a command's output
     return EXIT_VIOLATED if outcome.failure else 0
 
 

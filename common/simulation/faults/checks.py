@@ -1,7 +1,8 @@
-"""The invariants of the protocol, checked on a simulated world from Kafka's content alone.
+"""Check the invariants of the protocol in a simulated world, using only Kafka's content.
 
-Numbers as in docs/explain/protocol.md: 1 nothing lost or twice, 2 one chain of weights, 3 exactly
-K, 5 replay, 6 everything drains, 7 bounded queues. (4, no starvation, is a property of grouping.)
+Numbers as in docs/explain/protocol.md: 1 nothing lost or used twice, 2 one chain of weights, 3
+exactly K, 5 replay, 6 everything drains, 7 bounded queues. (4, no starvation, is a property of
+grouping.)
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ if TYPE_CHECKING:
     from common.core.messages import Skipped
     from common.simulation.faults.world import Token, World
 
-# What may make a batch look like poison, or unreadable.
+# Faults that may make a batch look like poison, or unreadable.
 HARMFUL = {*DEADLY, *STORES, *CUTS, "retention"}
-SURE = 3  # strikes: work given to a worker whose death is not known yet earns an innocent batch one
+# Least `max_failures` at which an innocent batch is never quarantined. A batch may get one failure
+# if it is assigned to a worker whose death is not known yet.
+SURE = 3
 Place: TypeAlias = tuple[Partition, int]  # one record
 
 
-class Violation(Exception):  # noqa: N818 -- it is what was found, not what went wrong in finding it
+class Violation(Exception):  # noqa: N818 -- a finding, not an error of the check
     """An invariant does not hold."""
 
     def __init__(self, kind: str, detail: str) -> None:
@@ -47,7 +50,7 @@ class Violation(Exception):  # noqa: N818 -- it is what was found, not what went
 
 
 def effective_updates(world: World) -> tuple[list[UpdateApplied], tuple[Batch, ...]]:
-    """Fold the updates topic: the updates that made the model, and what is quarantined."""
+    """Fold the updates topic into the updates that made the model, and the quarantined batches."""
     history, by_name = History(), dict[tuple[int, int], UpdateApplied]()
     for offset, record in enumerate(world.updates):
         counts = history.feed(offset, record)
@@ -58,7 +61,10 @@ def effective_updates(world: World) -> tuple[list[UpdateApplied], tuple[Batch, .
 
 
 def check_audit(world: World) -> None:
-    """At any moment: one chain of weights, no batch in two updates, or in one and quarantined."""
+    """Check what holds at any moment: one chain of weights, and no batch used twice.
+
+    A quarantined batch is in no update.
+    """
     updates, quarantined = effective_updates(world)
     by_name = {token[0]: token for token in world.nodes}
     if world.scenario.group:
@@ -91,7 +97,7 @@ def check_audit(world: World) -> None:
 
 
 def _check_states(world: World, by_name: dict[ModelId, Token]) -> None:
-    """Each version is made of what the one before it is, and members hold these."""
+    """Check that each version was made from the one before it, and that members hold these."""
     before: Token | None = None
     for model, token in by_name.items():
         if before is not None and world.nodes[token].parent != before:
@@ -109,7 +115,7 @@ def refused_claims(world: World) -> int:
 
 
 def check_drained(world: World) -> None:
-    """At the end: every record in exactly one place, and every replay agrees."""
+    """Check the end: every record is in exactly one place, and every replay agrees."""
     check_audit(world)
     _check_switched(world)
     _check_taken_back(world)
@@ -140,13 +146,13 @@ def check_drained(world: World) -> None:
 
 
 def _check_switched(world: World) -> None:
-    """Whoever is to hold the weights holds them; to come to that took nothing back."""
+    """Check that the wanted owner has the weights, and that hand-overs took no update back."""
     history = History()
     for offset, record in enumerate(world.updates):
         slices, head, after_loss = history.slices, history.head, history.after_loss
         history.feed(offset, record)
         switched = history.slices != slices and history.head != head
-        # Its owner went on after a loss: claims of what came after the snapshot may be lost, too.
+        # The job's owner resumed after a loss, so claims after the snapshot may be lost, too.
         lost = isinstance(record, Lead) and record.after_loss > after_loss
         if switched and not (lost or world.group.met["fallen back"] or world.figures.topic_losses):
             raise Violation("taken back", f"{head} by {record}")
@@ -156,7 +162,10 @@ def _check_switched(world: World) -> None:
 
 
 def _check_taken_back(world: World) -> None:
-    """Of members only the leader in force takes back: another may know who holds what it made."""
+    """Check that only the leader in force takes back versions of members.
+
+    That leader may know members that still hold them.
+    """
     if world.figures.topic_losses:
         return
     history, names = History(), dict[int, str]()
@@ -173,7 +182,7 @@ def _check_taken_back(world: World) -> None:
 
 
 def _check_remembered(world: World) -> None:
-    """No Lead goes back below the newest checkpoint that counts, unless the owner says so."""
+    """Check that no Lead goes below the newest checkpoint that counts, unless the owner says so."""
     if world.figures.topic_losses or world.scenario.torn:
         return
     history = History()
@@ -187,7 +196,7 @@ def _check_remembered(world: World) -> None:
 
 
 def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
-    """Each has its dead letter; and where only poison kills, no innocent batch is among them."""
+    """Check that each has its dead letter, and that none is innocent if only poison kills."""
     unwritten = set(quarantined) - world.figures.dead_batches
     if unwritten:
         raise Violation("no dead letter", f"of quarantined batches {unwritten}")
@@ -200,7 +209,7 @@ def _check_quarantined(world: World, quarantined: tuple[Batch, ...]) -> None:
 
 
 def _check_content(world: World, ledger: Ledger, batch: Batch) -> None:
-    """What a worker had read, as it claimed a batch, is what lies there now."""
+    """Check that a batch has the same records as when its worker claimed it."""
     read = world.figures.contents[batch.worker, batch.address]
     for span in batch.address:
         end = ledger.end_in_log(span)
@@ -215,7 +224,11 @@ def _check_content(world: World, ledger: Ledger, batch: Batch) -> None:
 
 
 def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Ledger]:
-    """Decide the control topic afresh: records that need no update, and accepted batches."""
+    """Decide the control topic again.
+
+    Returns:
+        Records that need no update, accepted batches by offset, and the ledger.
+    """
     ledger = Ledger.of(genesis(world.streams.first, world.streams.known))
     counted = list[Claim]()
     accepted: dict[int, Batch] = {}
@@ -235,7 +248,8 @@ def _replay(world: World) -> tuple[Counter[Place], dict[int, Batch], Ledger]:
         if decision.batch is not None:
             accepted[offset] = decision.batch
     used = Counter[Place]()
-    for claim in counted:  # by all generations that there came to be
+    # The ends of spans depend on all generations, so this waits until all are known.
+    for claim in counted:
         records = set(_records(world, ledger, claim.address, ()))
         bad = {(Partition(s.topic, s.partition), o) for s in _skipped(claim) for o in s.offsets}
         waits = isinstance(claim, BatchReady) and claim.samples
@@ -250,7 +264,7 @@ def _skipped(claim: Claim) -> tuple[Skipped, ...]:
 def _records(
     world: World, ledger: Ledger, address: Address, skipped: tuple[Skipped, ...]
 ) -> Iterator[tuple[Partition, int]]:
-    """What of an address is in the logs of today."""
+    """Yield the records of an address that the logs have now."""
     left_out = {(s.topic, s.partition, o) for s in skipped for o in s.offsets}
     for span in address:
         for offset, _ in world.streams.records[span.place]:

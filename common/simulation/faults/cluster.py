@@ -53,46 +53,68 @@ if TYPE_CHECKING:
 
 CHECK_S = 1.0
 REPLICAS = 2
-SESSION_S = 0.3  # how soon the group notices; long after, both owners believe
-STALL_S = 120.0  # virtual time without any progress that counts as stuck
-# Virtual time after the last fault by which members that hold the weights have drained: going back
-# to an older version for ever is no progress.
+# Time until the group notices a lost worker. Meanwhile two workers may own a partition.
+SESSION_S = 0.3
+# Virtual time without progress after which a job counts as stuck.
+STALL_S = 120.0
+# Virtual time after the last fault within which members that hold the weights must drain. Without
+# it, an endless sequence of fallbacks would count as progress.
 ENDLESS_S = 300.0
-MENDED = 10  # times that an operator takes all back at the end
-SEEN_S = 1.0  # until an operator resumes a job that is held
-LOST = (1, 1, 2, 4, 9)  # records at the end of a topic that are lost at a time
-GROWS = 0.4  # share of the losses after which the log grows again at once
-FALLS = 0.3  # share of the coordinators that fall with what lost records, or fall silent
-MENDS = 0.5  # share of the links that are mended
-GHOST_SAMPLES = 10**6  # more than any batches have
+# Number of times that an operator requeues all poison at the end.
+MENDED = 10
+# Time until an operator resumes a held job.
+SEEN_S = 1.0
+# Numbers of records that a topic may lose at once.
+LOST = (1, 1, 2, 4, 9)
+# Share of losses after which the log grows again at once.
+GROWS = 0.4
+# Share of coordinators that fail or freeze together with the lost records.
+FALLS = 0.3
+# Share of cut links that are restored.
+MENDS = 0.5
+# More samples than any batches have.
+GHOST_SAMPLES = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run came to."""
+    """Result of one run."""
 
     seed: int
-    failure: str  # empty: every invariant held
+    # Empty if every invariant held.
+    failure: str
     kind: str
     updates: int
     takeovers: int
     quarantined: int
-    requeued: int  # how often an operator took a batch back
-    refused: int  # claims that changed nothing: work in vain
-    stale: int  # updates with a gradient of older weights than those before it
-    single_worker: int  # of one worker's batches
-    local_steps: int  # with gradients of which some were taken on a walk
-    switched: int  # by a rule, of another synchrony than the one before
-    changed: int  # likewise, by a change of the job
-    tuned: int  # of a K that the tuner found
+    # Number of batches that operators requeued.
+    requeued: int
+    # Claims that changed nothing: wasted work.
+    refused: int
+    # Updates with a gradient at weights older than the preceding version.
+    stale: int
+    # Updates with the batches of a single worker.
+    single_worker: int
+    # Updates with gradients taken after local steps.
+    local_steps: int
+    # Updates whose synchrony a rule changed.
+    switched: int
+    # Updates whose synchrony a change of the job changed.
+    changed: int
+    # Updates with a K that the tuner chose.
+    tuned: int
     seconds: float  # virtual
-    applied: tuple[int, ...]  # positions of the batches' claims, in the order of the updates
-    among: Counter[str] = field(default_factory=Counter)  # of members that hold the weights
-    named: int = 0  # checkpoints that were named in the updates topic
-    awaited: int = 0  # how often a coordinator waited for one of them
+    # Positions of the batches' claims, in the order of the updates.
+    applied: tuple[int, ...]
+    # Events among members that hold the weights.
+    among: Counter[str] = field(default_factory=Counter)
+    # Checkpoints named in the updates topic.
+    named: int = 0
+    # Number of times that a coordinator waited for a named checkpoint.
+    awaited: int = 0
 
     def values(self) -> tuple[object, ...]:
-        """Return what a change that only moves or renames code leaves as it is."""
+        """Return the values that a change that only moves or renames code must not change."""
         counts = (self.updates, self.takeovers, self.quarantined, self.requeued, self.refused)
         kinds = (
             self.stale,
@@ -107,7 +129,7 @@ class Outcome:
 
 
 class Cluster:
-    """A scenario under way."""
+    """A running scenario."""
 
     def __init__(
         self, scenario: Scenario, narrate: Callable[[float, str], None] | None = None
@@ -131,7 +153,7 @@ class Cluster:
             self.world.later(fault.at, lambda fault=fault: self._apply(fault))  # type: ignore[misc]
 
     def run(self) -> Outcome:
-        """Run to the end; a violation is the outcome, not an exception."""
+        """Run to the end. A violation is part of the outcome, not an exception."""
         kind = failure = ""
         try:
             self._run()
@@ -197,7 +219,8 @@ class Cluster:
                 check_drained(world)
                 return
             if not any(worker.digest == DIGEST for worker in self._live()):
-                self._join()  # poison may have taken the last one
+                # Poison may have killed the last worker.
+                self._join()
             leader_status = world.redis.leader_status
             claimed = leader_status.claimed if leader_status is not None else {}
             mark = (claimed, len(effective_updates(world)[0]))
@@ -227,12 +250,15 @@ class Cluster:
             p in known and world.streams.divergence(p, known[p]) for p in world.streams.partitions
         ):
             return False
-        # Without linger every worker may be left with a batch that it cannot fill.
+        # Without linger, every worker may keep a batch that it cannot fill.
         part = 0 if self.scenario.linger else world.revisions[-1].batch_size - 1
         return unclaimed <= part * len(self._live())
 
     def _check_bounds(self) -> None:
-        """A worker may pass the gate once by all that it may hold, with an old status."""
+        """Check that the number of waiting batches is bounded.
+
+        With an old status, a worker may exceed its bound once, by as many batches as it may hold.
+        """
         bound = self.world.most_bound
         live = max((c.figures.live_most for c in self._coordinators), default=0)
         limit = (live + 1) * bound + self._most_workers * (bound + 1) + self.world.figures.requeued
@@ -271,10 +297,11 @@ class Cluster:
             coordinator.unheard = True
 
     def _resume_soon(self) -> None:
-        """The jobs topic says that the job is held; an operator does what the reason says."""
+        """Hold the job in the jobs topic. An operator later does what the reason says."""
         reason, self.world.figures.held_for = self.world.figures.held_for, ""
         self._want("paused")
-        if not self._held:  # else it stays held for what it was held for first
+        # A job that is already held keeps its first reason.
+        if not self._held:
             self._held = True
             self.world.later(self.world.jitter(SEEN_S), lambda: self._resume(reason))
 
@@ -291,7 +318,7 @@ class Cluster:
         self._want("running")
 
     def _rebalance(self) -> None:
-        """Give every partition to somebody who seems alive, some time from now."""
+        """Assign every partition to a live worker after a delay."""
         world = self.world
 
         def assign() -> None:
@@ -436,10 +463,11 @@ class Cluster:
                 topic = topics[fault.target % len(topics)]
                 world.streams.create_stream_anew(topic, world.draws.cuts.choice([0, 3, 30]))
             case _:
-                pass  # nobody there to strike
+                # The fault has no target now.
+                pass
 
     def _freeze(self, workers: list[SimulatedWorker], seconds: float) -> None:
-        """Freeze workers, which lose their partitions if that takes longer than a session."""
+        """Freeze workers. They lose their partitions if that takes longer than a session."""
         for each in workers:
             each.freeze(seconds)
         if seconds > SESSION_S:
@@ -447,7 +475,7 @@ class Cluster:
             self.world.later(seconds, self._rebalance)
 
     def _cut(self, workers: list[SimulatedWorker], seconds: float) -> None:
-        """Two do not reach each other any more, half of the times for good."""
+        """Cut the link between two members, forever in half of the cases."""
         links = self.world.group.links
         pair = frozenset(each.member for each in workers if isinstance(each, SimulatedMember))
         links.add(pair)
@@ -461,12 +489,13 @@ class Cluster:
         *,
         anew: bool = False,
     ) -> None:
-        """A topic of the job loses its last records; what fell may take coordinators with it."""
+        """Let a topic of the job lose its last records. Some coordinators may fail with them."""
         draw = self.world.draws.losses
         lost = LOST[fault.target % len(LOST)]
         self.world.lose(topic, None if anew else max(len(topic) - lost, 0))
         for _ in range(draw.randint(0, lost + 2) if draw.random() < GROWS else 0):
-            topic.append(None)  # what somebody else writes there: the log grows past its old end
+            # A record of another writer, so that the log grows past its old end.
+            topic.append(None)
         for coordinator in tuple(self._coordinators):
             if draw.random() < FALLS:
                 if draw.random() < FALLS:
@@ -481,7 +510,7 @@ class Cluster:
         self._coordinate()
 
     def _litter(self) -> None:
-        """Garbage in both topics; a gradient of a batch that waits, but of nothing sound."""
+        """Write garbage to both topics, and an invalid gradient of a waiting batch."""
         self.world.append_control(None)
         self.world.append_audit(None)
         leaders = [c.machine.leader for c in self._coordinators if c.machine.leader is not None]
@@ -500,7 +529,7 @@ class Cluster:
             streams.log_start[partition] = start
 
     def _end_faults(self) -> None:
-        """The last fault was: everybody thaws, and from now on all must drain."""
+        """End all faults: all processes thaw, and from now on everything must drain."""
         world = self.world
         world.faults_over = True
         world.say("--- no fault begins any more")
@@ -519,28 +548,30 @@ class Cluster:
         self._rebalance()
 
 
-CHUNK = 4  # seeds that a process takes at once: some 50 ms
+# Number of seeds per task of a process: some 50 ms of work.
+CHUNK = 4
 
 
 def run_seed(seed: int, world: str = "") -> Outcome:
-    """Run one seed in a kind of world, see `WORLDS`."""
+    """Run one seed in a kind of world. See `WORLDS`."""
     return Cluster(WORLDS[world](seed)).run()
 
 
 def run_seeds(seeds: range, world: str = "") -> Iterator[Outcome]:
-    """Run many; begins no more when nobody asks for more."""
-    # Not forked from this process: it may have threads, and they would not survive it. And none is
-    # killed, as a `multiprocessing.Pool` does at its end: one that holds a lock then leaves it so.
+    """Run many seeds, and start no more once the caller stops iterating."""
+    # A fork server, because this process may have threads, which do not survive a fork. Not
+    # `multiprocessing.Pool`, which kills its processes at the end: a killed process may leave a
+    # lock held.
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(mp_context=context) as pool:
         yield from pool.map(partial(run_seed, world=world), seeds, chunksize=CHUNK)
 
 
-# --- a failing scenario made small: whatever the failure does not need is left out ---------------
+# --- shrinking: remove everything that the failure does not need ---------------------------------
 
 
 def shrink(scenario: Scenario, report: Callable[[str], None]) -> Scenario:
-    """Leave out faults, records and nuisances one after the other while the same thing fails.
+    """Remove faults, records and disturbances one by one while the same invariant still fails.
 
     Raises:
         ValueError: If the scenario does not fail.
@@ -561,7 +592,7 @@ def shrink(scenario: Scenario, report: Callable[[str], None]) -> Scenario:
 
 
 def smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios with something less, the largest cuts first."""
+    """Yield scenarios with something removed, largest cuts first."""
     yield from _fewer_faults(scenario)
     yield from _fewer_records(scenario)
     if scenario.workers > 1:
@@ -586,7 +617,7 @@ def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _fewer_records(scenario: Scenario) -> Iterator[Scenario]:
-    """Empty one partition, or halve it."""
+    """Empty or halve one partition."""
     for i, records in enumerate(scenario.arrivals):
         for rest in ((), records[: len(records) // 2]):
             arrivals = (*scenario.arrivals[:i], rest, *scenario.arrivals[i + 1 :])

@@ -1,4 +1,4 @@
-"""A simulated coordinator: the production state machine with virtual hands."""
+"""A simulated coordinator: the production state machine with simulated input and output."""
 
 from __future__ import annotations
 
@@ -50,34 +50,44 @@ if TYPE_CHECKING:
     from common.core.messages import ControlRecord, LeaderStatus, UpdateTrigger
     from common.simulation.faults.topic import SimulatedTopic
 
-LEASE_S = 1.0  # as all times here: a few virtual seconds shall be eventful
+# This and the other times are short, so that a few virtual seconds contain many events.
+LEASE_S = 1.0
 GROUP_LINGER_S = 0.7
-JOBS_S = 1.0  # at most between looks at the jobs topic
-LEASE_LOOK_S = 0.05  # between looks whether the holder of the lease lives
-LOOK_S = 0.5  # mean time between looks at which partitions there are
-SURE = 0.7  # share of the looks after which it is sure that a stream lost records
-DEAD_LETTER_S = 0.1  # mean time until a dead letter is delivered
+# Longest time between polls of the jobs topic.
+JOBS_S = 1.0
+# Time between checks that the holder of the lease is alive.
+LEASE_LOOK_S = 0.05
+# Mean time between polls of the list of partitions.
+LOOK_S = 0.5
+# Share of polls that are certain that a stream lost records.
+SURE = 0.7
+# Mean delivery time of a dead letter.
+DEAD_LETTER_S = 0.1
 RULE_ROUNDS = 3
-TUNED_ROUNDS = 1  # worlds are short: K may move with each
+# Worlds are short, so K may change with each round.
+TUNED_ROUNDS = 1
 MODELS_KEPT = 3
-READ_BACK_S = 0.1  # between attempts to read a checkpoint back
-WHOLE_EVERY = 7  # versions, one of which has changed so much that it is put whole
-PROMPT = 0.7  # how often a process that could read a topic does so; a slow one does not know yet
-# No two updates of a chain have one rate.
+# Time between attempts to read a checkpoint back.
+READ_BACK_S = 0.1
+# One version in this many has changed too much, and is published whole.
+WHOLE_EVERY = 7
+# Probability that a process reads a topic when it can. Otherwise it is slow.
+PROMPT = 0.7
+# No two updates of a chain have the same rate.
 SCHEDULE = RateSchedule("inverse_sqrt", warmup=4, updates=3)
 GROUP = AggregationSettings(heal_s=0.3, first_attempt_s=1.0)
 GENESIS_TOKEN: Token = (GENESIS, 0)
 
 
 def learning_rate(revision: int) -> float:
-    """Of the job's own mode: another one by each revision, and by no rule."""
+    """Return the rate of the job's own mode. It differs by revision, and from all rules' rates."""
     return 1.0 + revision
 
 
 def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
-    """What a coordinator goes by that knows this revision.
+    """Return the settings of a coordinator that knows this revision.
 
-    The job's learning rate is the revision's: a step tells at which it was taken.
+    The learning rate identifies the revision, so each step shows the revision that it used.
     """
     scenario, sizes = world.scenario, world.revisions[revision]
     way = sizes.way or Way()
@@ -108,60 +118,84 @@ def coordinator_settings(world: World, revision: int) -> CoordinatorSettings:
 
 @dataclass
 class CoordinatorFigures:
-    """What the harness checks of one coordinator."""
+    """Figures of one coordinator, for checks."""
 
     takeovers: int = 0
-    waiting_most: int = 0  # beyond what a takeover put back
+    # Maximum number of waiting batches, without those that a takeover put back.
+    waiting_most: int = 0
+    # Maximum number of live workers.
     live_most: int = 0
-    # Batch that waits, and since which version; whether it was in flight before this event.
+    # Oldest waiting batch, and the version since which it has waited.
     oldest: tuple[int | None, int] = (None, 0)
+    # True if that batch was in flight before the current event.
     oldest_in_flight: bool = False
-    in_a_row: int = 0  # poison batches since the last update, or since somebody looked
-    read_back: int = 0  # the newest own version that it read in the updates topic
-    published: int = 0  # the newest version in a snapshot of its own
-    replayed_at: int = 0  # control position up to which a takeover replays
-    began_at: int = 0  # control offset of the snapshot that it began with
-    replays: bool = False  # its status does not cover the replay yet
-    put_back: int = 0  # batches that waited when it did
+    # Poison batches since the last update or resume.
+    in_a_row: int = 0
+    # Newest own version that this coordinator has read back from the updates topic.
+    read_back: int = 0
+    # Newest version in one of its own snapshots.
+    published: int = 0
+    # Control position up to which a takeover replays.
+    replayed_at: int = 0
+    # Control offset of the snapshot that it began with.
+    began_at: int = 0
+    # True until its status covers the replay.
+    replays: bool = False
+    # Number of waiting batches that the replay put back.
+    put_back: int = 0
 
 
 @dataclass
 class WeightTokens:
-    """Tokens that stand for the weights that one coordinator has in hand."""
+    """Tokens that stand for the weights of one coordinator."""
 
-    found: dict[tuple[int, int, int], Token | None] = field(default_factory=dict)  # by rank
+    # Keyed by rank.
+    found: dict[tuple[int, int, int], Token | None] = field(default_factory=dict)
     token: Token = GENESIS_TOKEN
     copy: Token = GENESIS_TOKEN
-    viewed: tuple[ModelId, Token] = GENESIS, GENESIS_TOKEN  # what workers of this leadership have
-    taken: TrueGradient | None = None  # what is true of the reply in hand
-    sums: dict[int, list[GradientPart]] = field(default_factory=dict)  # by round
-    chain: dict[int, Token] = field(default_factory=dict)  # of this leadership, by version
+    # Model and weights that workers of this leadership have.
+    viewed: tuple[ModelId, Token] = GENESIS, GENESIS_TOKEN
+    # Facts about the reply being processed.
+    taken: TrueGradient | None = None
+    sums: dict[int, list[GradientPart]] = field(default_factory=dict)  # keyed by round
+    # Weights of this leadership, keyed by version.
+    chain: dict[int, Token] = field(default_factory=dict)
 
 
 class SimulatedCoordinator(SimulatedProcess):
-    """One coordinator process: role machine, weights as a token, an outbox to the updates topic."""
+    """One coordinator process: state machine, weights as a token, outbox for the updates topic."""
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world)
         self.name = f"c{number}"
-        self._revision = world.revision  # of the job, that it knows
+        # Revision of the job that this process knows.
+        self._revision = world.revision
         self.settings = coordinator_settings(world, self._revision)
         self.machine = Coordinator(self.name, self.settings)
         self.request = events.WantedChanged("running")
-        self._lease_s = LEASE_S  # for which it asks
-        self._looks_until = 0.0  # whether the holder of the lease lives
+        # Lifetime of the lease that it requests.
+        self._lease_s = LEASE_S
+        # Time until which it checks that the holder of the lease is alive.
+        self._looks_until = 0.0
         self.figures = CoordinatorFigures()
         self._weights = WeightTokens()
-        self.unheard = False  # the jobs topic has a record that it has not heard of
+        # True if the jobs topic has a record that this process has not read.
+        self.unheard = False
         self._outbox = list[AuditRecord]()
         self._updates_at = world.updates.position(0)
         self._control_at = world.control.position(0)
-        self._follows = False  # the updates topic: what became of it concerns this process
-        self._triggers = ""  # the stream that its triggers are in
-        self._leader_status: LeaderStatus | None = None  # what it says
-        self._stated = False  # whether this leader has put its status
-        self._orders_lost = False  # a model or a trigger could not be put
-        self._undelivered = 0  # dead letters that are not delivered yet
+        # True while this process follows the updates topic, so that lost records concern it.
+        self._follows = False
+        # Stream of its triggers.
+        self._triggers = ""
+        # Its latest status.
+        self._leader_status: LeaderStatus | None = None
+        # True once this leadership has written its status.
+        self._stated = False
+        # True if a model or a trigger could not be written.
+        self._orders_lost = False
+        # Number of dead letters in delivery.
+        self._undelivered = 0
         self._after_dead_letters: list[Callable[[], None]] = []
         world.control_readers.append(self.read)
         world.board_readers.append(self.read)
@@ -169,7 +203,7 @@ class SimulatedCoordinator(SimulatedProcess):
 
     @property
     def idle(self) -> bool:
-        """Whether it leads, and knows and has written all that there is."""
+        """True if it leads, and has read and written everything."""
         leader_status, leader = self.world.redis.leader_status, self.machine.leader
         enough = 1 if self.world.scenario.linger or leader is None else leader.mode.group_size
         return (
@@ -205,12 +239,13 @@ class SimulatedCoordinator(SimulatedProcess):
                 self._feed(events.SettingsChanged(settings))
             self._feed(events.Tick())
             self.read()
-        due = min(self.machine.due(), self.world.now + JOBS_S)  # a job that is held may be resumed
+        # A held job may be resumed.
+        due = min(self.machine.due(), self.world.now + JOBS_S)
         due = max(due, self.frozen_until, self.world.now + 0.002)
         self.world.later(due - self.world.now + self.world.jitter(0.002), self._wake)
 
     def read(self) -> None:
-        """Read whatever is there, in any order and in pieces of any size, and not all of it."""
+        """Read some of what there is, in any order and in pieces of any size."""
         if not self._up():
             return
         sources = [self._read_updates, self._read_control, self._read_replies]
@@ -254,7 +289,7 @@ class SimulatedCoordinator(SimulatedProcess):
     def _meet_loss(
         self, topic: SimulatedTopic[AuditRecord] | SimulatedTopic[ControlRecord]
     ) -> None:
-        """A tail of a topic finds that it is not any more what was read."""
+        """Hold the job, because a topic lost records below the position."""
         if self._follows:
             reason = f"the {topic.name} topic lost records; `doll job resume --after-loss`"
             self._feed(events.HoldRequired(reason))
@@ -279,7 +314,7 @@ class SimulatedCoordinator(SimulatedProcess):
 
     # --- commands -----------------------------------------------------------------------------
 
-    def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912, PLR0915 -- so many cases
+    def _do(self, command: CoordinatorCommand) -> None:  # noqa: C901, PLR0912, PLR0915 -- one case per command
         world = self.world
         match command:
             case do.AskLease(ttl_s):
@@ -354,18 +389,20 @@ class SimulatedCoordinator(SimulatedProcess):
                 world.say(f"{self.name} holds the job: {reason}")
                 world.figures.held_for = reason
                 if self.figures.oldest_in_flight:
-                    self.figures.oldest = None, 0  # it is put back, and waits anew
+                    # The batch is put back, and its waiting time starts again.
+                    self.figures.oldest = None, 0
             case do.Hold(reason):
                 raise Violation("held", reason)
             case do.Drop() | do.Finish() | do.ReleaseLease():
                 pass
 
     def _count_fallback(self, version: int) -> None:
-        """Count how often a leader falls back, and whether it gives up what somebody held."""
+        """Count a fallback, the versions that it takes back, and newer ones that still exist."""
         group, effective = self.world.group, effective_updates(self.world)[0]
         group.met["fallen back"] += 1
         made = [ModelId(update.epoch, update.version) for update in effective]
-        for newest in made[-1:]:  # none, where the topic was created anew
+        # Empty if the topic was recreated.
+        for newest in made[-1:]:
             there = [hold for hold in group.members.values() if hold(newest)[0] is not None]
             group.met["in vain"] += bool(there)
             group.met["taken back"] += max(newest.version - version, 0)
@@ -374,7 +411,7 @@ class SimulatedCoordinator(SimulatedProcess):
         group.met["past a backup"] += any(each.version > version for each in stored)
 
     def _is_expected(self, reason: str) -> bool:
-        """Whether the job is held for what Kafka lost, and it did, or for a sum that overflowed."""
+        """Return True if lost records or an overflowed sum are a valid reason to hold the job."""
         world = self.world
         if world.group.overflowed and reason.startswith("diverged: a sum "):
             return True
@@ -403,7 +440,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._look_at_streams(self.figures.takeovers)
 
     def _check_beginning(self, snapshot: Snapshot) -> None:
-        """It goes on with the K of the last update, if that was made by no rule."""
+        """Check that the leader keeps the K of the last update, unless a rule made that update."""
         leader, made = self.machine.leader, snapshot.synchrony
         sizes = self.world.revisions[self._revision]
         modes = [] if made is None else sizes.modes_of(made)
@@ -413,7 +450,7 @@ class SimulatedCoordinator(SimulatedProcess):
             raise Violation("begins otherwise", f"by {leader.mode}, after {made}")
 
     def _look_at_streams(self, leadership: int) -> None:
-        """Ask which partitions there are, again and again while it leads."""
+        """Poll the list of partitions repeatedly while it leads."""
         if self.dead or self.figures.takeovers != leadership or self.machine.leader is None:
             return
         world = self.world
@@ -430,7 +467,7 @@ class SimulatedCoordinator(SimulatedProcess):
         world.later(look_s, lambda: self._look_at_streams(leadership))
 
     def _divergences(self) -> dict[Partition, Divergence]:
-        """Which streams are not any more what this leader knows of them."""
+        """Return the streams that differ from what this leader knows of them."""
         leader = self.machine.leader
         if leader is None:
             return {}
@@ -445,7 +482,7 @@ class SimulatedCoordinator(SimulatedProcess):
         return found
 
     def _open(self, record: Opened) -> None:
-        """Append it to the control topic: it may come late, twice or never."""
+        """Append a record to the control topic. It may arrive late, twice or never."""
         world = self.world
         world.say(f"{self.name} opens {record.partition} at {record.start}")
         if world.chance(world.lossy):
@@ -456,7 +493,7 @@ class SimulatedCoordinator(SimulatedProcess):
             world.later(world.draw.uniform(0, LATE_S), lambda: void(world.append_control(record)))
 
     def _with_changes(self, trigger: UpdateTrigger) -> UpdateTrigger:
-        """Say what has changed since the last model that workers heard of; or put it whole."""
+        """Add the changes since the model that workers have, or publish the whole model."""
         weights = self._weights
         (since, before), weights.viewed = weights.viewed, (trigger.model, weights.token)
         if trigger.model.version % WHOLE_EVERY == 0:
@@ -466,7 +503,7 @@ class SimulatedCoordinator(SimulatedProcess):
         return replace(trigger, since=since, changes=b"")
 
     def _post(self, trigger: UpdateTrigger, *, moves: bool) -> None:
-        """Post a trigger, in a new stream if it moves or if a later trigger keeps it out."""
+        """Post a trigger, in a new stream if it moves or if a later trigger blocks it."""
         if not moves and self.world.post(trigger, self._triggers):
             return
         self._triggers = f"{self.name} {next(self.world.serial)}"
@@ -486,14 +523,14 @@ class SimulatedCoordinator(SimulatedProcess):
         leader = self.machine.leader
         figures = self.figures
         if figures.replays and leader is None:
-            # It held the job at once: all is what it began with.
+            # The leader held the job at once, so all waiting batches are those that it began with.
             figures.put_back = leader_status.waiting
         elif figures.replays and leader is not None:
             figures.replays = leader_status.control_position < figures.replayed_at
-            # Those of a snapshot are of the log before, where that was created anew.
+            # If the topic was recreated, the snapshot's batches have offsets of the previous log.
             begun = max(figures.replayed_at, figures.began_at)
             figures.put_back = sum(batch.offset < begun for batch in leader.batches)
-        # One that wakes up has all that others used.
+        # A deposed leader that wakes up still has batches that others have used.
         if leader_status.epoch >= self.world.figures.newest_lead:
             figures.waiting_most = max(
                 figures.waiting_most, leader_status.waiting - figures.put_back
@@ -539,7 +576,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._weights.chain[update.version] = made
 
     def _take(self, update: UpdateApplied) -> None:
-        """An update that members have made, and may apply once it was read back."""
+        """Check an update that members computed. They may apply it once it is read back."""
         world = self.world
         if update.by is UNSET or update.by not in world.group.results:
             raise Violation("nobody has it", f"{update}")
@@ -568,7 +605,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._weights.token, self.figures.in_a_row = token, 0
 
     def _say_square(self, update: UpdateApplied) -> None:
-        """Say how large the sum was: at once or later, now and then twice, while it leads."""
+        """Report the size of the sum: at once or later, sometimes twice, while it leads."""
         world, leadership = self.world, self.figures.takeovers
         event = events.Summed(ModelId(update.epoch, update.version), world.square(update.samples))
 
@@ -583,7 +620,7 @@ class SimulatedCoordinator(SimulatedProcess):
     def _check_synchrony(
         self, update: UpdateApplied, parts: list[GradientPart], rate: float | None
     ) -> None:
-        """K batches, each gradient as stale and walked as a mode of its own revision allows."""
+        """Check K, staleness, local steps and rate against the modes of the update's revision."""
         sizes = self.world.revisions[update.revision]
         synchrony = update.synchrony or Synchrony(sizes.group_size)
         modes = sizes.modes_of(synchrony)
@@ -613,7 +650,7 @@ class SimulatedCoordinator(SimulatedProcess):
             )
 
     def _progress(self, update: UpdateApplied) -> float:
-        """As how much an update counts, with all before it: K by the job's own K each."""
+        """Return the progress of an update and all before it: the sum of K / (the job's own K)."""
         own = self.world.revisions[update.revision].group_size
         before = self.world.nodes.get(self._weights.token)
         progress = (update.synchrony.group_size if update.synchrony else own) / own
@@ -623,7 +660,7 @@ class SimulatedCoordinator(SimulatedProcess):
         return progress
 
     def _steps(self, update: UpdateApplied, mode: Mode, stepped: float) -> tuple[float, float]:
-        """Within which the learning rate of an update in a mode is: noise says where, if any."""
+        """Return the bounds of an update's rate in a mode. If K is tuned, noise decides within."""
         sizes = self.world.revisions[update.revision]
         way, own = sizes.way or Way(), learning_rate(update.revision)
         if mode.local_rate and way.reduction == "mean":
@@ -641,7 +678,7 @@ class SimulatedCoordinator(SimulatedProcess):
         return min(steps) * share, max(steps) * share
 
     def _check_starving(self, update: UpdateApplied) -> None:
-        """The oldest batch is settled after few further updates, unless it is asked again."""
+        """Check that the oldest batch is settled in time, unless it is requested again."""
         leader = self.machine.leader
         if leader is None:
             return
@@ -693,7 +730,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._dead_letter_delivered(0)
 
     def _verify(self, snapshot: Snapshot) -> None:
-        """Read a checkpoint back, again and again until it is there; then it may be named."""
+        """Read a checkpoint back repeatedly until it is complete. Then it may be named."""
         world = self.world
 
         def read() -> None:
@@ -706,14 +743,14 @@ class SimulatedCoordinator(SimulatedProcess):
             world.later(READ_BACK_S, read)
 
     def _fetch(self, snapshot: Snapshot) -> Token | None:
-        """What members have stored of a version."""
+        """Return what members have stored of a version; None if a slice is missing."""
         world = self.world
         stored = world.group.stored.get(snapshot.made, {})
         slices = world.scenario.slices
         return stored[0] if len(stored) == (1 if slices is None else slices.count) else None
 
     def _write_dead_letter(self, write: Callable[[], object]) -> None:
-        """Deliver a dead letter later, unless this process dies before."""
+        """Deliver a dead letter later, unless this process dies first."""
 
         def deliver() -> None:
             if not self.dead:
@@ -730,7 +767,7 @@ class SimulatedCoordinator(SimulatedProcess):
             for publish in waiting:
                 publish()
 
-    # --- the board ----------------------------------------------------------------------------
+    # --- Redis --------------------------------------------------------------------------------
 
     def _ask_lease(self) -> None:
         if not self._up() or self._redis_away:
@@ -745,7 +782,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._feed(events.LeaseAnswered(held))
 
     def _look_at_holder(self) -> None:
-        """Take the lease of a process that has ended, or seems to have: each one's only once."""
+        """Take the lease of a holder that has ended, or seems to have; at most once per holder."""
         world = self.world
         redis, now = world.redis, world.now
         if self.dead or now >= self._looks_until:
@@ -794,7 +831,8 @@ class SimulatedCoordinator(SimulatedProcess):
         end = len(world.updates)
         self._updates_at, self._follows = world.updates.position(end), True
         covered = [snapshot for snapshot in snapshots if snapshot.rank not in lost]
-        if source == "hot":  # of those that are covered the best alone may do
+        # Only the best covered snapshot may be used.
+        if source == "hot":
             covered = sorted(covered, key=lambda each: each.rank)[-1:]
             snapshots = tuple(s for s in snapshots if s.rank in lost or s in covered)
         begin = min((snapshot.updates_position for snapshot in covered), default=end)
@@ -806,7 +844,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self._feed(answer)
 
     def _restore(self, snapshot: Snapshot, *, members: bool) -> None:
-        """Load the weights; sometimes they turn out to be torn, or cannot be fetched just now."""
+        """Load the weights. Sometimes they are torn, or cannot be fetched now."""
         if not self._up():
             if not self.dead:
                 self._when_up(lambda: self._restore(snapshot, members=members))
@@ -841,7 +879,7 @@ class SimulatedCoordinator(SimulatedProcess):
             self.world.later(self.world.jitter(self.world.scenario.kafka_s), self._send)
 
     def _send(self) -> None:
-        """The producer of audit records: in order, now and then written twice."""
+        """Send audit records in order, some of them twice."""
         world = self.world
         if not self._outbox:
             return
@@ -860,7 +898,7 @@ class SimulatedCoordinator(SimulatedProcess):
     # --- faults -------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Die at once; what the network already has still arrives, drop by drop."""
+        """Die at once. Some records that are being sent still arrive."""
         self.dead = True
         self.world.ended.add(self.name)
         self._outbox = self._outbox[: self.world.draw.randint(0, len(self._outbox))]
@@ -868,7 +906,7 @@ class SimulatedCoordinator(SimulatedProcess):
         self.world.board_readers.remove(self.read)
 
     def lose_appends(self) -> None:
-        """Give some of what it appended up; the process hears of it."""
+        """Drop some of its unsent records, and report the failure to the process."""
         if self._outbox and self._up():
             self._outbox = self._outbox[: self.world.draw.randrange(len(self._outbox))]
             self._feed(events.AttemptFailed("a record was not appended"))

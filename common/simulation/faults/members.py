@@ -1,8 +1,8 @@
-"""Simulated members of a group: workers that hold state, and what happens between them.
+"""Simulated members: workers that hold state, and the collectives between them.
 
-A state is a token, made by one collective of one state and some gradients; so two states are the
-same numbers only if they are the same token. What members enter meets by the order of their calls,
-as in a process group: whatever each means by it.
+A state is a token, which one collective made from one state and some gradients. So two states have
+the same numbers only if they are the same token. As in a process group, calls of members are
+matched by their order, even if the members mean different calls.
 """
 
 from __future__ import annotations
@@ -50,13 +50,19 @@ if TYPE_CHECKING:
     from common.core.messages import Membership, Reduce, Tier, UpdateTrigger
     from common.simulation.faults.world import Token, World
 
-STEP_S = 0.01  # mean time between a member's looks at a collective
-COPY_S = 0.1  # mean time of half a copy
+# Mean time between a member's checks of a collective.
+STEP_S = 0.01
+# Mean time to copy half of a state.
+COPY_S = 0.1
 STORE_S = 0.2
-NOTICED = 0.4  # how often a look at a collective shows that somebody has closed it
-FINISHES = 0.5  # how often somebody has all the data when another closes
-FAILS = 0.3  # share of the attempts to store slices
-OVERFLOWS = 0.02  # share of the sums that are not finite, in worlds with any
+# Probability that a check of a collective shows that a member has closed it.
+NOTICED = 0.4
+# Probability that a member has all data when another closes the collective.
+FINISHES = 0.5
+# Share of attempts to store slices that fail.
+FAILS = 0.3
+# Share of sums that are not finite, in worlds with overflows.
+OVERFLOWS = 0.02
 
 
 class SimulatedMember(SimulatedWorker):
@@ -71,15 +77,17 @@ class SimulatedMember(SimulatedWorker):
         super().__init__(world, number, on_death)
 
     def _begin_with(self, world: World, layout: int | None) -> None:
-        """Hold nothing, and go by a leader of whom one layout is known; None: it has no members."""
+        """Hold nothing, and follow leaders of a layout; None if the coordinator has the weights."""
         self._layout = layout
         self.member = Member(self._name, next(world.serial))
         machine = MemberMachine(self.member, self._tier, world.now)
         self.replica = WeightReplica(self.member, machine=machine if layout else None)
         self.state: Token | None = None
-        self.moments = dict[int, "Token"]()  # of which state it has the optimizer's part, by slice
+        # Keyed by slice: the state whose optimizer part this member has.
+        self.moments = dict[int, "Token"]()
         self.prepared: Token | None = None
-        self._owned: Slices = UNSET  # by the attempt that it entered last
+        # Slices that it owns in the attempt that it entered last.
+        self._owned: Slices = UNSET
         self._taken = dict[tuple[tuple[int, ...], float], TrueGradient]()
         self._to_store: tuple[ModelId, dict[int, Token]] | None = None
         self._entered: AttemptId | None = None
@@ -87,14 +95,14 @@ class SimulatedMember(SimulatedWorker):
         world.group.members[self.member] = self._offer
 
     def _look(self) -> None:
-        """See the status of a leader, perhaps of one whose triggers waited for it."""
+        """Read the leader's status. If it names another stream, read the triggers there."""
         before = self.machine.triggers
         super()._look()
         if self.machine.triggers != before:
             self.receive()
 
     def _receive(self, triggers: Sequence[UpdateTrigger]) -> None:
-        """Hear triggers, perhaps of a leader of another kind: that one is heard from anew."""
+        """Process triggers. If their leader has another layout, start over with that layout."""
         if self._layout is not None:
             triggers = self.orders.believed(triggers, self._layout)
         if not triggers or triggers[-1].slices == self._slices_of_leader:
@@ -108,7 +116,7 @@ class SimulatedMember(SimulatedWorker):
         return UNSET if self._layout is None else self._layout
 
     def _begin_anew(self, slices: int | UnsetType) -> None:
-        """Let go of all that was held: it is in storage."""
+        """Drop the whole state, which is in storage, and follow a leader of another layout."""
         self.world.say(f"{self.id} follows a leader of", slices)
         self._close_all()
         self.world.group.members[self.member] = lambda _: Found()
@@ -142,7 +150,7 @@ class SimulatedMember(SimulatedWorker):
         self.world.later(0.0, self.receive)
 
     def _found(self, compute: Compute, token: Token, seconds: float) -> None:
-        """The gradient is there, and stays."""
+        """Keep the computed gradient, and report it."""
         if self._layout is None:
             super()._found(compute, token, seconds)
             return
@@ -175,7 +183,8 @@ class SimulatedMember(SimulatedWorker):
                 case CopyState(source, made, _, slices):
                     self._copy(source, made, slices)
                 case OfferState() | ShareWeights():
-                    pass  # whoever copies looks for itself
+                    # Copiers read the state directly.
+                    pass
                 case StoreState(made, slices):
                     self._store(made, slices)
 
@@ -205,7 +214,7 @@ class SimulatedMember(SimulatedWorker):
         self._look_at(reduce, group, call)
 
     def _look_at(self, reduce: Reduce, group: Collectives, call: dict[Member, Entry]) -> None:
-        """Look again and again whether all have entered, or somebody never will."""
+        """Check repeatedly until all members have entered, or one never will."""
         world, attempt = self.world, reduce.attempt
         if self.dead or self._entered != attempt:
             return
@@ -232,7 +241,8 @@ class SimulatedMember(SimulatedWorker):
     def _finish(self, reduce: Reduce, group: Collectives, call: dict[Member, Entry]) -> None:
         world, attempt = self.world, reduce.attempt
         if len({entry.reduce.attempt for entry in call.values()}) > 1:
-            self._carry_out(self.replica.failed(attempt))  # its counts show that it is a mixture
+            # The counts show that attempts were mixed.
+            self._carry_out(self.replica.failed(attempt))
             return
         states = {entry.state for entry in call.values()}
         if len(states) > 1:
@@ -279,7 +289,7 @@ class SimulatedMember(SimulatedWorker):
         self.world.say(f"{self.id} is at", tuple(made))
 
     def _copy(self, source: Member | None, made: ModelId, slices: Slices) -> None:
-        """Take over half of what the source holds, and the rest later."""
+        """Copy half of the source's state now, and the rest later."""
         world, replica = self.world, self.replica
         self.world.say(f"{self.id} copies", tuple(made), "from", source)
 
@@ -309,7 +319,7 @@ class SimulatedMember(SimulatedWorker):
                 self._have(found)
 
         def offered(source: Member) -> Found:
-            """All that is asked for, or nothing."""
+            """Return everything that was requested, or nothing."""
             found = world.group.members[source](made)
             asked = self._numbers(slices)
             return found if found.moments.keys() >= set(asked) else Found()
@@ -318,7 +328,7 @@ class SimulatedMember(SimulatedWorker):
         world.later(world.group.draw.expovariate(1 / COPY_S), lambda: end(first))
 
     def _have(self, found: Found) -> None:
-        """Have the optimizer's part of the slices that it says it holds, of what was found."""
+        """Keep the optimizer's part of the held slices, from what was found."""
         held = self._numbers(self.replica.slices)
         known = {**self.moments, **found.moments}
         self.moments = {number: known[number] for number in held if number in known}
@@ -326,13 +336,16 @@ class SimulatedMember(SimulatedWorker):
             raise Violation("wrong moments", f"{self.member} is at {self.state}: {self.moments}")
 
     def _offer(self, made: ModelId) -> Found:
-        """What others find here now; torn where that changes before they have it all."""
+        """Return what others can copy now. Their copy is torn if it changes before they finish."""
         if self.replica.made != made or not self._up():
             return Found()
         return Found(self.state, self.replica.origin, dict(self.moments))
 
     def _fetch(self, made: ModelId) -> Found:
-        """From storage; version 0 is made, by each member another one, and always the same."""
+        """Return a version from storage.
+
+        Each member makes version 0 itself, with a token of its own that is always the same.
+        """
         every = range(self._slices)
         if made == GENESIS:
             token = GENESIS, self.member.life

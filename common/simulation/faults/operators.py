@@ -1,8 +1,8 @@
-"""Operators with their tools: they take batches back and replay them, rightly or not.
+"""Simulated operators, who requeue and replay batches, rightly or wrongly.
 
-A tool reads the updates topic, and what it read is old when its record lands there. It may be asked
-for a batch that is not quarantined, or for another one at the same offset; its record may come
-twice or much later. Only a replay waits for its verdict, and then produces records.
+A tool reads the updates topic, which may have changed before the tool's record is written. The
+batch may not be quarantined, or may be another one at the same offset. The record may come twice or
+much later. Only a replay waits for the outcome, and then produces records.
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ from common.core.snapshots import genesis
 if TYPE_CHECKING:
     from common.simulation.faults.world import World
 
-STALE = 6  # newest records that a tool may not have read
-WRONG = 0.2  # share of the wishes that make no sense
-AGAIN = 0.2  # share of the records that come twice
+# Number of newest records that a tool may not have read.
+STALE = 6
+# Share of invalid requests.
+WRONG = 0.2
+# Share of records that are written twice.
+AGAIN = 0.2
 LATE_S = 3.0
-WATCH_S = 0.3  # between looks of an operator who waits for something to take back
+# Time between polls of an operator who waits for quarantined batches.
+WATCH_S = 0.3
 
 
 class Operators:
-    """Whoever works on the job by hand."""
+    """Everyone who works on the job by hand."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     def act(self, kind: type[Requeued | Replayed], until: float) -> None:
-        """Take batches back, or replay them; waits for some to be quarantined until then."""
+        """Requeue or replay batches. Waits until `until` for some to be quarantined."""
         world = self.world
         end = max(len(world.updates) - world.draw.randint(0, STALE), 0)
         quarantined = list(self._read(end).quarantined.values())
@@ -48,7 +52,7 @@ class Operators:
                 self._send(kind, record.batch)
 
     def take_all_back(self, times: int) -> None:
-        """Take back whatever can be, so many times: the task is thought to be mended."""
+        """Requeue all poison, repeatedly: the task is assumed to be fixed."""
         for batch in self._read(len(self.world.updates)).poison:
             self._send(Requeued, batch)
         if times > 1:
@@ -61,7 +65,7 @@ class Operators:
         return history
 
     def _nonsense(self) -> Batch | None:
-        """A batch that is claimed and perhaps in use, or none that ever was."""
+        """Return a batch that is claimed and perhaps used, or one that never existed."""
         world = self.world
         ledger = Ledger.of(genesis(world.streams.first, world.streams.known))
         decided = [ledger.decide(offset, claim).batch for offset, claim in enumerate(world.control)]
@@ -88,5 +92,6 @@ class Operators:
         world.say(f"operator: {type(record).__name__} {'counts' if counts else 'is void'}", record)
         if isinstance(record, Requeued):
             world.figures.requeued += counts
-        elif counts:  # now it produces the records again
+        # The replay produces the records again.
+        elif counts:
             world.figures.replayed.add(record.batch)

@@ -1,4 +1,4 @@
-"""What simulated workers and coordinators share: they die, freeze, and lose sight of the board."""
+"""Common parts of simulated workers and coordinators: they die, freeze, and lose Redis."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 
 class SimulatedProcess:
-    """A process that may die, or stand still for a while."""
+    """A process that may die, or freeze for a while."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.dead = False
         self.frozen_until = 0.0
         self._silent_until = 0.0
-        self.redis_back_at = 0.0  # while it is cut off
+        # Time until which this process cannot reach Redis.
+        self.redis_back_at = 0.0
 
     def _up(self) -> bool:
         return not self.dead and self.world.now >= self.frozen_until
@@ -28,7 +29,7 @@ class SimulatedProcess:
         return self.world.redis_away or self.world.now < self.redis_back_at
 
     def _when_up(self, action: Callable[[], None]) -> None:
-        """Do it at once, or when this process is no longer frozen."""
+        """Run an action at once, or when this process is no longer frozen."""
 
         def act() -> None:
             if not self.dead:
@@ -37,7 +38,8 @@ class SimulatedProcess:
         self.world.later(max(self.frozen_until - self.world.now, 0.0) + 0.001, act)
 
     def freeze(self, seconds: float) -> None:
-        """Stop, and go on later as if nothing had happened."""
+        """Freeze, and later continue as if nothing had happened."""
         self.frozen_until = self.world.now + seconds
         if self.world.chance(0.5):
-            self._silent_until = self.frozen_until  # what it appended has not left it either
+            # Records that it appended have not left the process either.
+            self._silent_until = self.frozen_until

@@ -1,7 +1,7 @@
-"""One simulated world and what befalls it, as data: made from a seed, replayed, and shrunk.
+"""A simulated world and its faults, as data: drawn from a seed, replayed, and shrunk.
 
-Rates are per event, times in virtual seconds. A scenario holds every fault as an entry of its own,
-so that the shrinker can leave some out and see whether the failure stays.
+Rates are per event, times in virtual seconds. Every fault is a separate entry, so that the shrinker
+can remove some and check that the failure remains.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from common.core.spans import Address
 
 FaultKind: TypeAlias = Literal[
-    "kill worker",  # without notice; a part of what it sent still arrives
-    "leave worker",  # on notice
-    "freeze worker",  # stops for a while, then goes on with all it had in mind
-    "freeze all workers",  # at once
+    # The worker dies without notice. A part of what it sent still arrives.
+    "kill worker",
+    # The worker is given notice.
+    "leave worker",
+    # The worker stops for a while, then continues with its old state.
+    "freeze worker",
+    "freeze all workers",  # together
     "freeze worker and leader",
     "join worker",
-    "evict rows",  # a worker loses its cache and reads addresses back
-    "rebalance",  # for no reason; the old owner does not notice at once
-    "kill all workers",  # one is back a while later
+    # A worker loses its cache, and reads addresses back.
+    "evict rows",
+    # A rebalance without a reason. The old owner does not notice it at once.
+    "rebalance",
+    # All workers die. One joins a while later.
+    "kill all workers",
     "cut worker off redis",
     "cut worker off kafka",
     "kill coordinator",
@@ -34,49 +40,80 @@ FaultKind: TypeAlias = Literal[
     "cut coordinator off redis",
     "lose lease",
     "wipe redis",
-    "copy redis",  # a replica that lags behind from here on
-    "fail over redis",  # to that replica
+    # A replica stops receiving changes.
+    "copy redis",
+    # The replica takes over.
+    "fail over redis",
     "redis away",
     "kafka away",
     "storage away",
-    "retention",  # the oldest records of a partition go, read or not
-    "garbage",  # bytes that do not parse, and a gradient that nobody asked for
-    "forge trigger",  # nobody made it, and no leader's id is above its
-    "forge report",  # of a member, or of another process of its name
-    "pause job",  # by its owner, for a while
-    "change job",  # by its owner: K, b and the workers' bound, for good
-    "requeue batches",  # by an operator, who may be wrong about what is quarantined
-    "replay batches",  # likewise; where it counts, their records are produced anew
-    "add partition",  # to a stream, for good; its first records are there before anybody knows
-    "lose appends",  # a coordinator's last records for the updates topic do not get there
-    "elect leaders",  # other brokers lead the job's topics, which lose nothing
-    "cut control",  # the topic loses its last records, and gives their offsets to others
+    # Kafka deletes the oldest records of a partition, read or not.
+    "retention",
+    # Bytes that do not parse, and a gradient that no leader requested.
+    "garbage",
+    # A trigger of no leader, with an id above all leaders' ids.
+    "forge trigger",
+    # A report in the name of a member, or of another process of its name.
+    "forge report",
+    # The owner pauses the job for a while.
+    "pause job",
+    # The owner changes K, b and the workers' bound for good.
+    "change job",
+    # An operator requeues batches, perhaps wrong ones.
+    "requeue batches",
+    # An operator replays batches, perhaps wrong ones. If a replay counts, their records are
+    # produced again.
+    "replay batches",
+    # A stream gets another partition for good. It has records before any process knows of it.
+    "add partition",
+    # A coordinator's last records for the updates topic do not arrive.
+    "lose appends",
+    # Other brokers lead the job's topics. No record is lost.
+    "elect leaders",
+    # The topic loses its last records, and assigns their offsets to new ones.
+    "cut control",
     "cut updates",
     "cut both",
-    "create control anew",  # all that it held is lost
+    # The topic loses all its records.
+    "create control anew",
     "create updates anew",
-    "cut stream",  # a partition loses its last records, and may get others at their offsets
-    "create stream anew",  # its topic, with some records
-    "restart worker",  # another process under its name, before anybody misses it
-    "kill some workers",  # at once
-    "cut members",  # two reach each other no longer, for a while or for good
-    "switch aggregation",  # by its owner: others are to hold the weights
-    "store lies",  # object storage answers wrongly for a while
+    # A partition loses its last records, and may get other ones at their offsets.
+    "cut stream",
+    # A stream's topic is recreated, with some records.
+    "create stream anew",
+    # Another process starts under the worker's name before the loss is noticed.
+    "restart worker",
+    "kill some workers",  # together
+    # Two members cannot reach each other, for a while or for good.
+    "cut members",
+    # The owner wants the weights to be held elsewhere.
+    "switch aggregation",
+    # Object storage gives wrong answers for a while.
+    "store lies",
 ]
 
 Lie: TypeAlias = Literal[
-    "empty",  # the list has no checkpoints
-    "stale",  # the list is of an earlier time
-    "other",  # the list is of another bucket
-    "cut",  # the list ends after its first page
-    "page",  # a web page instead of a list
-    "half",  # of every second checkpoint a part is missing
-    "late",  # what was written since is missing
-    "latest",  # the hint does not parse
+    # The list has no checkpoints.
+    "empty",
+    # The list is an old one.
+    "stale",
+    # The list is that of another bucket.
+    "other",
+    # The list ends after its first page.
+    "cut",
+    # The answer is a web page.
+    "page",
+    # Every second checkpoint lacks a part.
+    "half",
+    # Checkpoints written since the fault began are missing.
+    "late",
+    # The hint to the latest checkpoint does not parse.
+    "latest",
 ]
 LIES: tuple[Lie, ...] = get_args(Lie)
 
-Harm: TypeAlias = Literal["kills", "raises", "is not finite"]  # a worker, a task, the numbers
+# Effect of a poison record: the worker dies, the task raises, or a number is not finite.
+Harm: TypeAlias = Literal["kills", "raises", "is not finite"]
 
 HARMLESS: tuple[FaultKind, ...] = (
     "join worker",
@@ -93,7 +130,8 @@ DEADLY: tuple[FaultKind, ...] = (
     "cut worker off redis",
     "cut worker off kafka",
 )
-ORPHANS: tuple[FaultKind, ...] = ("kill worker", "join worker")  # their batches wait ownerless
+# Faults that leave batches waiting after their workers are lost.
+ORPHANS: tuple[FaultKind, ...] = ("kill worker", "join worker")
 LEADERSHIP: tuple[FaultKind, ...] = (
     "kill coordinator",
     "freeze coordinator",
@@ -111,7 +149,8 @@ STORES: tuple[FaultKind, ...] = (
     "storage away",
     "kill all workers",
 )
-FORGED_EPOCHS = 2**60, 2**64 - 1  # one that no election comes to, and the highest there is
+# An epoch that no election reaches, and the highest one.
+FORGED_EPOCHS = 2**60, 2**64 - 1
 CUTS: tuple[FaultKind, ...] = ("cut stream", "create stream anew")
 OPERATORS: tuple[FaultKind, ...] = ("requeue batches", "requeue batches", "replay batches")
 AMONG_MEMBERS: tuple[FaultKind, ...] = (
@@ -132,54 +171,76 @@ LOSSES: tuple[FaultKind, ...] = (
     "create control anew",
     "create updates anew",
 )
-OTHERS = 0.3  # share of the workers of another build, in worlds that have any
-CHANGES = 0.3  # share of the worlds in which triggers say what has changed of the model
-MODES = 0.6  # share of the worlds that are not synchronous
+# Share of workers with another build, in worlds that have any.
+OTHERS = 0.3
+# Share of worlds whose triggers contain the changes of the model.
+CHANGES = 0.3
+# Share of worlds that are not synchronous.
+MODES = 0.6
 MOST_WORKERS = 5
-MOST = 4  # K and b: small numbers meet all cases soon
-SOON_S = 0.5  # trouble comes in company: how soon after another fault
-SINGLE_WORKER = 0.4  # share of the modes in which a group is one worker's
-DAMPED = 0.3  # share of the modes in which stale gradients make a smaller step
-BUSY = 0.5  # share of the rules that hold while workers are not busy; others, while so many live
-BY_GROUP = 0.5  # share of the jobs whose learning rate goes with K
-TUNED = 0.8  # share of the jobs whose K is tuned, of those in which it can be
-LEAST_TUNED, MOST_TUNED = 2, 2 * MOST  # noise shows in the difference of two gradients
-OVERFLOWING = 0.2  # share of the worlds of groups in which a sum may overflow
-TROUBLED = 0.5  # share of the worlds with frozen processes in which there are other faults, too
-STARTING = 0.8  # share of the lies of a store that meet coordinators that start without Redis
-LASTS_S = (0.2, 1.0, 4.0)  # how long most faults may last
-SOON_AGAIN = 0.3  # share of the changes that another one follows soon
+# Largest K and b. Small numbers reach all cases soon.
+MOST = 4
+# Faults come in groups: longest time after the previous fault.
+SOON_S = 0.5
+# Share of modes whose groups have one worker's batches.
+SINGLE_WORKER = 0.4
+# Share of modes that make smaller steps with stale gradients.
+DAMPED = 0.3
+# Share of rules that hold while workers are idle enough. The others depend on the number of
+# workers.
+BUSY = 0.5
+# Share of jobs whose learning rate scales with K.
+BY_GROUP = 0.5
+# Share of jobs with a tuned K, of those in which K can be tuned.
+TUNED = 0.8
+# The difference of two gradients shows the noise, so a tuned K is at least 2.
+LEAST_TUNED, MOST_TUNED = 2, 2 * MOST
+# Share of worlds of groups whose sums may overflow.
+OVERFLOWING = 0.2
+# Share of worlds with frozen processes that also have other faults.
+TROUBLED = 0.5
+# Share of a store's wrong answers that meet coordinators that start without Redis.
+STARTING = 0.8
+# Durations of most faults.
+LASTS_S = (0.2, 1.0, 4.0)
+# Share of changes that another change follows soon.
+SOON_AGAIN = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One fault."""
 
     at: float
     kind: FaultKind
-    target: int  # which worker, coordinator or partition, modulo how many there are
-    seconds: float  # how long, where that means anything
+    # Number of the worker, coordinator or partition, modulo their count.
+    target: int
+    # Duration, for faults that have one.
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a job's owner may change while it runs."""
+    """Settings that a job's owner may change while it runs."""
 
     group_size: int  # K
     batch_size: int  # b
-    bound: int  # batches announced and not settled, per worker
-    way: Way | None = None  # None: synchronous, whatever happens
-    slices: int | None = None  # as members hold the weights, 0: whole; None: the coordinator does
+    # Batches per worker that are announced and not settled.
+    bound: int
+    way: Way | None = None  # None: always synchronous
+    # Number of slices if members hold the weights, 0 for whole copies. None if the coordinator
+    # holds the weights.
+    slices: int | None = None
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """How rounds may be made: as the job says, or as one of its rules."""
+        """Modes of rounds: the job's own, then those of its rules."""
         way = self.way or Way()
         own = replace(way.mode, group_size=self.group_size)
         return (own, *(rule.mode for rule in way.rules))
 
     def modes_of(self, synchrony: Synchrony) -> list[Mode]:
-        """Those by which a round may have been made so, of whatever K the job's own may be."""
+        """Return the modes that allow this synchrony, for any K that the job's own mode may use."""
         (own, *ruled), (least, most) = self.modes, self._group_sizes
         if least <= synchrony.group_size <= most:
             own = replace(own, group_size=synchrony.group_size)
@@ -192,12 +253,12 @@ class Sizes:
 
     @property
     def largest_group(self) -> int:
-        """K of the mode that has the largest."""
+        """K of the mode with the largest K."""
         return max(self._group_sizes[1], *(mode.group_size for mode in self.modes))
 
     @property
     def most_stale(self) -> int:
-        """How stale a gradient may be."""
+        """Largest staleness of a gradient in any mode."""
         return max(mode.staleness for mode in self.modes)
 
 
@@ -206,16 +267,18 @@ SYNCHRONOUS = Mode(1)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a job synchronises its workers, where not as in the paper."""
+    """A job's synchronization of its workers, if it differs from the paper's."""
 
-    mode: Mode = SYNCHRONOUS  # but for K
+    # Its K is not used.
+    mode: Mode = SYNCHRONOUS
     reduction: Literal["mean", "sum"] = "sum"
     rules: tuple[Rule, ...] = ()
     rate_by_group: bool = False
-    group_sizes: tuple[int, int] | None = None  # within which K is tuned; around the job's own
+    # Bounds within which K is tuned. The job's own K is within them.
+    group_sizes: tuple[int, int] | None = None
 
     def of_group(self) -> Way:
-        """The same, where no gradient is stale and no update is of one worker's batches."""
+        """Return the same without stale gradients and without single-worker groups."""
         rules = tuple(replace(rule, mode=_in_time(rule.mode)) for rule in self.rules)
         return replace(self, mode=_in_time(self.mode), rules=rules)
 
@@ -225,7 +288,7 @@ def _in_time(mode: Mode) -> Mode:
 
 
 def sizes_of(number: int, *, modes: bool, group: bool = False) -> Sizes:
-    """Sizes by number: every choice of them comes as often."""
+    """Return sizes by number. All choices are equally frequent."""
     group_size = 1 + number % MOST
     bound = group_size + number // MOST**2 % 3
     name = f"mode {number}"
@@ -236,16 +299,16 @@ def sizes_of(number: int, *, modes: bool, group: bool = False) -> Sizes:
 
 
 def _with_room(sizes: Sizes) -> Sizes:
-    """A worker may hold the batches of the largest group that it may be asked for."""
+    """Raise the bound to the largest group, so that a worker may hold all of its batches."""
     return replace(sizes, bound=max(sizes.bound, sizes.largest_group))
 
 
 def _way(draw: random.Random, name: str, group_size: int) -> Way:
-    apart = random.Random(f"rules of {name}")  # noqa: S311 -- reproducible, and apart
+    apart = random.Random(f"rules of {name}")  # noqa: S311 -- reproducible, separate
     rules = tuple(_rule(apart) for _ in range(apart.choice([0, 1, 1, 2])))
     reductions: tuple[Literal["mean", "sum"], ...] = ("mean", "sum")
     mode, reduction, by_group = _mode(draw), draw.choice(reductions), apart.random() < BY_GROUP
-    tuner = random.Random(f"tuner of {name}")  # noqa: S311 -- likewise
+    tuner = random.Random(f"tuner of {name}")  # noqa: S311 -- reproducible
     tuned = group_size >= LEAST_TUNED and not mode.single_worker and tuner.random() < TUNED
     bounds = tuner.choice([LEAST_TUNED, group_size]), tuner.choice([group_size, MOST_TUNED])
     return Way(
@@ -273,15 +336,16 @@ def _rule(draw: random.Random) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A record that spoils, mostly, whatever gradient it is in."""
+    """A record that usually spoils every gradient it is in."""
 
     partition: int
     offset: int
     does: Harm
-    share: float  # of the gradients that it is in
+    # Share of its gradients that it spoils.
+    share: float
 
     def lies_in(self, address: Address) -> bool:
-        """Whether it is one of these records."""
+        """Return True if this record is in an address."""
         return any(
             span.partition == self.partition and span.start <= self.offset < span.end
             for span in address
@@ -297,52 +361,76 @@ class Scenario:
     group_size: int
     bound: int
     on_missing: Literal["redispatch", "proceed"]
-    linger: bool  # whether partial batches and groups go at last; not so in the paper
-    hot_s: float | None  # between hot snapshots
-    arrivals: tuple[tuple[tuple[int, float], ...], ...]  # per partition: (offset, arrival time)
-    bad: frozenset[tuple[int, int]]  # (partition, offset) of records that do not decode
+    # True if partial batches and groups are used after a time limit. The paper has no limit.
+    linger: bool
+    # Time between hot snapshots.
+    hot_s: float | None
+    # Records of each partition: (offset, arrival time).
+    arrivals: tuple[tuple[tuple[int, float], ...], ...]
+    # Records that do not decode: (partition, offset).
+    bad: frozenset[tuple[int, int]]
     poisons: tuple[Poison, ...]
-    max_failures: int  # that a batch may have before it is quarantined
-    in_a_row: int  # poison batches without an update between them that hold the job
+    # Number of failures that a batch may have before it is quarantined.
+    max_failures: int
+    # Number of poison batches without an update between them that hold the job.
+    in_a_row: int
     workers: int
-    gradient_s: float  # mean time of one gradient
-    kafka_s: float  # mean delay of an appended record
-    board_s: float  # mean delay of a coordinator's question to the board
-    upload_s: float  # longest time that a checkpoint takes to arrive
-    lossy: float  # share of triggers and gradients that are lost; as many come late or twice
-    torn: float  # share of snapshots whose weights cannot be read
-    copies: float  # share of Kafka records that are appended again, some much later
+    # Mean time of one gradient.
+    gradient_s: float
+    # Mean delay of an appended record.
+    kafka_s: float
+    # Mean delay of a coordinator's request to Redis.
+    board_s: float
+    # Longest time until a checkpoint arrives.
+    upload_s: float
+    # Share of triggers and gradients that are lost. As many come late, and as many twice.
+    lossy: float
+    # Share of snapshots whose weights cannot be read.
+    torn: float
+    # Share of Kafka records that are appended again, some much later.
+    copies: float
     faults: tuple[Fault, ...]
-    faults_end_at: float  # no fault begins after this
-    misheard: float = 0.0  # share of looks at the lease's holder that take it for ended
-    added: tuple[tuple[tuple[int, float], ...], ...] = ()  # of partitions that are added, in order
-    way: Way | None = None  # None: synchronous, whatever its owner changes
-    group: bool = False  # members hold the weights and add gradients up
-    slices: SliceSettings | None = None  # of the weights, with owners; None: members hold them all
-    overflows: bool = False  # some of their sums are not finite
-    changes: bool = False  # triggers say what has changed of the model, and few put it whole
-    others: float = 0.0  # share of the workers that join with another build of the task
-    names: bool = False  # leaders read checkpoints back and name them in the updates topic
+    # No fault begins after this.
+    faults_end_at: float
+    # Share of checks of the lease's holder that wrongly report it as ended.
+    misheard: float = 0.0
+    # Records of partitions that are added, in their order.
+    added: tuple[tuple[tuple[int, float], ...], ...] = ()
+    # Optional. If unset, the job stays synchronous after all changes.
+    way: Way | None = None
+    # True if members hold the weights and add gradients up.
+    group: bool = False
+    # Settings of slices that have owners. If None, members hold all weights.
+    slices: SliceSettings | None = None
+    # True if some sums of members are not finite.
+    overflows: bool = False
+    # True if triggers contain the changes of the model, and few models are published whole.
+    changes: bool = False
+    # Share of joining workers that have another build of the task.
+    others: float = 0.0
+    # True if leaders read checkpoints back and name them in the updates topic.
+    names: bool = False
 
     @property
     def sizes(self) -> Sizes:
-        """Of the job as it was submitted."""
+        """Sizes of the job as it was submitted."""
         sizes = Sizes(self.group_size, self.batch_size, self.bound, self.way)
         return _with_room(replace(sizes, slices=self.layouts[-1] if self.group else None))
 
     @property
     def layouts(self) -> tuple[int | None, ...]:
-        """Who may hold the weights in this world, as `Sizes` says it."""
+        """Possible layouts of the weights in this world, as in `Sizes.slices`."""
         return (None, 0) if self.slices is None else (None, 0, self.slices.count)
 
 
 def from_seed(seed: int) -> Scenario:
     """Draw a scenario."""
     draw = random.Random(seed)  # noqa: S311 -- reproducible, not secret
-    # Apart from the rest: which seeds notice that a rule is missing, mutants.py knows.
-    apart = random.Random(f"operators {seed}")  # noqa: S311 -- likewise
+    # Separate random numbers, because mutants.py lists the seeds that notice a missing rule.
+    apart = random.Random(f"operators {seed}")  # noqa: S311 -- reproducible
     group_size = draw.randint(1, MOST)
-    quiet = draw.random() < 0.15  # nothing but poison hurts a worker: no other batch may suffer
+    # If true, only poison hurts workers, so no other batch may suffer.
+    quiet = draw.random() < 0.15
     faults_end_at = draw.uniform(2.0, 15.0)
     arrivals = tuple(_arrivals(draw, faults_end_at) for _ in range(draw.randint(1, 4)))
     every = [(p, offset) for p, records in enumerate(arrivals) for offset, _ in records]
@@ -372,35 +460,36 @@ def from_seed(seed: int) -> Scenario:
         faults=_faults(draw, faults_end_at, quiet=quiet),
         faults_end_at=faults_end_at,
     )
-    # Most jobs are left to themselves; where somebody works by hand, it is again and again.
+    # Most jobs need no operator. In the others, operators act repeatedly.
     kinds: list[FaultKind] = [*OPERATORS, "lose appends"]
     operators = _random_faults(apart, faults_end_at, apart.choice([0, 0, 3, 8]), kinds, [4.0])
-    # Most streams keep their partitions, and are the logs that they were.
-    streams = random.Random(f"streams {seed}")  # noqa: S311 -- likewise, and apart as that is
+    # Most streams keep their partitions and their records.
+    streams = random.Random(f"streams {seed}")  # noqa: S311 -- reproducible, separate
     count = streams.choice([0, 0, 0, 0, 1, 2])
     growth = _random_faults(streams, faults_end_at, count, ["add partition"])
-    cuts = random.Random(f"cuts {seed}")  # noqa: S311 -- likewise
+    cuts = random.Random(f"cuts {seed}")  # noqa: S311 -- reproducible
     more = _random_faults(cuts, faults_end_at, cuts.choice([0, 0, 0, 0, 0, 1, 3]), CUTS)
-    # Half of the worlds have a Kafka that keeps what it acknowledged.
-    losses = random.Random(f"losses {seed}")  # noqa: S311 -- likewise
+    # Kafka keeps what it acknowledged in half of the worlds.
+    losses = random.Random(f"losses {seed}")  # noqa: S311 -- reproducible
     count = losses.choice([0, 0, 2, 5])
     more += _random_faults(losses, faults_end_at, count, [*LOSSES, "elect leaders"], LASTS_S)
-    # On most boards there is nothing but what the job put there. Never both, or what operators meet
-    # would not stay as rare as it was.
-    forgeries = random.Random(f"forgeries {seed}")  # noqa: S311 -- likewise
+    # Most worlds have no forgeries. No world has both forgeries and operators, because forgeries
+    # would change how rare the operators' cases are.
+    forgeries = random.Random(f"forgeries {seed}")  # noqa: S311 -- reproducible
     count = forgeries.choice([0, 0, 0, 0, 1, 3])
     forged = _random_faults(forgeries, faults_end_at, count, ["forge trigger"])
     changes = _changes(draw, faults_end_at, draw.choice([0, 0, 1, 2, 4]), "change job")
     scenario = _with(scenario, changes + (operators or forged) + growth + more)
-    if operators and not scenario.poisons:  # they would have nothing to do
+    # Without poison, operators would have nothing to do.
+    if operators and not scenario.poisons:
         scenario = replace(scenario, poisons=_poisons(apart, sorted(set(every) - bad)))
     scenario = replace(
         scenario,
         added=tuple(_arrivals(streams, faults_end_at) for _ in growth),
-        misheard=random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05]),  # noqa: S311 -- likewise
-        changes=random.Random(f"changes {seed}").random() < CHANGES,  # noqa: S311 -- likewise
+        misheard=random.Random(f"misheard {seed}").choice([0.0, 0.0, 0.01, 0.05]),  # noqa: S311 -- reproducible
+        changes=random.Random(f"changes {seed}").random() < CHANGES,  # noqa: S311 -- reproducible
     )
-    modes = random.Random(f"modes {seed}")  # noqa: S311 -- likewise
+    modes = random.Random(f"modes {seed}")  # noqa: S311 -- reproducible
     if modes.random() >= MODES:
         return scenario
     way = _way(modes, f"modes {seed}", group_size)
@@ -408,14 +497,14 @@ def from_seed(seed: int) -> Scenario:
 
 
 def grouped(scenario: Scenario) -> Scenario:
-    """The same world, but that members hold the weights; with what may befall these."""
-    draw = random.Random(f"group of {scenario.seed}")  # noqa: S311 -- likewise
+    """Return the same world with members that hold the weights, and with faults among them."""
+    draw = random.Random(f"group of {scenario.seed}")  # noqa: S311 -- reproducible
     end = scenario.faults_end_at
     more = _random_faults(
         draw, end, int(end * draw.choice([0.0, 0.3, 1.0])), AMONG_MEMBERS, LASTS_S
     )
-    # Half of the owners know from the beginning who is to hold the weights.
-    switches = random.Random(f"switches of {scenario.seed}")  # noqa: S311 -- likewise
+    # The layout does not change in half of the worlds.
+    switches = random.Random(f"switches of {scenario.seed}")  # noqa: S311 -- reproducible
     count = switches.choice([0, 0, 0, 1, 2, 4])
     return replace(
         _with(scenario, more + _changes(switches, end, count, "switch aggregation")),
@@ -428,21 +517,21 @@ def grouped(scenario: Scenario) -> Scenario:
 
 
 def of_two_builds(scenario: Scenario) -> Scenario:
-    """Return the same world, in which some workers have another build of the task."""
+    """Return the same world with some workers that have another build of the task."""
     return replace(scenario, others=OTHERS)
 
 
 def forged(scenario: Scenario) -> Scenario:
-    """Return the same world of members, in which somebody forges what they say."""
-    draw = random.Random(f"forged reports {scenario.seed}")  # noqa: S311 -- likewise
+    """Return the same world of members with forged reports."""
+    draw = random.Random(f"forged reports {scenario.seed}")  # noqa: S311 -- reproducible
     end = scenario.faults_end_at
     count = int(end * draw.choice([0.3, 1.0, 3.0]))
     return _with(scenario, _random_faults(draw, end, count, ["forge report"]))
 
 
 def sliced(scenario: Scenario) -> Scenario:
-    """The same world of members, but that slices of the weights have owners."""
-    draw = random.Random(f"slices of {scenario.seed}")  # noqa: S311 -- likewise
+    """Return the same world of members with owners of slices of the weights."""
+    draw = random.Random(f"slices of {scenario.seed}")  # noqa: S311 -- reproducible
     slices = SliceSettings(
         count=draw.randint(1, 4),
         owners=draw.choice([1, 1, 2, 2, 3]),
@@ -457,10 +546,11 @@ def sliced(scenario: Scenario) -> Scenario:
 
 
 def frozen(seed: int) -> Scenario:
-    """Draw a scenario in which processes stand still, whoever holds the weights."""
-    draw = random.Random(f"frozen {seed}")  # noqa: S311 -- reproducible, and apart from the rest
+    """Draw a scenario with frozen processes, for any layout of the weights."""
+    draw = random.Random(f"frozen {seed}")  # noqa: S311 -- reproducible, separate
     scenario = from_seed(seed)
-    layout = draw.choice(["coordinator", "members", "slices"])  # who holds the weights
+    # Layout of the weights.
+    layout = draw.choice(["coordinator", "members", "slices"])
     if layout != "coordinator":
         scenario = grouped(scenario)
     if layout == "slices":
@@ -473,8 +563,8 @@ def frozen(seed: int) -> Scenario:
 
 
 def lying(scenario: Scenario) -> Scenario:
-    """Return the same world with a store that answers wrongly, mostly while all start anew."""
-    draw = random.Random(f"lies of {scenario.seed}")  # noqa: S311 -- likewise
+    """Return the same world with a store that gives wrong answers, usually while all restart."""
+    draw = random.Random(f"lies of {scenario.seed}")  # noqa: S311 -- reproducible
     faults = list[Fault]()
     for _ in range(draw.choice([1, 2, 4])):
         at = draw.uniform(0.2 * scenario.faults_end_at, scenario.faults_end_at)
@@ -489,15 +579,15 @@ def lying(scenario: Scenario) -> Scenario:
 
 
 def _with(scenario: Scenario, faults: tuple[Fault, ...]) -> Scenario:
-    """The same world, with further faults."""
+    """Return the same world with more faults."""
     ordered = sorted(scenario.faults + faults, key=lambda fault: fault.at)
     return replace(scenario, faults=tuple(ordered))
 
 
-# Kinds of worlds in which storage lies, by the remainder of the seed.
+# Kinds of worlds for a store that gives wrong answers, by the remainder of the seed.
 LAYOUTS = ("", "", "group", "slices")
-# The kinds of worlds, each drawn from a seed. Each but the first has random numbers of its own, so
-# that its faults change nothing in the worlds of another kind.
+# Kinds of worlds, each drawn from a seed. All but the first have their own random numbers, so that
+# their faults change nothing in other kinds.
 WORLDS: dict[str, Callable[[int], Scenario]] = {
     "": from_seed,
     "builds": lambda seed: of_two_builds(from_seed(seed)),
@@ -510,7 +600,7 @@ WORLDS: dict[str, Callable[[int], Scenario]] = {
 
 
 def _arrivals(draw: random.Random, faults_end_at: float) -> tuple[tuple[int, float], ...]:
-    """Offsets with holes; some records are there before anybody begins."""
+    """Draw offsets with holes, and arrival times. Some records exist from the beginning."""
     count, offset = draw.randint(3, 50), draw.randint(0, 5)
     backlog = draw.random()
     times = sorted(
@@ -525,14 +615,16 @@ def _arrivals(draw: random.Random, faults_end_at: float) -> tuple[tuple[int, flo
 
 def _poisons(draw: random.Random, decodable: list[tuple[int, int]]) -> tuple[Poison, ...]:
     harm: list[Harm] = ["is not finite", "raises", "kills", "kills"]
-    share = draw.choice([0.8, 1.0])  # some data fails only now and then
+    # Some records do not fail every time.
+    share = draw.choice([0.8, 1.0])
     records = draw.sample(decodable, min(draw.randint(1, 3), len(decodable)))
-    # At most one is not finite: several in one round would rightly hold the job as diverged.
+    # At most one record is not finite, because several in one round would rightly hold the job as
+    # diverged.
     return tuple(Poison(*r, draw.choice(harm[i > 0 :]), share) for i, r in enumerate(records))
 
 
 def _faults(draw: random.Random, faults_end_at: float, *, quiet: bool) -> tuple[Fault, ...]:
-    """Some worlds know more of one kind of trouble than others, and some hardly any."""
+    """Draw faults. Some worlds have more faults of one kind than others, and some have few."""
     kinds = list(HARMLESS)
     kinds += LEADERSHIP * draw.choice([0, 1, 2, 5])
     if not quiet:
@@ -558,7 +650,7 @@ def _faults(draw: random.Random, faults_end_at: float, *, quiet: bool) -> tuple[
 def _changes(
     draw: random.Random, faults_end_at: float, count: int, kind: FaultKind
 ) -> tuple[Fault, ...]:
-    """Changes by the job's owner; some come twice before anybody has heard of the first."""
+    """Draw changes by the job's owner. Some follow before any process has read the last one."""
     times = [draw.uniform(0, faults_end_at) for _ in range(count)]
     times += [time + draw.uniform(0, SOON_S) for time in times if draw.random() < SOON_AGAIN]
     return tuple(
@@ -573,7 +665,7 @@ def _random_faults(
     kinds: Sequence[FaultKind],
     seconds: Sequence[float] = (0.0,),
 ) -> tuple[Fault, ...]:
-    """Draw faults, each of one of these kinds, for one of these times."""
+    """Draw `count` faults, each with a random kind and time."""
     return tuple(
         Fault(
             draw.uniform(0, faults_end_at),

@@ -1,4 +1,4 @@
-"""The job's streams in virtual time: partitions that grow, lose records, or are created anew."""
+"""The job's streams in virtual time: partitions that grow, lose records, or are recreated."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from common.core.spans import LogPosition, Partition
 if TYPE_CHECKING:
     from common.simulation.faults.scenario import Scenario
 
-TOPICS = ("s", "t")  # of the partitions, in turn
+# Topics of the partitions, in turn.
+TOPICS = ("s", "t")
 
-Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic's id
-_offset, _arrival = itemgetter(0), itemgetter(1)  # of a stream's record
+Content: TypeAlias = tuple[Partition, int, int, str]  # offset, leader epoch, topic id
+_offset, _arrival = itemgetter(0), itemgetter(1)  # parts of a record
 
 
 class Streams:
     """Logs of all partitions.
 
     Args:
-        now: Gives the virtual time.
-        say: Adds a line to the story.
-        serial: Numbers that never come again.
+        scenario: The world.
+        now: Returns the virtual time.
+        say: Adds a line to the narration.
+        serial: Numbers that never repeat.
     """
 
     def __init__(
@@ -42,18 +44,20 @@ class Streams:
         self.partitions = [
             Partition(TOPICS[i % len(TOPICS)], i) for i in range(len(scenario.arrivals))
         ]
-        self.first = dict.fromkeys(self.partitions, 0)  # where the job begins
+        # Positions where the job begins.
+        self.first = dict.fromkeys(self.partitions, 0)
         self.records = dict(zip(self.partitions, scenario.arrivals, strict=True))
         self.log_start = dict.fromkeys(self.partitions, 0)
-        # Leader epochs of the streams' logs, each with its first offset, and ids of their topics.
+        # Leader epochs of each log with their first offsets, and topic ids.
         self.epochs: dict[Partition, tuple[tuple[int, int], ...]]
         self.epochs = dict.fromkeys(self.partitions, ((0, 0),))
         self.topic_ids = {topic: f"{topic}#0" for topic in TOPICS}
         self.known = {p: LogPosition(0, self.topic_ids[p.topic]) for p in self.partitions}
-        self.losses = 0  # how often one lost records
+        # Number of times that a stream lost records.
+        self.losses = 0
 
     def add_partition(self) -> None:
-        """Give a stream one more partition."""
+        """Add a partition to a stream."""
         index = len(self.partitions)
         partition = Partition(TOPICS[index % len(self._scenario.arrivals) % len(TOPICS)], index)
         self.partitions.append(partition)
@@ -62,7 +66,7 @@ class Streams:
         self.epochs[partition] = ((0, 0),)
 
     def cut_stream(self, partition: Partition, lost: int, new: int) -> None:
-        """A stream loses its last records, and gets some new ones at their offsets."""
+        """Let a stream lose its last records, and write new ones at their offsets."""
         there = [each for each in self.records[partition] if each[1] <= self._now()]
         if not there:
             return
@@ -76,7 +80,7 @@ class Streams:
         self._say(f"{partition} is cut at {end}, and gets {new} new records")
 
     def create_stream_anew(self, topic: str, new: int) -> None:
-        """A stream's topic is deleted and created anew; there are some records in it already."""
+        """Delete and recreate a stream's topic, with some records in it."""
         self.topic_ids[topic] = f"{topic}#{next(self._serial)}"
         for partition in [each for each in self.partitions if each.topic == topic]:
             self._rewrite(partition, 0, [], new)
@@ -88,7 +92,7 @@ class Streams:
     def _rewrite(
         self, partition: Partition, end: int, kept: list[tuple[int, float]], new: int
     ) -> None:
-        """Records go on at `end`: with some new ones, then with those that are still to come."""
+        """Replace the records from `end` on: first new ones, then those that have not arrived."""
         coming = [each for each in self.records[partition] if each[1] > self._now()]
         fresh = [(end + at, self._now()) for at in range(new)]
         shift = end + new - coming[0][0] if coming else 0
@@ -96,23 +100,23 @@ class Streams:
         self.records[partition] = (*kept, *fresh, *moved)
 
     def stream_end(self, partition: Partition) -> int:
-        """Where a stream's log ends."""
+        """Return the end of a stream's log."""
         records = self.records[partition]
         there = bisect_right(records, self._now(), key=_arrival)
         end = records[there - 1][0] + 1 if there else 0
         return max(self.epochs[partition][-1][1], end)
 
     def epoch_at(self, partition: Partition, offset: int) -> int:
-        """The leader epoch of a stream's record."""
+        """Return the leader epoch of a stream's record."""
         return max(epoch for epoch, first in self.epochs[partition] if first <= offset)
 
     def content(self, partition: Partition, offset: int) -> Content:
-        """A record by what nothing else ever was."""
+        """Return a record's unique identity."""
         topic_id = self.topic_ids[partition.topic]
         return partition, offset, self.epoch_at(partition, offset), topic_id
 
     def divergence(self, partition: Partition, known: LogPosition) -> Divergence | None:
-        """How a stream's log is not any more what a reader knew of it."""
+        """Return how a stream's log differs from what a reader knew of it; None if it does not."""
         topic_id, end = self.topic_ids[partition.topic], self.stream_end(partition)
         if known.topic_id not in {"", topic_id}:
             return Divergence(0, LogPosition(0, topic_id), end, recreated=True)
@@ -123,7 +127,7 @@ class Streams:
         return Divergence(0, known._replace(offset=reached), end, recreated=False)
 
     def fetch(self, partition: Partition, position: int, limit: int) -> list[int]:
-        """Offsets of the records that are there from a position on."""
+        """Return offsets of existing records from a position on."""
         records, first = self.records[partition], max(position, self.log_start[partition])
         end = bisect_right(records, self._now(), key=_arrival)
         begin = bisect_left(records, first, 0, end, key=_offset)

@@ -1,7 +1,7 @@
-"""One of a job's own topics in the simulated Kafka: it may lose its last records, or all of them.
+"""One of a job's own topics in the simulated Kafka. It may lose its last records, or all.
 
-A log that lost its tail goes on under a new leader epoch, and gives the same offsets to other
-records; a topic that is created anew has another id, and begins at 0.
+A log that lost its tail continues under a new leader epoch, and assigns the same offsets to other
+records. A recreated topic has another id, and begins at 0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ R = TypeVar("R")
 
 @dataclass
 class SimulatedTopic(Generic[R]):
-    """Its records, and what a reader can know of them."""
+    """A topic's records, and what a reader can know of them."""
 
-    name: str  # for people
-    generation: int = 0  # how often it was created anew
-    epoch: int = 0  # Kafka's leader epoch in force
-    _records: list[tuple[R | None, int]] = field(default_factory=list)  # each with its epoch
+    # Shown in messages.
+    name: str
+    # Number of times that the topic was recreated.
+    generation: int = 0
+    # Kafka's leader epoch in force.
+    epoch: int = 0
+    # Records with their leader epochs.
+    _records: list[tuple[R | None, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -32,28 +36,28 @@ class SimulatedTopic(Generic[R]):
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id."""
+        """Kafka's id of the topic."""
         return f"{self.name}#{self.generation}"
 
     def append(self, record: R | None) -> int:
-        """Append a record; returns its offset."""
+        """Append a record, and return its offset."""
         self._records.append((record, self.epoch))
         return len(self._records) - 1
 
     def position(self, offset: int) -> LogPosition:
-        """What a reader knows that has read all below an offset."""
+        """Return the position of a reader that has read all records below an offset."""
         epoch = self._records[offset - 1][1] if offset else -1
         return LogPosition(offset, self.topic_id, epoch)
 
     def agrees(self, position: LogPosition) -> bool:
-        """Whether it still is what a position knows of it."""
+        """Return True if the log still agrees with a position."""
         offset, topic_id, epoch = position
         if topic_id not in {"", self.topic_id} or offset > len(self):
             return False
         return epoch < 0 or offset == 0 or self._records[offset - 1][1] <= epoch
 
     def run(self, begin: int, end: int) -> tuple[tuple[tuple[int, R | None], ...], int]:
-        """Records from one offset on, up to another, that have one leader epoch; and that one."""
+        """Return records from `begin` up to `end` that have one leader epoch, and this epoch."""
         epoch = self._records[begin][1]
         found = list[tuple[int, R | None]]()
         for offset in range(begin, end):
@@ -64,7 +68,7 @@ class SimulatedTopic(Generic[R]):
         return tuple(found), epoch
 
     def elect(self) -> None:
-        """Another broker leads it from now on, and knows all that the one before did."""
+        """Let another broker lead the topic. No record is lost."""
         self.epoch += 1
 
     def cut(self, end: int) -> None:
@@ -73,7 +77,7 @@ class SimulatedTopic(Generic[R]):
         self.epoch += 1
 
     def create_anew(self) -> None:
-        """Be deleted with all that it holds, and created anew."""
+        """Delete the topic with all records, and recreate it."""
         self._records.clear()
         self.generation += 1
         self.epoch = 0

@@ -1,4 +1,4 @@
-"""A simulated worker: the production state machines with virtual hands."""
+"""A simulated worker: the production state machines with simulated input and output."""
 
 from __future__ import annotations
 
@@ -40,19 +40,28 @@ if TYPE_CHECKING:
 
 BATCH_LINGER_S = 0.5
 HEARTBEAT_TTL_S = 1.0
-NOTICED = 0.7  # how often the board sees at once that a process ended: a machine ends silently
-HELD = 0.5  # how often a message outlives the cut of a line
-LEAVE_S = 1.0  # that a worker has for the gradient under way
-POLL_S = 0.02  # mean time between polls that find something
-LOAD_S = 0.003  # mean time of a look at the board
-READ_BACK_S = 0.05  # mean time to read an address back
-MIXED: Token = (GENESIS, -1)  # changes upon other weights than they were changes of
-IN_ONE_POLL = 8  # batches that one poll may complete, beyond the bound
-DUPLICATE_LATE_SHARE = 0.4  # of the records that are appended twice: how many much later
+# Probability that Redis notices the end of a process at once. A machine ends silently.
+NOTICED = 0.7
+# Probability that a message survives a cut connection.
+HELD = 0.5
+# Time that a leaving worker has to finish its gradient.
+LEAVE_S = 1.0
+# Mean time between polls that return records.
+POLL_S = 0.02
+# Mean time of a read from Redis.
+LOAD_S = 0.003
+# Mean time to read an address back.
+READ_BACK_S = 0.05
+# Weights from changes applied to the wrong base.
+MIXED: Token = (GENESIS, -1)
+# Number of batches that one poll may complete beyond the bound.
+IN_ONE_POLL = 8
+# Share of late copies among records that are appended twice.
+DUPLICATE_LATE_SHARE = 0.4
 
 
 def worker_settings(world: World, revision: int) -> WorkerSettings:
-    """What a worker goes by that knows this revision."""
+    """Return the settings of a worker that knows this revision."""
     sizes = world.revisions[revision]
     linger_s = BATCH_LINGER_S if world.scenario.linger else None
     return WorkerSettings(sizes.batch_size, sizes.bound, linger_s, sizes.largest_group)
@@ -68,21 +77,27 @@ class SimulatedWorker(SimulatedProcess):
         build = random.Random(f"build of {world.scenario.seed} {number}")  # noqa: S311 -- reproducible
         is_other = build.random() < world.scenario.others
         self.digest = OTHER_DIGEST if is_other else DIGEST
-        self._revision = world.revision  # of the job, that it knows
+        # Revision of the job that this process knows.
+        self._revision = world.revision
         settings = worker_settings(world, self._revision)
-        self._most_samples = settings.batch_size  # in a batch that it announces now
+        # Largest batch that it may announce now.
+        self._most_samples = settings.batch_size
         self.machine = Worker(self.id, settings)
         self.orders = Assignments(self.id)
-        self.kafka_back_at = 0.0  # while it is cut off
+        # Time until which this process cannot reach Kafka.
+        self.kafka_back_at = 0.0
         self.leaving = False
         self._own = dict[Partition, int | None]()
-        self._known = dict[Partition, LogPosition]()  # of those that it reads
-        self._read = dict[Partition, list[Content]]()  # likewise, since it was placed
+        # Positions of the partitions that it reads.
+        self._known = dict[Partition, LogPosition]()
+        # Records read from each partition since it was placed.
+        self._read = dict[Partition, list[Content]]()
         self._reading = False
         self._cache = set[Address]()
         self._outbox = list[tuple[int, Claim]]()
         self._delivered = list[tuple[int, int]]()
-        self._reported_at = 0.0  # when the newest delivery report comes: they keep their order
+        # Arrival of the newest delivery report. Reports keep their order.
+        self._reported_at = 0.0
         self._model: tuple[ModelId, Token] | None = None
         self._busy = False
         world.board_readers.append(self.receive)
@@ -91,13 +106,13 @@ class SimulatedWorker(SimulatedProcess):
 
     @property
     def most_held(self) -> int:
-        """Batches that it may have in memory: its bound, and what was refused or lost as claims."""
+        """Maximum number of batches in memory: the bound, and those whose claims failed."""
         losses = self.world.figures.topic_losses
         return (2 + losses) * self.world.most_bound + IN_ONE_POLL
 
     @property
     def idle(self) -> bool:
-        """Whether nothing that it announced is still on its way, and it knows all there is."""
+        """True if no announced claim is pending, and it knows the newest revision."""
         return not self._outbox and (self.dead or self._revision == self.world.revision)
 
     @property
@@ -105,7 +120,7 @@ class SimulatedWorker(SimulatedProcess):
         return self.world.kafka_away or self.world.now < self.kafka_back_at
 
     def _push(self, reply: Reply, taken: TrueGradient | None) -> None:
-        """Send a reply; one that a cut line holds up arrives after it, or never."""
+        """Send a reply. During a cut connection, it arrives after the cut, or never."""
         held_s = self.redis_back_at - self.world.now
         if held_s <= 0:
             self.world.push(reply, taken)
@@ -115,7 +130,7 @@ class SimulatedWorker(SimulatedProcess):
     # --- stream side --------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Tick whenever the machine wants it; a frozen process catches up when it thaws."""
+        """Tick when the machine is due. A frozen process catches up when it thaws."""
         if self.dead:
             return
         if self._up():
@@ -142,7 +157,7 @@ class SimulatedWorker(SimulatedProcess):
             self._feed(events.Assigned(new))
 
     def _poll_changes(self) -> None:
-        """Look at the jobs topic; a batch that is open may be larger than the new b."""
+        """Poll the jobs topic. An open batch may be larger than a new b."""
         revision = self._revision if self._kafka_away else self.world.poll_revision(self._revision)
         if revision != self._revision:
             self._revision = revision
@@ -153,7 +168,7 @@ class SimulatedWorker(SimulatedProcess):
                 self._most_samples = sizes.batch_size
 
     def _poll(self) -> None:
-        """Read some records of some partition, as many as a poll happens to bring."""
+        """Read some records of a random partition."""
         world = self.world
         if self.dead:
             return
@@ -175,7 +190,7 @@ class SimulatedWorker(SimulatedProcess):
         world.later(world.jitter(POLL_S), self._poll)
 
     def _take(self, partition: Partition, offsets: list[int]) -> None:
-        """Take in records from the position on, in runs of one leader epoch."""
+        """Process records from the position on, in runs of one leader epoch."""
         world, position = self.world, self.machine.position(partition) or 0
         below = [offset for offset in offsets if offset < position]
         if below:
@@ -260,7 +275,7 @@ class SimulatedWorker(SimulatedProcess):
             raise Violation("cache unbounded", f"{self.id} holds {len(self._cache)} batches")
 
     def _send(self) -> None:
-        """The producer: in order, retried until acknowledged, now and then written twice."""
+        """Send claims in order, with retries until they are acknowledged, some of them twice."""
         world = self.world
         if not self._outbox:
             return
@@ -281,7 +296,7 @@ class SimulatedWorker(SimulatedProcess):
     # --- gradient side ------------------------------------------------------------------------
 
     def receive(self) -> None:
-        """Something was posted on the board."""
+        """Read new triggers from Redis."""
         if not self._up() or self._redis_away:
             return
         self.orders.listen(self.machine.triggers)
@@ -295,7 +310,7 @@ class SimulatedWorker(SimulatedProcess):
         self._compute()
 
     def _take_in(self, triggers: Sequence[UpdateTrigger]) -> None:
-        """Go by what triggers say beside orders."""
+        """Apply what triggers contain besides orders."""
         for trigger in triggers:
             if self._model is not None and trigger.continues(self._model[0]):
                 before, after = self.world.changes[trigger.model]
@@ -310,7 +325,7 @@ class SimulatedWorker(SimulatedProcess):
             self._carry_on(compute)
 
     def _carry_on(self, compute: Compute) -> None:
-        """Begin the next order, or say why not."""
+        """Begin the next order, or report why that is impossible."""
         world = self.world
         if self._model is None or self._model[0] != compute.model:
             token = None if self._redis_away else world.redis.models.get(compute.model)
@@ -339,13 +354,14 @@ class SimulatedWorker(SimulatedProcess):
             self._compute()
 
     def _computed(self, compute: Compute, token: Token, seconds: float) -> None:
-        """The gradient is there; a process that was frozen meanwhile has it when it thaws."""
+        """Report a computed gradient. A process that is frozen reports it when it thaws."""
         world = self.world
         if self.dead:
             return
         if not self._up():
             late_s = self.frozen_until - world.now + 0.001
-            took_s = seconds + late_s  # its clock went on
+            # The process's clock did not stop.
+            took_s = seconds + late_s
             world.later(late_s, lambda: self._computed(compute, token, took_s))
             return
         self._busy = False
@@ -377,7 +393,7 @@ class SimulatedWorker(SimulatedProcess):
             self._found(compute, token, seconds)
 
     def _found(self, compute: Compute, token: Token, seconds: float) -> None:
-        """The gradient is there."""
+        """Send a computed gradient."""
         samples = sum(batch.samples for batch in compute.batches)
         offsets = tuple(batch.offset for batch in compute.batches)
         rate = compute.local_rate
@@ -392,7 +408,7 @@ class SimulatedWorker(SimulatedProcess):
         return Failed(self.id, compute.model, tuple(b.offset for b in batches), reason)
 
     def _is_another(self, span: Span) -> bool:
-        """Whether a span's records are others now than were claimed."""
+        """Return True if a span's records are no longer those that were claimed."""
         leader_status = self.world.redis.leader_status
         topic_id = leader_status.topic_id(span) if leader_status is not None else ""
         if topic_id not in {"", self.world.streams.topic_ids[span.topic]}:
@@ -408,7 +424,7 @@ class SimulatedWorker(SimulatedProcess):
         )
 
     def _poison_in(self, address: Address) -> Poison | None:
-        """What spoils a gradient over this address, this time."""
+        """Return the poison that spoils a gradient over this address this time, if any."""
         for poison in self.world.scenario.poisons:
             if poison.lies_in(address) and self.world.chance(poison.share):
                 return poison
@@ -417,12 +433,12 @@ class SimulatedWorker(SimulatedProcess):
     # --- faults -------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Die at once; what the network already has still arrives."""
+        """Die at once. Some records that are being sent still arrive."""
         self._outbox = self._outbox[: self.world.draw.randint(0, len(self._outbox))]
         self._end()
 
     def leave(self) -> None:
-        """Leave well: finish what is under way, hand back what is not begun."""
+        """Leave on notice: finish the current gradient, and return orders that are not begun."""
         if not self._up():
             return
         self.leaving = True
@@ -438,11 +454,12 @@ class SimulatedWorker(SimulatedProcess):
     def _gone(self) -> None:
         if not self.dead:
             if self._busy:
-                self._say_worker_leaving(finish=False)  # its time is over
+                # The time for the current gradient is over.
+                self._say_worker_leaving(finish=False)
             self._end()
 
     def _end(self) -> None:
-        """The process is no more; the board mostly notices at once."""
+        """End the process. Redis usually notices at once."""
         self.dead = True
         self.world.board_readers.remove(self.receive)
         if self.world.chance(NOTICED):
@@ -450,15 +467,15 @@ class SimulatedWorker(SimulatedProcess):
         self._on_death()
 
     def cut_off_redis(self, seconds: float) -> None:
-        """No line to the board for a while; its server may notice that the connection broke."""
+        """Cut the connection to Redis for a while. Redis may notice this."""
         self.redis_back_at = self.world.now + seconds
         if self.world.chance(NOTICED):
             self.world.redis.alive.pop(self.id, None)
 
     def cut_off_kafka(self, seconds: float) -> None:
-        """No line to the broker for a while; the group may believe that it is gone."""
+        """Cut the connection to Kafka for a while. The group may remove this worker."""
         self.kafka_back_at = self.world.now + seconds
 
     def evict(self) -> None:
-        """Lose every row in memory; addresses are read back."""
+        """Lose all rows in memory, so that addresses must be read back."""
         self._cache.clear()

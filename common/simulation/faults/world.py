@@ -1,7 +1,7 @@
-"""The outside of the simulated processes: virtual time, Kafka, Redis, object storage, the group.
+"""Everything outside the simulated processes: virtual time, Kafka, Redis, storage, the group.
 
-Nothing here knows the protocol. Redis may be wiped or replaced by a stale copy, Kafka appends after
-a delay, once or twice; both may be away.
+Nothing here knows the protocol. Redis may be wiped or replaced by a stale copy. Kafka appends after
+a delay, once or twice. Both may be unavailable.
 """
 
 from __future__ import annotations
@@ -50,60 +50,72 @@ if TYPE_CHECKING:
     from common.core.liveness import Heartbeat
     from common.simulation.faults.scenario import Lie, Scenario
 
-POLL_CHANCE = 0.15  # how often a process that looks at the jobs topic finds what is new there
-CLOCK_ERROR_S = 5.0  # between machines: a successor's clock may be behind
-NOISES = (0.0, 4.0, 64.0)  # of a gradient: K goes up by some messages, and down by others
-# Digest of the layout of the job's model.
+# Probability that a poll of the jobs topic finds new records.
+POLL_CHANCE = 0.15
+# Difference between clocks of machines. A successor's clock may be behind.
+CLOCK_ERROR_S = 5.0
+# Noise of a gradient. Some of these values raise a tuned K, others lower it.
+NOISES = (0.0, 4.0, 64.0)
+# Layout digest of the job's model.
 DIGEST = "0123456789abcdef"
-OTHER_DIGEST = "f" * 16  # of the layout that another build of the task makes
-BOARD_S = 0.001  # mean time until a reader of the board sees what is new there
-LATE_S = 3.0  # how late a late message may be: several takeovers
+# Layout digest of another build's model.
+OTHER_DIGEST = "f" * 16
+# Mean time until a reader of Redis sees a change.
+BOARD_S = 0.001
+# Longest delay of a late message, which spans several takeovers.
+LATE_S = 3.0
 
-Token: TypeAlias = tuple[ModelId, int]  # stands for weights: who made them, and a serial number
+# Stands for weights: their version, and a serial number.
+Token: TypeAlias = tuple[ModelId, int]
 
 
 @dataclass
 class Redis:
-    """The board's content."""
+    """Content of Redis."""
 
     lease: tuple[str, float] | None = None
-    taken_from: set[str] = field(default_factory=set)  # before their lease ran out
+    # Holders that lost the lease before it expired.
+    taken_from: set[str] = field(default_factory=set)
     models: dict[ModelId, Token] = field(default_factory=dict)
-    triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # by stream
+    triggers: dict[str, list[UpdateTrigger]] = field(default_factory=dict)  # keyed by stream
     replies: dict[int, list[tuple[Reply, TrueGradient | None]]] = field(default_factory=dict)
     leader_status: LeaderStatus | None = None
     alive: dict[WorkerId, tuple[Heartbeat, float]] = field(default_factory=dict)
-    # Without weights, where members hold them.
+    # The weights are None if members hold them.
     snapshots: dict[int, tuple[Snapshot, Token | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One optimizer step: from which weights, with which batches."""
+    """One optimizer step: its base weights and its batches."""
 
     parent: Token
     batches: tuple[int, ...]
-    progress: float  # updates of the job's own K, with this one
+    # Updates so far, with this one, in units of the job's own K.
+    progress: float
 
 
 class GradientPart(NamedTuple):
     """A gradient message in a sum."""
 
     batches: tuple[int, ...]
-    version: int  # of the weights that it was taken at
-    local_rate: float  # at which it really was walked
+    # Version of the weights at which the gradient was taken.
+    version: int
+    # Actual rate of the local steps.
+    local_rate: float
 
 
 @dataclass(frozen=True)
 class TrueGradient:
-    """What is true of a gradient, whatever its message says."""
+    """Facts about a gradient, which its message may state wrongly."""
 
-    weights: Token  # that it was taken at
+    # Weights at which it was taken.
+    weights: Token
     local_rate: float
 
 
 class Entry(NamedTuple):
-    """What a member enters a collective with."""
+    """A member's input to a collective."""
 
     reduce: Reduce
     state: Token
@@ -113,7 +125,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class Collectives:
-    """A process group: each member's n-th call meets the others' n-th."""
+    """A process group. The n-th calls of its members form one collective."""
 
     members: tuple[Member, ...]
     closed: set[Member] = field(default_factory=set)
@@ -121,7 +133,7 @@ class Collectives:
     count: Counter[Member] = field(default_factory=Counter)
 
     def enter(self, member: Member, entry: Entry) -> dict[Member, Entry]:
-        """A member's next call; returns what others meet it with, now or later."""
+        """Make a member's next call. Return the call's entries, to which others are added later."""
         self.count[member] += 1
         call = self.calls[self.count[member]]
         call[member] = entry
@@ -129,75 +141,88 @@ class Collectives:
 
 
 class Found(NamedTuple):
-    """What a copier finds of a version."""
+    """The part of a version that a copier finds."""
 
     state: Token | None = None
-    origin: int = 0  # of version 0: who made it
-    moments: Mapping[int, Token] = MappingProxyType({})  # of which state it has this, by slice
+    # Version 0 only: life of the member that made it.
+    origin: int = 0
+    # Keyed by slice: the state whose optimizer part this is.
+    moments: Mapping[int, Token] = MappingProxyType({})
 
 
 @dataclass
 class Between:
-    """What is among members that hold the weights."""
+    """State shared by members that hold the weights."""
 
     draw: random.Random
     members: dict[Member, Callable[[ModelId], Found]] = field(default_factory=dict)
-    links: set[frozenset[Member]] = field(default_factory=set)  # that are cut
-    # What met in each membership's collectives, and what came out of each attempt: None, where that
-    # is not finite, of which messages, by which order.
+    # Cut connections.
+    links: set[frozenset[Member]] = field(default_factory=set)
+    # Collectives of each membership, and the result of each attempt: its state (None if not
+    # finite), its messages, and its order.
     collectives: dict[tuple[int, int], Collectives] = field(default_factory=dict)
     results: dict[AttemptId, tuple[Token | None, tuple[GradientPart, ...], Reduce]] = field(
         default_factory=dict
     )
     overflowed: bool = False
-    met: Counter[str] = field(default_factory=Counter)  # what has happened, how often
-    truth: dict[ModelId, Token] = field(default_factory=dict)  # what each version is
-    stored: dict[ModelId, dict[int, Token]] = field(default_factory=dict)  # by slice
+    # Number of events of each kind.
+    met: Counter[str] = field(default_factory=Counter)
+    # State of each version.
+    truth: dict[ModelId, Token] = field(default_factory=dict)
+    stored: dict[ModelId, dict[int, Token]] = field(default_factory=dict)  # keyed by slice
 
 
 class ChanceSources:
-    """Sources of chance, one for each kind of event, so that other worlds stay as they are."""
+    """Sources of random numbers, one per kind of event, so that other worlds do not change."""
 
     def __init__(self, seed: int) -> None:
         self.numbers = random.Random(f"numbers {seed}")  # noqa: S311 -- reproducible, not secret
-        self.looks = random.Random(f"looks {seed}")  # noqa: S311 -- likewise
-        self.losses = random.Random(f"losses of {seed}")  # noqa: S311 -- likewise
-        self.cuts = random.Random(f"cuts of {seed}")  # noqa: S311 -- likewise
-        self.leases = random.Random(f"leases {seed}")  # noqa: S311 -- likewise
-        self.noise = random.Random(f"noise {seed}")  # noqa: S311 -- likewise
+        self.looks = random.Random(f"looks {seed}")  # noqa: S311 -- reproducible
+        self.losses = random.Random(f"losses of {seed}")  # noqa: S311 -- reproducible
+        self.cuts = random.Random(f"cuts of {seed}")  # noqa: S311 -- reproducible
+        self.leases = random.Random(f"leases {seed}")  # noqa: S311 -- reproducible
+        self.noise = random.Random(f"noise {seed}")  # noqa: S311 -- reproducible
 
 
 @dataclass
 class Outages:
-    """When servers that are away answer again, and until when object storage answers wrongly."""
+    """Times when unavailable servers answer again, and wrong answers of object storage."""
 
     kafka_back_at: float = 0.0
     redis_back_at: float = 0.0
     storage_back_at: float = 0.0
-    lie: tuple[Lie, float, int] | None = None  # until when, and how many checkpoints there were
+    # Kind of wrong answer, its end, and the number of checkpoints at its beginning.
+    lie: tuple[Lie, float, int] | None = None
 
 
 @dataclass
 class Figures:
-    """What has happened, for checks and reports alone."""
+    """Events so far, only for checks and reports."""
 
-    # What workers read for their claims: offsets, and of which log they were.
+    # Offsets that workers read for their claims, and the logs that these were of.
     contents: dict[tuple[WorkerId, Address], frozenset[Content]] = field(default_factory=dict)
-    # Every `claimed` that any leader stated, by its position and the control topic it had read.
+    # All `claimed` that leaders have published, keyed by their position in the control topic.
     leader_statuses: dict[LogPosition, Positions] = field(default_factory=dict)
     newest_lead: int = -1
-    slices: int | UnsetType | None = None  # as the newest leader has it
-    awaited: int = 0  # how often a coordinator did not find the checkpoint that it needed
-    dead_letters: set[tuple[Partition, int]] = field(default_factory=set)  # of malformed records
-    dead_batches: set[Batch] = field(default_factory=set)  # quarantined, and with a dead letter
-    requeued: int = 0  # records of operators that count
-    replayed: set[Batch] = field(default_factory=set)  # whose records were produced anew
-    held_for: str = ""  # why, if a coordinator said so and no operator has seen it yet
-    topic_losses: int = 0  # how often Kafka lost records of the control or the updates topic
+    slices: int | UnsetType | None = None  # layout of the newest leader
+    # Number of times that a coordinator lacked the checkpoint that it needed.
+    awaited: int = 0
+    # Malformed records that have a dead letter.
+    dead_letters: set[tuple[Partition, int]] = field(default_factory=set)
+    # Quarantined batches that have a dead letter.
+    dead_batches: set[Batch] = field(default_factory=set)
+    # Number of operators' records that count.
+    requeued: int = 0
+    # Batches whose records were produced again.
+    replayed: set[Batch] = field(default_factory=set)
+    # Reason why a coordinator held the job, until an operator has read it.
+    held_for: str = ""
+    # Number of times that Kafka lost records of the control or the updates topic.
+    topic_losses: int = 0
 
 
 class World:
-    """Everything outside; it also carries virtual time and the one source of randomness."""
+    """Everything outside the processes, with virtual time and the main source of randomness."""
 
     def __init__(self, scenario: Scenario, narrate: Callable[[float, str], None] | None) -> None:
         self.scenario = scenario
@@ -213,15 +238,16 @@ class World:
         self.outages = Outages()
         self.control = SimulatedTopic[ControlRecord]("control")
         self.updates = SimulatedTopic[AuditRecord]("updates")
-        self.ended = set[str]()  # coordinators
+        # Coordinators that have ended.
+        self.ended = set[str]()
         self.redis = Redis()
         self.replica: Redis | None = None
-        self.blobs = list[tuple[Snapshot, Token | None]]()  # in the order of their arrival
+        self.blobs = list[tuple[Snapshot, Token | None]]()  # ordered by arrival
         self.nodes = dict[Token, Node]()
-        self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- likewise
-        # What a trigger's changes make of which weights, by the leader's epoch and the model.
+        self.group = Between(random.Random(f"between members {scenario.seed}"))  # noqa: S311 -- reproducible
+        # Changes of a trigger, keyed by its model: weights before and after.
         self.changes = dict[ModelId, tuple[Token, Token]]()
-        # The jobs topic: the job as its owner wanted it, one after another.
+        # The jobs topic: all revisions of the job, in order.
         self.revisions = [scenario.sizes]
         self.owners = dict[Partition, WorkerId]()
         self.control_readers = list["Callable[[], None]"]()
@@ -230,12 +256,12 @@ class World:
     # --- time ---------------------------------------------------------------------------------
 
     def say(self, text: str, *details: object) -> None:
-        """Add a line to the story, where somebody listens."""
+        """Add a line to the narration, if there is one."""
         if self._narrate is not None:
             self._narrate(self.now, " ".join([text, *map(str, details)]))
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something after a delay."""
+        """Run an action after a delay."""
         heapq.heappush(self._heap, (self.now + delay_s, next(self.serial), action))
 
     def _wake(self, readers: list[Callable[[], None]], mean_s: float) -> None:
@@ -243,30 +269,30 @@ class World:
             self.later(self.jitter(mean_s), wake)
 
     def step(self) -> None:
-        """Do the next thing."""
+        """Run the next action."""
         self.now, _, action = heapq.heappop(self._heap)
         action()
 
     def jitter(self, mean_s: float) -> float:
-        """A random delay with a long tail."""
+        """Draw a random delay with a long tail."""
         return self.draw.expovariate(1.0 / mean_s)
 
     def chance(self, share: float) -> bool:
-        """Whether something happens this time."""
+        """Draw True with this probability."""
         return share > 0 and self.draw.random() < share
 
     def unused_number(self) -> int:
-        """A number for an epoch: of a process whose clock may be wrong by some seconds."""
+        """Return a number for an epoch, from a clock that may be wrong by some seconds."""
         clock_s = max(self.now + self.draws.numbers.uniform(-CLOCK_ERROR_S, CLOCK_ERROR_S), 0.0)
         return unused_number(clock_s, self.draws.numbers.randrange(4096))
 
     def square(self, samples: int) -> float:
-        """|gradient summed over so many samples|^2, where the gradient's own length is 1."""
+        """Return |gradient summed over samples|^2, for a gradient of length 1 plus noise."""
         return samples * (samples + self.draws.noise.choice(NOISES))
 
     @property
     def lossy(self) -> float:
-        """Share of triggers and gradients that get lost; none after the last fault."""
+        """Share of triggers and gradients that are lost; 0 after the last fault."""
         return 0.0 if self.faults_over else self.scenario.lossy
 
     # --- Kafka --------------------------------------------------------------------------------
@@ -278,32 +304,32 @@ class World:
 
     @property
     def most_bound(self) -> int:
-        """The largest bound that a worker may ever have gone by."""
+        """The largest bound of any revision."""
         return max(sizes.bound for sizes in self.revisions)
 
     def poll_revision(self, revision: int) -> int:
-        """What a process knows next of the job: some of what is new, all of it, or nothing yet."""
+        """Return the revision that a process finds: its own, or any newer one."""
         if revision == self.revision or self.kafka_away or not self.chance(POLL_CHANCE):
             return revision
         return self.draw.randint(revision + 1, self.revision)
 
     @property
     def kafka_away(self) -> bool:
-        """Whether the broker is down."""
+        """True if the broker is unavailable."""
         return self.now < self.outages.kafka_back_at
 
     @property
     def redis_away(self) -> bool:
-        """Whether the board is down."""
+        """True if Redis is unavailable."""
         return self.now < self.outages.redis_back_at
 
     @property
     def storage_away(self) -> bool:
-        """Whether object storage is down."""
+        """True if object storage is unavailable."""
         return self.now < self.outages.storage_back_at
 
     def append_control(self, record: ControlRecord | None) -> int:
-        """Append to the control topic now; returns the offset."""
+        """Append to the control topic now, and return the offset."""
         offset = self.control.append(record)
         self._wake(self.control_readers, self.scenario.kafka_s)
         return offset
@@ -318,14 +344,14 @@ class World:
     def lose(
         self, topic: SimulatedTopic[AuditRecord] | SimulatedTopic[ControlRecord], end: int | None
     ) -> None:
-        """A topic of the job loses its records from an offset on, or is created anew."""
+        """Let a topic of the job lose its records from an offset on, or recreate it."""
         self.figures.topic_losses += 1
         if end is None:
             topic.create_anew()
         else:
             topic.cut(end)
         self.say(f"{topic.name} topic:", "created anew" if end is None else f"cut at {end}")
-        # Of the others nobody knows any more that their records were produced anew.
+        # If a record `Replayed` is lost, no log shows that the batch was produced again.
         history, replayed = History(), set[Batch]()
         for offset, record in enumerate(self.updates):
             if history.feed(offset, record) and isinstance(record, Replayed):
@@ -337,11 +363,11 @@ class World:
     # --- object storage -----------------------------------------------------------------------
 
     def lie(self, lie: Lie, seconds: float) -> None:
-        """Let object storage answer wrongly for a while."""
+        """Make object storage give wrong answers for a while."""
         self.outages.lie = lie, self.now + seconds, len(self.blobs)
 
     def listed(self) -> tuple[list[tuple[Snapshot, Token | None]], dict[ModelId, str], bool]:
-        """Return what object storage answers: checkpoints, torn ones, and whether it failed."""
+        """Return storage's answer: checkpoints, torn checkpoints, and True if storage failed."""
         lie, until, before = self.outages.lie or ("", 0.0, 0)
         there = sorted(self.blobs, key=lambda blob: blob[0].name)
         if self.storage_away:
@@ -365,14 +391,14 @@ class World:
     # --- Redis --------------------------------------------------------------------------------
 
     def put_model(self, model: ModelId, token: Token, kept: int) -> None:
-        """Put weights under a name; the oldest names are forgotten."""
+        """Store weights under a name, and delete the oldest names."""
         models = self.redis.models
         models[model] = token
         for old in list(models)[:-kept]:
             del models[old]
 
     def post(self, trigger: UpdateTrigger, stream: str) -> bool:
-        """Post a trigger, unless a later one is there; some are trimmed before anybody reads."""
+        """Post a trigger unless a later one exists. Some are trimmed before anyone reads them."""
         triggers = self.redis.triggers.setdefault(stream, [])
         if triggers and trigger.id <= triggers[-1].id:
             return False
@@ -384,7 +410,7 @@ class World:
         return True
 
     def forge_trigger(self, epoch: int) -> None:
-        """Put a trigger that nobody made where workers read, unless its like is there."""
+        """Write a trigger of no leader to the current stream, unless one as high exists."""
         status = self.redis.leader_status
         triggers = self.redis.triggers.setdefault("" if status is None else status.triggers, [])
         forged = UpdateTrigger(TriggerId(epoch, 1), ModelId(epoch, 1), ())
@@ -394,7 +420,7 @@ class World:
             self._wake(self.board_readers, BOARD_S)
 
     def forge_report(self, which: int) -> None:
-        """Say something in the name of a member, or of another process of its name."""
+        """Forge a report of a member, or of another process of its name."""
         status = self.redis.leader_status
         posted = () if status is None else self.redis.triggers.get(status.triggers, ())
         own = [each for each in posted if status is not None and each.id.epoch == status.epoch]
@@ -418,14 +444,14 @@ class World:
         self._wake(self.board_readers, BOARD_S)
 
     def triggers_after(self, last_trigger: TriggerId, stream: str) -> list[UpdateTrigger]:
-        """Triggers above an id; now and then some are trimmed before this worker reads them."""
+        """Return triggers above an id. Some may be trimmed before this worker reads them."""
         found = [
             trigger for trigger in self.redis.triggers.get(stream, ()) if trigger.id > last_trigger
         ]
         return [t for t in found if not self.chance(self.lossy * 0.2)]
 
     def push(self, reply: Reply, taken: TrueGradient | None) -> None:
-        """Send a reply: it may get lost, come late, or twice."""
+        """Send a reply. It may be lost, or come late or twice."""
 
         def arrive() -> None:
             self.redis.replies.setdefault(reply.model.epoch, []).append((reply, taken))
@@ -437,15 +463,15 @@ class World:
             self.later(self.draw.uniform(0, LATE_S), arrive)
 
     def wipe_redis(self) -> None:
-        """Redis comes back empty."""
+        """Replace Redis by an empty one."""
         self.redis = Redis()
 
     def copy_redis(self) -> None:
-        """A replica is this far."""
+        """Copy Redis to a replica, which then falls behind."""
         self.replica = copy.deepcopy(self.redis)
 
     def fail_over_redis(self) -> None:
-        """The replica takes over, whatever it has missed."""
+        """Let the replica take over, without the changes that it has missed."""
         if self.replica is not None:
             self.redis, self.replica = self.replica, None
 
