@@ -1,6 +1,6 @@
-"""What the product asks of object storage, as a protocol that one contract suite tests.
+"""Port of object storage. One contract suite tests all adapters.
 
-An adapter is imported when it is opened: a client library takes part of a second to load.
+An adapter is imported when it is opened, since a client library takes part of a second to load.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Blobs(Protocol):
-    """Named immutable bytes, and a few small names that move. May be shared between threads.
+    """Named bytes. May be shared between threads.
 
-    Every call may raise `UnavailableError` when the store is unavailable.
+    Most blobs never change; a few small ones are changed by `replace`. Every call may raise
+    `UnavailableError`.
     """
 
     @property
@@ -26,28 +27,29 @@ class Blobs(Protocol):
         """Address of the store for people, without secrets."""
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write whole or not at all; a reader never sees a part."""
+        """Write a blob atomically: a reader never sees a part of it."""
 
     def get(self, name: str) -> bytes | None:
-        """Read whole, or None where there is no such name."""
+        """Return a blob, or None if there is no such name."""
 
     def names(self, prefix: str) -> list[str]:
-        """Return all names that begin so, sorted.
+        """Return all names with a prefix, sorted.
 
         Raises:
-            UnavailableError: If the answer is no complete list of this store's names.
+            UnavailableError: If the answer is not a complete list of this store's names.
         """
 
     def delete(self, name: str) -> None:
-        """Delete; nothing happens where there is no such name."""
+        """Delete a blob; do nothing if there is no such name."""
 
     def get_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Read together with a tag that changes whenever the content does."""
+        """Return a blob with a tag that changes whenever the content does; None if missing."""
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Write only if the content still has this tag (None: only if there is none yet).
+        """Write a blob if it still has this tag, or if it does not exist yet and the tag is None.
 
-        False where somebody else was faster.
+        Returns:
+            False if another process was faster.
         """
 
 
@@ -55,8 +57,8 @@ def open_blobs(settings: Settings) -> Blobs:
     """Open object storage.
 
     Raises:
-        UserError: If the settings name none.
-        UnavailableError: If it is a directory that cannot be used.
+        UserError: If the settings name no object storage.
+        UnavailableError: If the settings name a directory that cannot be used.
     """
     url = urlsplit(settings.blobs)
     if url.scheme == "file":
