@@ -24,7 +24,7 @@ def connect(settings: Settings) -> Outside:
 
     @cache
     def boards() -> Boards:
-        from common.redis.boards import open_boards  # noqa: PLC0415 -- see above
+        from common.redis.boards import open_boards  # noqa: PLC0415 -- imported on first use
 
         return open_boards(settings)
 
@@ -38,6 +38,6 @@ def connect(settings: Settings) -> Outside:
 
 
 def _open_log(settings: Settings) -> TransactionalLog:
-    from common.kafka.transactions import KafkaTransactionalLog  # noqa: PLC0415 -- see above
+    from common.kafka.transactions import KafkaTransactionalLog  # noqa: PLC0415 -- imported on first use
 
     return KafkaTransactionalLog(kafka_settings(settings, "doll"))

@@ -34,7 +34,7 @@ THREADS = 8
 SLOW_S = 0.05
 # A turn of this length makes the process unhealthy.
 HANGS_S = 300.0
-# A turn of this length occupies its thread. The log says so if it leaves only one free thread.
+# A turn of this length occupies its thread. The log says if only one thread is left for all others.
 LONG_S = 1.0
 PATIENCE = Patience()
 # A second thread wakes this much after the first one, in case the first one is in a turn by then.

@@ -62,11 +62,11 @@ def open_blobs(settings: Settings) -> Blobs:
     """
     url = urlsplit(settings.blobs)
     if url.scheme == "file":
-        from common.storage.disk import DiskBlobs  # noqa: PLC0415 -- see above
+        from common.storage.disk import DiskBlobs  # noqa: PLC0415 -- imported on first use
 
         return DiskBlobs(Path(unquote(url.path)))
     if url.scheme == "s3":
-        from common.storage.s3 import S3Blobs  # noqa: PLC0415 -- see above
+        from common.storage.s3 import S3Blobs  # noqa: PLC0415 -- imported on first use
 
         prefix = unquote(url.path).strip("/")
         return S3Blobs(url.netloc, f"{prefix}/" if prefix else "")

@@ -6,7 +6,7 @@ and the leader that applies it contribute to the same trace without any communic
 
     span               from                              to                          by
     batch              first record arrives in Kafka     its update is published     coordinator
-      batch.read       first record arrives in Kafka     the batch is claimed        worker
+      batch.read       first record arrives in Kafka     the claim is sent           worker
       batch.announce   the claim is sent                 Kafka has the claim         worker
       batch.wait       the claim is accepted             the batch is in a trigger   coordinator
       batch.gradient   a worker receives an order        its gradient is sent        worker

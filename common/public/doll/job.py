@@ -50,12 +50,13 @@ class Progress(msgspec.Struct, frozen=True):
     Attributes:
         version: J, the number of updates in the model.
         samples: Samples trained so far.
-        loss: Mean loss per sample of the newest update.
-        metrics: Metrics of the newest update.
-        updates_per_s: Updates per second.
-        samples_per_s: Samples per second.
+        loss: Mean loss per sample over the last updates.
+        metrics: Mean of each metric over the last updates. `auc`, `calibration_error`, `f1`,
+            `precision` and `recall` are of the records of the last minute.
+        updates_per_s: Updates per second, over the last 10 s.
+        samples_per_s: Samples per second, over the last 10 s.
         lag: Records in the streams that are in no update yet.
-        workers: Workers that are alive.
+        workers: Workers that send heartbeats.
         skipped: Records that could not be decoded.
         quarantined: Batches that were given up.
         expired: Records that Kafka deleted before they were trained.
@@ -82,12 +83,12 @@ class Status(msgspec.Struct, frozen=True):
     Attributes:
         id: Name of the job.
         state: State; docs/reference/job-states.md lists all.
-        why: Reason for the state.
+        why: Reason for the state; may be empty.
         wanted: State that the owner wants: `running`, `paused` or `stopped`.
-        reason: Reason that was given with the last change.
-        revision: Revision of the settings, which each change increases.
+        reason: Reason for the wanted state.
+        revision: Number of changes of the settings.
         submitted_s: Time of submission in seconds since 1970.
-        spec: Specification, as in the job file.
+        spec: Specification with all defaults and changes.
         progress: Progress of the training.
     """
 
@@ -230,14 +231,15 @@ class Job:
         every_s: float = 1.0,
         framework: Framework = "torch",
     ) -> Live[Net]:
-        """Return a copy of a network that is replaced as a whole by each newer version.
+        """Return a network that follows the job: each newer version replaces it as a whole.
 
-        A version is used only if a snapshot has it, so none is ever taken back. The one exception:
-        if Redis is wiped and the leader dies, the job continues from an older checkpoint, and
-        versions of the next epoch replace the newer one.
+        Only versions in a snapshot are used, so that a leader never takes them back. There is one
+        exception: if Redis is wiped and the leader dies, the job continues from an older
+        checkpoint, and versions of the next epoch replace the one in use.
 
         Args:
-            net: Network with `load_state_dict` that can be copied. It is not modified.
+            net: Network that is copied for each version. It needs `load_state_dict`, and it is not
+                modified.
             version: `"newest"` for the newest snapshot, or `"best"` for the version with the lowest
                 mean loss.
             every_s: Time between polls for a newer version.

@@ -38,9 +38,9 @@ class Served(NamedTuple, Generic[Net]):
 class Live(Generic[Net]):
     """The newest version of a network. Close it, or use it in a `with` block.
 
-    `live(inputs)` computes with the newest version. `live.served` is one version that never
-    changes, for as long as you keep it. While the service cannot be reached, the last version stays
-    and `error` says why.
+    `live(inputs)` computes with the newest version. To use one version for several calls, keep the
+    object in `live.served`, which never changes. While the service cannot be reached, the last
+    version stays and `error` says why.
 
     Attributes:
         served: Network of the newest version. It is replaced as a whole and never modified.

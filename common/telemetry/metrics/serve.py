@@ -12,7 +12,8 @@ class ServeMetrics(MetricSet):
 
     Args:
         version: Returns J of the version that answers.
-        behind_s: Returns the time since the server confirmed that there is no newer version.
+        behind_s: Returns the time since the server last confirmed that this version is the wanted
+            one.
     """
 
     def __init__(self, version: Callable[[], int], behind_s: Callable[[], float]) -> None:
