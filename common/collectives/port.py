@@ -1,4 +1,4 @@
-"""Port of groups, in which members of a job sum their vectors without the coordinator.
+"""Port of groups: members of a job that sum their vectors without the coordinator.
 
 `common.collectives.torch_group` implements it with torch's gloo over TCP and with NCCL between
 GPUs, and `tests.fakes.group` in memory. One contract suite (tests/contract/test_group.py) tests
@@ -107,7 +107,7 @@ class Group(Protocol):
 
 
 class Groups(Protocol):
-    """Makes groups of which this process is a member. May be shared between threads."""
+    """Makes groups that include this process. May be shared between threads."""
 
     @property
     def address(self) -> str:

@@ -158,7 +158,7 @@ def _resolved(variable: str, host: str) -> tuple[socket.AddressFamily, str]:
 
 
 class TorchGroups:
-    """Makes groups of which this process is a member. May be shared between threads.
+    """Makes groups that include this process. May be shared between threads.
 
     Args:
         host: Numeric address at which the other members reach this machine.
@@ -243,7 +243,7 @@ class _TorchGroup(ABC):
     @staticmethod
     @abstractmethod
     def _tensor(vector: Vector) -> torch.Tensor:
-        """Return a vector as a tensor on the device from which it is sent."""
+        """Return a vector as a tensor on the device that sends it."""
 
     @abstractmethod
     def _done(
@@ -529,7 +529,7 @@ class NcclGroup(_TorchGroup):
 
 
 class _Store(Store):
-    """Store in which torch exchanges addresses while a group forms. For one thread.
+    """Store that torch uses to exchange addresses while a group forms. For one thread.
 
     Unlike torch's own stores, its waits end when the group is aborted.
     """
@@ -590,7 +590,7 @@ def _check_gpu() -> None:
             "aggregation.transport: nccl adds up in GPUs' memory, and torch finds none here:"
             " take gloo, or run workers of this job on machines with a GPU each"
         )
-    # The first use of a GPU takes a second, for which other members should not have to wait.
+    # The first use of a GPU takes a second. It is done here so that no other member waits for it.
     torch.zeros(1, device=_GPU)
 
 
@@ -635,7 +635,7 @@ def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[
 
 
 def _here(rank: int) -> str:
-    """Return the key of the entry by which a member announces itself."""
+    """Return the key of the entry that announces a member."""
     return f"here/{rank}"
 
 

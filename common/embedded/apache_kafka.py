@@ -36,7 +36,7 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 # Start of a record batch of format 2: base offset, length, then (after leader epoch, format,
 # checksum and attributes) the last offset's distance from the base.
 _BATCH = struct.Struct(">qi11xi")
-# Position from which the length counts.
+# The length counts the bytes after this position.
 _BATCH_LENGTH_FROM = 12
 
 # Durable, but quick to notice dead members: Kafka's default limits of session and heartbeat times
@@ -177,7 +177,7 @@ class ApacheKafka(Child):
         self.data = data
         self._port = port or free_port()
         self._proxies = tuple(proxies)
-        # Port to which each proxy forwards.
+        # Target port of each proxy.
         self.proxied = tuple(free_port() for _ in proxies)
         self._properties = properties
         self.controller_port = free_port()

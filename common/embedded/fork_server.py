@@ -162,7 +162,7 @@ def prepare(*services: str) -> None:
     """Load the modules of services in the fork server, without waiting for it.
 
     Args:
-        services: Services in the order in which they will be started.
+        services: Services, those that start first at the front.
     """
     if sys.platform != "linux":
         return

@@ -23,7 +23,7 @@ from common.embedded.process import Child, short_folder
 from common.errors import DollError, UnavailableError
 from common.kafka.settings import EmbeddedControl, embedded_settings
 
-# Size up to which a partition keeps its records. Beyond it, the oldest batches are dropped.
+# A partition keeps this many bytes of records, and drops its oldest batches beyond that.
 KEPT_BYTES = 5 << 20
 
 

@@ -30,7 +30,7 @@ _HEARTBEAT_INTERVAL_MS = 250
 
 
 class MockCluster:
-    """Mock cluster of one broker, in the librdkafka to which confluent_kafka is linked."""
+    """Mock cluster of one broker, in the librdkafka that confluent_kafka uses."""
 
     def __init__(self) -> None:
         # A lookup in the module also finds the functions of librdkafka.

@@ -51,7 +51,7 @@ class Child:
 
     Args:
         command: The program and its arguments.
-        log: File to which the output is appended.
+        log: File that gets the output appended.
         environment: Optional. All environment variables. If unset, those of this process.
         name: Optional. Name of the process for people. If unset, the program.
         stays: True if the process may survive this one. Any thread may make it then.
@@ -63,7 +63,7 @@ class Child:
         UnavailableError: If the process does not become ready. The message quotes its last output.
     """
 
-    # Time in which the process must become ready.
+    # Longest time until the process is ready.
     start_s = 10.0
     # Time between SIGTERM and SIGKILL.
     stop_s = 5.0

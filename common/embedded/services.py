@@ -33,7 +33,7 @@ class EmbeddedService(Child):
         forks: True if the fork server may start the process.
     """
 
-    # Time in which a worker completes its gradient, or a coordinator its last checkpoint.
+    # A worker completes its gradient in this time, and a coordinator its last checkpoint.
     stop_s = 10.0
 
     def __init__(
@@ -62,7 +62,7 @@ def start_machine(
     """Start a worker that survives this process, as if on another machine.
 
     Args:
-        job: Id of the only job for which the worker works.
+        job: Id of the only job that the worker takes part in.
         settings: Settings of the worker. It serves no metrics, because the provisioner uses the
             port in these settings.
         logs: Existing folder for the log `<worker>.log`.

@@ -64,14 +64,14 @@ class InstanceMetadata:
         return body.decode()
 
     def get(self, path: str) -> bytes | None:
-        """Return the value at a path; None if there is none.
+        """Return the value at a path, or None.
 
         Raises:
             UnavailableError: If the service is unavailable or slow; call again later.
             OutsideError: If the service refuses the request.
         """
         status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
-        # The token can expire during a hibernation, in which our clock stands still.
+        # The token can expire during a hibernation, because our clock stands still.
         if status == HTTPStatus.UNAUTHORIZED:
             self._token = ""
             status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))

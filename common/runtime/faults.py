@@ -16,7 +16,7 @@ class Patience:
         first_s: Pause after the first fault, and each time that a server is unavailable, so that
             its return is noticed soon.
         longest_s: Longest pause. Pauses double up to this.
-        healthy_s: Age from which an actor was healthy, so that its end counts as a first fault.
+        healthy_s: Minimum age of a healthy actor, whose end counts as a first fault.
     """
 
     first_s: float = 1.0

@@ -56,14 +56,14 @@ class _Taken:
 
 
 class Jobs:
-    """The jobs in which one process takes part, with one actor each.
+    """The jobs of one process, with one actor each.
 
     Args:
         supervisor: Runs the actors.
         make: Makes the actor of a job within a turn. Its arguments are a function that returns the
             current record (None if the job was deleted), a function that wakes the actor, and the
             previous fault or None.
-        begins: Returns True to start an actor for a job that has none. Its arguments are the job's
+        begins: Returns True to start an actor for a job without one. Its arguments are the job's
             record, and True if the job is new to this process.
     """
 

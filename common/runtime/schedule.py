@@ -43,7 +43,7 @@ class TurnSchedule(Generic[J]):
 
     def __init__(self) -> None:
         self._places = dict[J, _Place]()
-        # Jobs in the order in which they became ready.
+        # Ready jobs, the one that has been ready for longest first.
         self._ready = deque[J]()
         # Heap of due times. Stale entries of a job are skipped.
         self._dues = list[tuple[float, int, J]]()
@@ -114,7 +114,7 @@ class TurnSchedule(Generic[J]):
         del self._places[job]
 
     def due(self) -> float:
-        """Return the time of the first turn that is due; infinite if there is none.
+        """Return the time of the first turn that is due; infinite if no job has a time.
 
         The time is too early if the job that would have been first was woken before.
         """

@@ -84,7 +84,7 @@ class Supervised:
         # Set once the actor is closed and no other will be made.
         self.ended = threading.Event()
         self.ending = False
-        # Time at which the actor was made; infinite while there is none.
+        # Time at which the actor was made; infinite without an actor.
         self.began_at = inf
         # Time at which the turn in progress began.
         self.turn_at = 0.0
@@ -145,8 +145,8 @@ class Supervisor:
         watchdogs: Watchdogs of the process, which report a turn that hangs.
         logger: Log for faults and waiting jobs.
         threads: Number of turns that can run at the same time.
-        slow_s: Length from which a turn is counted as slow.
-        hangs_s: Length from which a turn makes the process unhealthy.
+        slow_s: Minimum length of a turn that is counted as slow.
+        hangs_s: Minimum length of a turn that makes the process unhealthy.
         patience: Pauses after faults.
         clock: Monotonic clock, in seconds.
     """

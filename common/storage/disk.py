@@ -16,12 +16,12 @@ from common.errors import UnavailableError, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Folder in which files are written before they are renamed.
+# Folder of files that are being written.
 _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 # Time to wait for the lock. It is held for one rename, so a longer wait means a frozen holder.
 _LOCK_WAIT_S = 5.0
-# Age from which an unfinished file is one that a killed process left behind.
+# An unfinished file of this age was left behind by a killed process.
 _ABANDONED_S = 86_400.0
 
 

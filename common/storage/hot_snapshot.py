@@ -60,7 +60,7 @@ def with_weights(hot: bytes, made: ModelId, weights: bytes) -> bytes | None:
 
     Args:
         hot: Hot snapshot.
-        made: Version of the weights. If the snapshot is of another version, the result is None.
+        made: Version of the weights. A snapshot of another version returns None.
         weights: Weights to put into the snapshot.
 
     Raises:

@@ -46,7 +46,7 @@ class Blobs(Protocol):
         """Return a blob with a tag that changes whenever the content does; None if missing."""
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Write a blob if it still has this tag, or if it does not exist yet and the tag is None.
+        """Write a blob if it still has this tag, or if the tag is None and there is no blob yet.
 
         Returns:
             False if another process was faster.

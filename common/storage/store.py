@@ -36,7 +36,7 @@ FORMAT = 1
 _FOLDER = re.compile(r"([0-9]{20})-([0-9]{12})")
 _PART = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
 _LATEST, _BEST = "latest", "best"
-# Time for which a checkpoint that a Lead took back is kept. A person notices a mistake by then.
+# A checkpoint that a Lead took back is kept for this time. A person notices a mistake by then.
 TAKEN_BACK_S = 86_400.0
 # Attempts to change a hint. Only a few leaders ever write at the same time.
 _MOVES = 10
@@ -228,7 +228,7 @@ class CheckpointStore:
 
         Args:
             count: Number of checkpoints to keep, at least 1.
-            newest: Checkpoint that the caller has just read back; None if there is none.
+            newest: Checkpoint that the caller has just read back, if any.
             begun: Optional. First snapshot of the calling leader, even if it is not a checkpoint.
                 It shows which checkpoints this leader took back.
             now_s: Time in seconds since 1970.

@@ -169,7 +169,7 @@ def event_logger(name: str, **bound: object) -> EventLogger:
 
 
 def job_of(logger: EventLogger) -> str:
-    """Return the job that a logger is bound to; empty if there is none."""
+    """Return the job that a logger is bound to, or an empty string."""
     return str(structlog.get_context(logger).get("job", ""))
 
 

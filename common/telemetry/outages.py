@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 SETTLED_S = 3.0
 # The same time for Kafka, whose client reports an error after 5 s of connecting to a frozen broker.
 KAFKA_SETTLED_S = 7.0
-# Age from which a record that Kafka has not confirmed is an outage, since the client retries
-# silently.
+# An unconfirmed record of this age is an outage of Kafka, since the client retries silently.
 UNWRITTEN_S = 5.0
 # Time after which an outage ends if no part has an error: the parts that had one no longer try.
 FORGOTTEN_S = 120.0
@@ -195,7 +194,7 @@ class OutageNotifier:
     Args:
         board: Board of the job.
         process: Name of the process, which the state of the job shows.
-        job: Name of the job, to which loggers are bound.
+        job: Name of the job, as loggers are bound to it.
         clock: Monotonic clock, in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Port of an experiment tracker, in which people compare runs and find models by name.
+"""Port of an experiment tracker, where people compare runs and find models by name.
 
 `common.tracking.mlflow` implements it, and `tests.fakes.tracking` in memory. One contract suite
 (tests/contract/test_tracking.py) tests both. A caller that loses an answer may repeat the call

@@ -16,7 +16,7 @@ from doll.live import Live, Net
 
 Framework: TypeAlias = Literal["torch", "numpy"]
 
-# States in which no further update comes.
+# States without further updates.
 _OVER = ("finished", "stopped")
 
 
@@ -45,7 +45,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Progress of a job. A value is None if unknown.
+    """Progress of a job. Unknown values are None.
 
     Attributes:
         version: J, the number of updates in the model.

@@ -2,8 +2,8 @@
 
 YAML follows the 1.2 core schema: `1e-3` is a number and `no` is a string, unlike in YAML 1.1.
 Duplicate keys are refused because they hide mistakes, aliases because they let a small file grow
-without bound, and tags because JSON has none. The reader consumes the parser's events (libyaml's if
-PyYAML has it) and stops at a text that is too large or too deep.
+without bound, and tags because JSON lacks them. The reader consumes the parser's events, libyaml's
+if PyYAML has it, and stops at a text that is too large or too deep.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"
 
 
 class ShownJob(NamedTuple):
-    """State of a job. A value is None if unknown.
+    """State of a job. Unknown values are None.
 
     Attributes:
         job: Name of the job.

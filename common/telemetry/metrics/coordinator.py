@@ -69,7 +69,7 @@ def by_worker(gradients: Iterable[RecentGradient]) -> dict[str, WorkerFigures]:
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """Figures that follow from the ends of a job's logs. A value is None if unknown.
+    """Figures that follow from the ends of a job's logs. Unknown values are None.
 
     Attributes:
         records: Records since the job's first position, by stream.
