@@ -90,7 +90,7 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, minus the number of a signal; None while the process runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode

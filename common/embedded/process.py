@@ -47,11 +47,12 @@ class Child:
     """A child process with a log; base class of servers and services.
 
     The kernel kills the process when the *thread* that made it ends. So make it in a thread that
-    stays, such as the main thread. On other systems than Linux, it may survive a killed parent.
+    stays, such as the main thread. On other systems than Linux, the process may survive a killed
+    parent.
 
     Args:
         command: The program and its arguments.
-        log: File that gets the output appended.
+        log: Log file. The output is appended.
         environment: Optional. All environment variables. If unset, those of this process.
         name: Optional. Name of the process for people. If unset, the program.
         stays: True if the process may survive this one. Any thread may make it then.
@@ -120,7 +121,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code, minus the number of a signal; None while the process runs."""
+        """Exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def running(self) -> bool:
@@ -161,7 +162,7 @@ class Child:
             timeout_s: Optional. If unset, wait as long as the process runs.
 
         Returns:
-            The exit code, minus the number of a signal that ended the process.
+            The exit code. If a signal ended the process, its negative number.
 
         Raises:
             UnavailableError: If the process still runs after `timeout_s`. The message quotes its
