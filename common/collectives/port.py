@@ -1,9 +1,9 @@
-"""The port of groups: members of a job that add their vectors up among themselves.
+"""Port of groups: members of a job that sum their vectors without the coordinator.
 
-`common.collectives.torch_group` fulfils it with torch's gloo over TCP and with NCCL between GPUs,
-`tests.fakes.group` in memory; one contract suite (tests/contract/test_group.py) holds all to the
-same behaviour. A group is made for one membership and never mended: once a call in it has failed,
-every member leaves it, and those who are left form another one under another name.
+`common.collectives.torch_group` implements it with torch's gloo over TCP and with NCCL between
+GPUs, and `tests.fakes.group` in memory. One contract suite (tests/contract/test_group.py) tests
+all of them. A group is made for one set of members and never repaired: after a call has failed,
+every member leaves, and the remaining ones form a new group with another name.
 """
 
 from __future__ import annotations
@@ -14,110 +14,116 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from common.core.messages import Vector
 
-# Between two pieces of a call, not for all of it; of NCCL, which tells of no pieces, for all of it
-# and what its bytes take besides. A death shows at once, in a connection or port that closes; this
-# is for what closes none: a machine without power, a cable, a process that is frozen.
+# Time between two pieces of a call, not for the complete call. NCCL reports no pieces, so there it
+# is the time for the call, in addition to the time that its bytes take. The death of a process
+# shows at once, because a connection or port closes. The timeout is for failures that close
+# neither: a power cut, a broken cable, a frozen process.
 TIMEOUT_S = 2.0
 
 
 class Peer(NamedTuple):
-    """A member, and where the others reach it."""
+    """A member of a group.
+
+    Attributes:
+        name: Name of the member.
+        address: Its `Groups.address`: host:port.
+    """
 
     name: str
-    address: str  # host:port, as its `Groups.address` says
+    address: str
 
 
 class Group(Protocol):
-    """One member's part in a group. All but `abort` belong to one thread.
+    """One member's part in a group. All methods but `abort` are for one thread.
 
-    Every member makes the same calls in the same order: they meet by that order, never by name.
-    Each call returns once this member's part is done; others may still be at theirs. Where it
-    cannot be ended it raises `GroupError`, and then its vectors may hold anything, and the group is
-    of no use any more. Who raises leaves, so that others raise, too: at once those who wait for it,
-    the rest once they come to, or after the timeout. Whoever knows that a group broke lets all
-    others know, so that they abort it.
+    Every member makes the same calls in the same order, and calls match by that order alone. A call
+    returns once this member's part is done; others may still be working. A call that cannot be
+    completed raises `GroupError`. Its vectors then have undefined content, and the group cannot be
+    used any more. The member that raises leaves the group, so that others raise as well: those that
+    wait for it at once, the rest at their next call or after the timeout. A member that knows that
+    the group is broken notifies the others, so that they abort it.
     """
 
     def form(self) -> None:
-        """Connect to all the others, who must do the same.
+        """Connect to all other members, which must call this as well.
 
         Raises:
-            GroupError: If a member cannot be reached or does not come in time, if the group was
-                aborted, or if its name was used before: entries of the dead may stand there.
+            GroupError: If a member cannot be reached or does not call in time, if the group was
+                aborted, or if its name was used before, since entries of dead members may remain.
         """
 
     def all_reduce(self, vector: Vector) -> None:
-        """Sum the vectors of all members, in place; all get the same bits.
+        """Sum the vectors of all members in place. All members get the same bits.
 
         Args:
-            vector: (n,) float32, writable; n is the same everywhere.
+            vector: (n,) float32, writable; n is the same for all members.
 
         Raises:
-            GroupError: If it cannot be ended.
+            GroupError: If the call cannot be completed.
         """
 
     def exchange(
         self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
     ) -> None:
-        """Send a part of a vector to each member, and get one from each.
+        """Send a part of a vector to each member, and receive a part from each.
 
         Args:
-            outgoing: (sum(sent),) float32: the parts for ranks 0, 1, ... one after the other.
-            sent: How many numbers go to each rank; none is well.
+            outgoing: (sum(sent),) float32: the parts for ranks 0, 1, ..., concatenated.
+            sent: Number of values for each rank; may be 0.
             incoming: (sum(received),) float32, overwritten: the parts from ranks 0, 1, ...
-            received: How many come from each rank: what it sends here.
+            received: Number of values from each rank, equal to what that rank sends.
 
         Raises:
-            GroupError: If it cannot be ended.
+            GroupError: If the call cannot be completed.
         """
 
     def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
-        """Let every member have the parts of all, in place.
+        """Send this member's part to all members, and receive the parts of the others in place.
 
         Args:
-            vector: (sum(lengths),) float32: the part of this rank is read, the others are written.
-            lengths: Of the parts of ranks 0, 1, ..., which lie one after the other.
+            vector: (sum(lengths),) float32: this rank's part is read, the others are written.
+            lengths: Lengths of the parts of ranks 0, 1, ..., which are concatenated.
 
         Raises:
-            GroupError: If it cannot be ended.
+            GroupError: If the call cannot be completed.
         """
 
     def copy(self, vectors: Sequence[Vector]) -> None:
-        """Send rank 0's vectors to all others, and return when all have all of them.
+        """Send rank 0's vectors to all others; return when every member has all of them.
 
-        Mostly in a group of two of its own: whoever copies and whoever is copied go on in another
-        one meanwhile, which does not notice if this one breaks. Nothing keeps rank 0 from changing
-        them while they are read: what arrives may be torn, and only a digest says so.
+        Usually both members use a separate group of two for a copy, so that their main group
+        continues and does not break with the copy. Rank 0 may change the vectors while they are
+        sent, so the received ones may be torn; only a digest shows that.
 
         Args:
-            vectors: (n_i,) float32 each, of the same lengths everywhere.
+            vectors: (n_i,) float32 each, with the same lengths for all members.
 
         Raises:
-            GroupError: If it cannot be ended.
+            GroupError: If the call cannot be completed.
         """
 
     def abort(self) -> None:
-        """Leave the group, from any thread and at any time; whoever is in a call of it raises."""
+        """Leave the group, from any thread at any time. A call in progress raises."""
 
 
 class Groups(Protocol):
-    """A process's way into groups; shared between threads."""
+    """Makes groups that include this process. May be shared between threads."""
 
     @property
     def address(self) -> str:
-        """Where others reach this process: see `Peer`."""
+        """Address of this process for other members; see `Peer`."""
 
     def group(
         self, name: str, members: Sequence[Peer], rank: int, timeout_s: float = TIMEOUT_S
     ) -> Group:
-        """Make a member of a group that is still to be formed.
+        """Return a group with this process as a member; `Group.form` connects it.
 
         Args:
-            name: Used once in the job, for ever.
-            members: In the order of their ranks, the same for all.
-            rank: Which of them this is.
-            timeout_s: See `TIMEOUT_S`; forming takes no longer, either.
+            name: Name that the job never uses again.
+            members: Members in the order of their ranks, the same for all.
+            rank: Rank of this process.
+            timeout_s: See `TIMEOUT_S`. Forming the group takes no longer either.
         """
 
     def close(self) -> None:
-        """Be reached no more; groups that stand go on."""
+        """Close the address. Existing groups continue."""

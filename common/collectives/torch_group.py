@@ -1,34 +1,34 @@
-"""Groups of `torch.distributed` (`common.collectives.port`), made one by one, never global.
+"""Groups of `torch.distributed` behind `common.collectives.port`, without the global group.
 
-Several live in a process side by side, so nothing of `init_process_group` is used. What gloo does
-not do itself, as measured with torch 2.13:
+A process has several groups at the same time, so `init_process_group` is not used. This module
+makes up for the following limits of gloo, as measured with torch 2.13:
 
-- After a death only the neighbours of the dead raise. The others do when those let go of their
-  group, with everything that refers to it: an exception's traceback is enough to keep it. So no
-  error of ours is raised from one of gloo's.
-- gloo's own `abort` does nothing. A receive that may take a millisecond closes all connections, one
-  after the other: each waits for its loop, 10 ms. So a thread of its own does that, and whoever
-  left can say so, form the next group, compute.
-- Forming cannot be ended, and takes up to five timeouts: it is done in a thread of its own, which
-  is left behind where nobody waits for it any more. The process ends no sooner than that thread:
-  torch aborts one that does.
-- Connections made when they are first used hang where a member died before that: all are made at
-  once.
-- No error says who is gone, as they pass from neighbour to neighbour. So every process listens on
-  a port that does nothing else, and who raises tries those of the others.
+- After a death, only the neighbours of the dead member raise. The other members raise when these
+  neighbours free their group and everything that refers to it. An exception's traceback is enough
+  to keep the group alive, so none of our errors is raised from one of gloo's.
+- gloo's own `abort` does nothing. A receive with a timeout of a millisecond closes the connections,
+  one after the other, and each waits 10 ms for its event loop. So a separate thread closes them,
+  while the member reports that it left, forms the next group, and computes.
+- Forming a group cannot be interrupted and takes up to five timeouts. It runs in a separate thread,
+  which is abandoned when nothing waits for it any more. The process ends only after that thread,
+  because torch aborts a process that ends before.
+- Lazy connections hang if a member died before the first use. So all connections are made at once.
+- An error does not say which member died, since errors spread from neighbour to neighbour. So every
+  process listens on a port for this purpose alone, and a member that raises tries the ports of the
+  others.
 
-NCCL adds up in the memory of GPUs, one for each member; numbers are copied there and back, as
-weights are held and stepped in the machine's memory. What it does not do itself:
+NCCL sums in the memory of GPUs, one per member. Vectors are copied to the GPU and back, because
+weights are stored and updated in main memory. This module makes up for these limits of NCCL:
 
-- It may not notice a death at all, and no timeout of its calls can be relied on. So each is made in
-  a thread of its own, which is left behind where nobody waits for it any more, and where a call
-  takes long the others' ports are tried.
-- It connects in its first calls, and waits there, whatever is aborted, until its own time limit
-  (`TORCH_NCCL_NONBLOCKING_TIMEOUT`, s). So members first tell each other by the rendezvous that
-  they are there, and then add up one number.
-- torch watches over NCCL, and ends the process where a call takes too long; that is turned off.
+- It may never notice a death, and its timeouts are not reliable. So each call runs in a separate
+  thread, which is abandoned when nothing waits for it any more. If a call takes long, the ports of
+  the other members are tried.
+- It connects in its first call, and waits there until its own time limit
+  (`TORCH_NCCL_NONBLOCKING_TIMEOUT`, s) even after an abort. So members first announce themselves
+  through the rendezvous, and then sum one number.
+- torch's watchdog ends the process if a call of NCCL takes too long. It is turned off.
 
-Neither has TLS or authentication in torch's wheels: see docs/howto/security.md.
+In torch's wheels, neither has TLS or authentication: see docs/howto/security.md.
 """
 
 from __future__ import annotations
@@ -65,20 +65,29 @@ if TYPE_CHECKING:
     from common.redis.port import Rendezvous
 
 _REDIS_PORT = 6379
-_THREADS = 2  # of gloo, in a group: one sends while one receives
-_LOOK_S = 0.02  # between looks whether a group that is being formed was aborted
-_PATIENCE_S = 0.25  # with a group that is being formed, until others are tried; 20 take 0.2 s
-# Longer than the kernel waits until it asks again, so that one lost packet accuses nobody.
+# Threads of gloo in a group: one sends while the other receives.
+_THREADS = 2
+# Time between checks for an abort while a group forms.
+_LOOK_S = 0.02
+# Time that forming a group may take before the other members' ports are tried. It takes 0.2 s for
+# 20 members.
+_PATIENCE_S = 0.25
+# Longer than the kernel's first retransmission, so that one lost packet accuses no member.
 _REACH_S = 1.5
-_AGAIN_S = 0.005  # between looks for who is gone, after a call that failed
+# Time between attempts to find the dead members after a failed call.
+_AGAIN_S = 0.005
 _NO_WAY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
-_POLL_S = 0.0002  # between looks whether NCCL is done
-_SLOWEST = 50e6  # bytes/s: NCCL does not say whether a call goes on, so a long one may take longer
-_HIGH = 512  # above the descriptors of connections, and below what a process may have open
+# Time between checks for the end of a call of NCCL.
+_POLL_S = 0.0002
+# Bytes per second. NCCL does not report progress, so the time limit of a call grows with its size.
+_SLOWEST = 50e6
+# Above the descriptors of connections and below the limit of open files.
+_HIGH = 512
 _POISON_TAG = 77
 _PORTS = 65535
 _GPU = "cuda"
-_NCCL = {  # of torch; see above
+# Environment variables of torch, as explained above.
+_NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -89,7 +98,7 @@ _LATE = "entries did not come"
 
 
 class _ProcessGroup(Protocol):
-    """What is used of torch's, whose stubs lack most of it."""
+    """Methods of torch's process groups that are used here; torch's stubs lack most of them."""
 
     def rank(self) -> int: ...
 
@@ -109,19 +118,21 @@ class _ProcessGroup(Protocol):
 
 
 def advertised(settings: Settings) -> str:
-    """The numeric address of this machine for others.
+    """Return the numeric address at which other machines reach this one.
 
     Raises:
-        UserError: If it is a loopback one, and Redis on another machine.
+        UserError: If it is a loopback address and Redis is on another machine.
         UnavailableError: If a name cannot be resolved now.
     """
     redis = urlsplit(settings.redis)
-    own = "127.0.0.1"  # by a socket of its own, Redis is here
+    # Without a host, the URL names a Unix socket, so Redis is on this machine.
+    own = "127.0.0.1"
     if redis.hostname:
         family, target = _resolved("DOLL_REDIS", redis.hostname)
         with socket.socket(family, socket.SOCK_DGRAM) as towards:
             try:
-                towards.connect((target, redis.port or _REDIS_PORT))  # which sends nothing
+                # This selects the own address without sending a packet.
+                towards.connect((target, redis.port or _REDIS_PORT))
             except OSError as error:
                 raise UnavailableError(f"DOLL_REDIS: no way to {target}: {error}") from error
             own = towards.getsockname()[0]
@@ -137,7 +148,7 @@ def advertised(settings: Settings) -> str:
 
 
 def _resolved(variable: str, host: str) -> tuple[socket.AddressFamily, str]:
-    """An address of a host, IPv4 where it has one: all members need the same kind."""
+    """Return an address of a host, preferably IPv4, since all members need the same family."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError as error:
@@ -147,15 +158,15 @@ def _resolved(variable: str, host: str) -> tuple[socket.AddressFamily, str]:
 
 
 class TorchGroups:
-    """A process's way into groups; shared between threads.
+    """Makes groups that include this process. May be shared between threads.
 
     Args:
-        host: A numeric address of this machine, by which the others reach it.
-        rendezvous: Where members find each other.
-        transport: What carries the numbers: `gloo`, or `nccl` between GPUs.
+        host: Numeric address at which the other members reach this machine.
+        rendezvous: Rendezvous at which members find each other.
+        transport: `gloo`, or `nccl` between GPUs.
 
     Raises:
-        UserError: If this machine has no such address, or no GPU that NCCL needs.
+        UserError: If this machine does not have the address, or lacks the GPU that NCCL needs.
     """
 
     def __init__(self, host: str, rendezvous: Rendezvous, transport: str = "gloo") -> None:
@@ -179,25 +190,28 @@ class TorchGroups:
     def group(
         self, name: str, members: Sequence[Peer], rank: int, timeout_s: float = TIMEOUT_S
     ) -> Group:
-        """Make a member of a group that is still to be formed."""
+        """See `Groups`."""
         return self._kind(self._host, self._rendezvous, name, members, rank, timeout_s)
 
     def close(self) -> None:
-        """Be reached no more; groups that stand go on."""
+        """See `Groups`."""
+        # The shutdown wakes the thread that waits in `accept`.
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up whoever waits in `accept`
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _answer(self) -> None:
         while self._listener.fileno() >= 0:
             try:
                 self._listener.accept()[0].close()
-            except OSError:  # it is closed, or this process has no file left: the kernel answers
+            # The listener is closed, or this process has no free descriptor. In that case, the
+            # kernel still accepts connections.
+            except OSError:
                 sleep(_LOOK_S)
 
 
 class _TorchGroup(ABC):
-    """One member's part in a group; all but `abort` belong to one thread."""
+    """One member's part in a group. All methods but `abort` are for one thread."""
 
     def __init__(
         self,
@@ -219,35 +233,35 @@ class _TorchGroup(ABC):
 
     @abstractmethod
     def _connected(self) -> _ProcessGroup:
-        """Torch's group, all of whose members are connected; in a thread of its own."""
+        """Return torch's group with all members connected. Runs in a separate thread."""
 
     @staticmethod
     @abstractmethod
     def _close(group: _ProcessGroup) -> None:
-        """Close all connections of a group, whatever thread uses them."""
+        """Close all connections of a group, even if another thread uses them."""
 
     @staticmethod
     @abstractmethod
     def _tensor(vector: Vector) -> torch.Tensor:
-        """The numbers of a vector where they can be sent."""
+        """Return a vector as a tensor on the device that sends it."""
 
     @abstractmethod
     def _done(
         self, begin: Callable[[_ProcessGroup], list[Work]], group: _ProcessGroup, size: int
     ) -> str:
-        """Do something together; returns why it cannot be ended, empty where it was.
+        """Complete a collective operation; return the reason if that fails, otherwise "".
 
         Args:
-            begin: Begins it.
-            group: Torch's.
-            size: Of all that is sent, bytes.
+            begin: Starts the operation.
+            group: Torch's group.
+            size: Number of bytes that the operation sends.
         """
 
     def form(self) -> None:
-        """Connect to all the others.
+        """Connect to all other members; see `Group`.
 
         Raises:
-            GroupError: If that cannot be.
+            GroupError: If the group cannot be formed.
         """
         self._refuse_addresses()
         formed = SimpleQueue[tuple[_ProcessGroup | None, str]]()
@@ -266,13 +280,14 @@ class _TorchGroup(ABC):
                     why = self._what_lacks()
             if why:
                 self.abort()
-                with suppress(Empty):  # if it comes later still, its thread sees to it
+                # A group that is formed even later is closed by its own thread.
+                with suppress(Empty):
                     self._group, _ = formed.get_nowait()
                     self.abort()
                 raise self._error("be formed", why, unreachable)
 
     def all_reduce(self, vector: Vector) -> None:
-        """Sum the vectors of all members, in place."""
+        """See `Group`."""
         tensor = self._tensor(vector)
         self._call("add up", vector.nbytes, lambda group: [group.allreduce([tensor])])
         _bring(tensor, vector)
@@ -280,7 +295,7 @@ class _TorchGroup(ABC):
     def exchange(
         self, outgoing: Vector, sent: Sequence[int], incoming: Vector, received: Sequence[int]
     ) -> None:
-        """Send a part of a vector to each member, and get one from each."""
+        """See `Group`."""
         into, of, lengths = self._tensor(incoming), self._tensor(outgoing), list(received)
         size = outgoing.nbytes + incoming.nbytes
         self._call(
@@ -289,7 +304,7 @@ class _TorchGroup(ABC):
         _bring(into, incoming)
 
     def gather(self, vector: Vector, lengths: Sequence[int]) -> None:
-        """Let every member have the parts of all, in place."""
+        """See `Group`."""
         tensor = self._tensor(vector)
         parts = torch.split(tensor, list(lengths))
         ranks = [rank for rank, length in enumerate(lengths) if length]
@@ -300,21 +315,22 @@ class _TorchGroup(ABC):
         _bring(tensor, vector)
 
     def copy(self, vectors: Sequence[Vector]) -> None:
-        """Send rank 0's vectors to all others, and return when all have all of them."""
+        """See `Group`."""
         full = [vector for vector in vectors if len(vector)]
         tensors = [self._tensor(vector) for vector in full]
         size = sum(vector.nbytes for vector in full)
         self._call("copy", size, lambda group: [group.broadcast(each, 0) for each in tensors])
         for tensor, vector in zip(tensors, full, strict=True) if self._rank else ():
             _bring(tensor, vector)
-        self.all_reduce(np.zeros(1, np.float32))  # who has sent it all may leave before it is read
+        # Keeps rank 0 in the group until all members have read everything.
+        self.all_reduce(np.zeros(1, np.float32))
 
     def abort(self) -> None:
-        """Leave the group, from any thread and at any time; whoever is in a call of it raises."""
+        """See `Group`."""
         self._leave()
 
     def _leave(self) -> threading.Thread | None:
-        """Likewise; returns what closes the connections, unless there are none."""
+        """Leave the group; return the thread that closes the connections, if there are any."""
         self._over.set()
         group, self._group = self._group, None
         if group is None:
@@ -324,10 +340,10 @@ class _TorchGroup(ABC):
         return closing
 
     def _call(self, what: str, size: int, begin: Callable[[_ProcessGroup], list[Work]]) -> None:
-        """Do something together.
+        """Run a collective operation.
 
         Raises:
-            GroupError: If it cannot be ended; nothing refers to the group then.
+            GroupError: If the operation fails. Nothing refers to the group then.
         """
         group = self._group
         if group is None:
@@ -335,7 +351,8 @@ class _TorchGroup(ABC):
                 what, _ABORTED if self._over.is_set() else "it was never formed", frozenset()
             )
         why = self._done(begin, group, size)
-        del begin, group  # see the module's first point
+        # References would keep the other members from raising, see the module's first point.
+        del begin, group
         if why:
             aborted = self._over.is_set()
             closing = self._leave()
@@ -343,9 +360,9 @@ class _TorchGroup(ABC):
             raise self._error(what, _ABORTED if aborted else why, unreachable)
 
     def _gone(self, closing: threading.Thread | None) -> frozenset[str]:
-        """Which of the others are, once it shows or our connections are closed.
+        """Return the unreachable members; try again until our connections are closed.
 
-        The port of a process that dies may close a moment later than the connection that told.
+        The port of a dying process may close a moment later than its connections.
         """
         while True:
             waited = closing is None or not closing.is_alive()
@@ -355,7 +372,7 @@ class _TorchGroup(ABC):
             closing.join(_AGAIN_S)
 
     def _connect(self, formed: SimpleQueue[tuple[_ProcessGroup | None, str]]) -> None:
-        """Form it; whoever began this may have left."""
+        """Form the group, and close it if this member has left meanwhile."""
         try:
             group = self._connected()
         except (RuntimeError, OutsideError) as error:
@@ -370,10 +387,10 @@ class _TorchGroup(ABC):
         return f"{', '.join(late)} did not come" if late else "connecting took too long"
 
     def _refuse_addresses(self) -> None:
-        """Refuse addresses that are none, or that mean another machine to each who reads them.
+        """Refuse invalid addresses, and loopback addresses unless all members have one.
 
         Raises:
-            GroupError: If a member has told such a one, and others a better one.
+            GroupError: If a member has such an address.
         """
         hosts = {each: _host(each.address) for each in self._members}
         bad = [each for each, host in hosts.items() if host is None] or [
@@ -387,7 +404,7 @@ class _TorchGroup(ABC):
             raise self._error("be formed", why, names)
 
     def _unreachable(self, given_up: Callable[[], bool] = lambda: False) -> frozenset[str]:
-        """Which of the others do not let us connect to their ports."""
+        """Return the names of other members whose ports accept no connection."""
         others = [each for n, each in enumerate(self._members) if n != self._rank]
         return frozenset(each.name for each in _not_connected(others, given_up))
 
@@ -401,11 +418,12 @@ class _TorchGroup(ABC):
 
 
 class GlooGroup(_TorchGroup):
-    """Over TCP, from the machine's memory."""
+    """Group of gloo, over TCP and in main memory."""
 
     def _connected(self) -> _ProcessGroup:
-        kind: Any = ProcessGroupGloo  # whose stubs lack its options
-        options = kind._Options()  # noqa: SLF001 -- there is no other way to name the address
+        # Torch's stubs lack the options.
+        kind: Any = ProcessGroupGloo
+        options = kind._Options()  # noqa: SLF001 -- there is no other way to set the address
         options._devices = [kind.create_device(hostname=self._host, lazy_init=False)]  # noqa: SLF001
         options._timeout = timedelta(seconds=self._timeout_s)  # noqa: SLF001
         options._threads = _THREADS  # noqa: SLF001
@@ -414,9 +432,11 @@ class GlooGroup(_TorchGroup):
 
     @staticmethod
     def _close(group: _ProcessGroup) -> None:
-        for other in range(group.size()):  # from the dead nothing is received: closes no other
+        # A timeout of a receive closes the connections. A receive from a dead member fails at once
+        # and closes no others, so every member is tried.
+        for other in range(group.size()):
             if other != group.rank():
-                with suppress(RuntimeError):  # which is the point
+                with suppress(RuntimeError):
                     receiving = group.recv([torch.empty(1)], other, _POISON_TAG)
                     receiving.wait(timedelta(milliseconds=1))
 
@@ -427,7 +447,8 @@ class GlooGroup(_TorchGroup):
     def _done(
         self, begin: Callable[[_ProcessGroup], list[Work]], group: _ProcessGroup, size: int
     ) -> str:
-        del size  # gloo's timeout is of pieces
+        # The timeout of gloo is for pieces, so the size does not matter.
+        del size
         try:
             for work in begin(group):
                 work.wait()
@@ -437,10 +458,10 @@ class GlooGroup(_TorchGroup):
 
 
 class NcclGroup(_TorchGroup):
-    """Between GPUs, each of another member."""
+    """Group of NCCL, between GPUs, one per member."""
 
     def _connected(self) -> _ProcessGroup:
-        from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 -- not in every wheel
+        from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 -- some wheels lack it
 
         self._store.set(_here(self._rank), b"")
         self._store.wait([_here(rank) for rank in range(len(self._members))])
@@ -448,7 +469,8 @@ class NcclGroup(_TorchGroup):
             os.environ.setdefault(name, value)
         kind: Any = ProcessGroupNCCL
         options = kind.Options()
-        options.config.blocking = 0  # connecting comes to an end, whoever is gone
+        # Without blocking, connecting ends even if a member has died.
+        options.config.blocking = 0
         group: _ProcessGroup = kind(self._store, self._rank, len(self._members), options)
         one = torch.zeros(1, device=_GPU)
         why = self._done(lambda group: [group.allreduce([one])], group, one.nbytes)
@@ -459,7 +481,7 @@ class NcclGroup(_TorchGroup):
 
     @staticmethod
     def _close(group: _ProcessGroup) -> None:
-        # It waits for a call that is beginning, and whoever looks for the dead waits for us.
+        # `abort` may wait for a call that is beginning, and `_gone` waits for this function.
         threading.Thread(target=group.abort, name="group-abort").start()
 
     @staticmethod
@@ -491,7 +513,7 @@ class NcclGroup(_TorchGroup):
         group: _ProcessGroup,
         ended: SimpleQueue[str],
     ) -> None:
-        """Do something together, in a thread that is left behind where it is of no use any more."""
+        """Run a collective operation in a thread that may be abandoned."""
         why = ""
         try:
             for work in begin(group):
@@ -499,14 +521,18 @@ class NcclGroup(_TorchGroup):
                     sleep(_POLL_S)
                 if self._over.is_set():
                     break
-                work.wait()  # what is done next on the GPU comes after it; an error is raised
+                # Later work on the GPU runs after this operation, and an error is raised.
+                work.wait()
         except RuntimeError as error:
             why = _in_short(error)
         ended.put(_ABORTED if self._over.is_set() else why)
 
 
 class _Store(Store):
-    """What torch keeps addresses in while a group forms; for one thread, a wait can be given up."""
+    """Store that torch uses to exchange addresses while a group forms. For one thread.
+
+    Unlike torch's own stores, its waits end when the group is aborted.
+    """
 
     def __init__(
         self, rendezvous: Rendezvous, name: str, timeout_s: float, over: threading.Event
@@ -518,15 +544,16 @@ class _Store(Store):
         self._over = over
         self._position = ""
         self._values = dict[str, bytes]()
-        self.came = set[int]()  # ranks that have left an entry
+        # Ranks that have written an entry.
+        self.came = set[int]()
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Leave an entry."""
+        """Write an entry."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         self._rendezvous.leave(self._name, key, data)
 
     def get(self, key: str) -> bytes:
-        """The value of an entry, once it is there."""
+        """Wait for an entry and return its value."""
         self.wait([key])
         return self._values[key]
 
@@ -534,7 +561,8 @@ class _Store(Store):
         """Wait for entries.
 
         Raises:
-            DistStoreError: If they do not come, are not waited for any more, or one is there twice.
+            DistStoreError: If the entries do not come in time, the group was aborted, or an entry
+                exists twice.
         """
         deadline = monotonic() + (timeout.total_seconds() if timeout else self._timeout_s)
         while not self._values.keys() >= set(keys):
@@ -546,30 +574,34 @@ class _Store(Store):
                 if key in self._values:
                     raise DistStoreError("its name was used before")
                 self._values[key] = value
-                with suppress(ValueError):  # gloo's keys are 0/<rank>, and ours of NCCL as well
+                # Keys end with the rank: gloo's are 0/<rank>, ours for NCCL here/<rank>.
+                with suppress(ValueError):
                     self.came.add(int(key.rpartition("/")[2]))
 
 
 def _check_gpu() -> None:
-    """See whether this machine has what NCCL needs.
+    """Check that torch has NCCL and a GPU on this machine.
 
     Raises:
-        UserError: If it has not.
+        UserError: If torch lacks one of them.
     """
     if not (torch.cuda.is_available() and is_nccl_available()):
         raise UserError(
             "aggregation.transport: nccl adds up in GPUs' memory, and torch finds none here:"
             " take gloo, or run workers of this job on machines with a GPU each"
         )
-    torch.zeros(1, device=_GPU)  # the first use takes a second, which no member shall wait
+    # The first use of a GPU takes a second. It is done here so that no other member waits for it.
+    torch.zeros(1, device=_GPU)
 
 
 def _closed_first(listener: socket.socket) -> socket.socket:
-    """The same by a descriptor that is closed before those of connections, where its process dies.
+    """Return a listener with a descriptor that closes before those of connections at a death.
 
-    Linux closes the highest first. So whoever sees a connection end finds the port closed, too.
+    Linux closes the highest descriptors first. So a member that sees a connection close also finds
+    the port closed.
     """
-    with suppress(OSError):  # few may be open: whoever looks has to look twice
+    # If the limit of open files is too low, a member may have to try the port twice.
+    with suppress(OSError):
         high = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
         listener.close()
         return socket.socket(fileno=high)
@@ -577,16 +609,18 @@ def _closed_first(listener: socket.socket) -> socket.socket:
 
 
 def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[Peer]:
-    """Those whose ports take no connection now; none of them where it is given up."""
+    """Return the peers whose ports accept no connection; empty if `given_up` returns True."""
     refused, deadline = list[Peer](), monotonic() + _REACH_S
+    # OSError means that this process has no free descriptor; the remaining peers are then skipped.
     with selectors.DefaultSelector() as selector, ExitStack() as sockets, suppress(OSError):
-        for peer in peers:  # unless this process has no file left for it
+        for peer in peers:
             host, _, port = peer.address.rpartition(":")
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             probe = sockets.enter_context(socket.socket(family))
             probe.settimeout(0)
             error = probe.connect_ex((host, int(port)))
-            if error in _NO_WAY:  # it may be known at once, and is told only once
+            # The error may be known at once; the socket reports it only once.
+            if error in _NO_WAY:
                 refused.append(peer)
             elif error in (0, errno.EINPROGRESS):
                 selector.register(probe, selectors.EVENT_WRITE, (probe, peer))
@@ -601,18 +635,18 @@ def _not_connected(peers: Iterable[Peer], given_up: Callable[[], bool]) -> list[
 
 
 def _here(rank: int) -> str:
-    """The key by which a member says that it comes."""
+    """Return the key of the entry that announces a member."""
     return f"here/{rank}"
 
 
 def _bring(tensor: torch.Tensor, vector: Vector) -> None:
-    """Copy numbers that lie elsewhere, as on a GPU, to where they are wanted."""
+    """Copy a tensor into a vector if the tensor is on another device, such as a GPU."""
     if tensor.device.type != "cpu":
         torch.from_numpy(vector).copy_(tensor)
 
 
 def _host(address: str) -> IPv4Address | IPv6Address | None:
-    """That of `host:port`; None where it is none of these."""
+    """Return the host of `host:port`; None if the address is invalid."""
     host, _, port = address.rpartition(":")
     try:
         return ip_address(host) if 0 < int(port) <= _PORTS else None
@@ -621,5 +655,5 @@ def _host(address: str) -> IPv4Address | IPv6Address | None:
 
 
 def _in_short(error: Exception) -> str:
-    """What gloo says, without where in its source, and without its advice."""
+    """Return an error of gloo without its place in the source and without its advice."""
     return str(error).rpartition(".cc")[2].partition("] ")[2].partition(". This ")[0] or str(error)

@@ -1,6 +1,6 @@
-"""A real Apache Kafka of one node as our own child: for CI, tests and `make kafka`.
+"""Apache Kafka of one node as a child process, for CI, tests and `make kafka`.
 
-`python -m common.embedded.apache_kafka --data DIR [--port N]` runs one until Ctrl-C.
+`python -m common.embedded.apache_kafka --data DIR [--port N]` runs a node until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from common.kafka.settings import KafkaSettings
 
 _POM_FOLDER = Path(__file__).parents[2] / "deploy" / "kafka"
 _BROKER = "kafka.Kafka"
-# Says nothing of an archive of other jars, which it leaves alone.
+# Java ignores an archive of other jars. These options suppress its message about that.
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-# How a record batch (of format 2) begins: base offset, length, then after leader epoch, format,
-# checksum and attributes the last offset's distance from the base.
+# Start of a record batch of format 2: base offset, length, then (after leader epoch, format,
+# checksum and attributes) the last offset's distance from the base.
 _BATCH = struct.Struct(">qi11xi")
-_BATCH_LENGTH_FROM = 12  # the length counts from here on
+# The length counts the bytes after this position.
+_BATCH_LENGTH_FROM = 12
 
-# A broker on one machine that forgets nothing it promised but is quick to notice the dead: the
-# limits that Kafka's defaults put on session and heartbeat times are made for large clusters.
+# Durable, but quick to notice dead members: Kafka's default limits of session and heartbeat times
+# are for large clusters.
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id={node}
@@ -87,17 +88,17 @@ rootLogger.appenderRef.file.ref = file
 
 
 def resolve(fetching: Callable[[], object] = lambda: None, folder: Path = _POM_FOLDER) -> Path:
-    """Find Kafka's jars in this checkout; let Maven fetch them the first time.
+    """Find Kafka's jars in this checkout, or fetch them with Maven.
 
     Args:
-        fetching: Called before Maven begins, which may take minutes.
-        folder: Its `pom.xml` says what is fetched, if not Kafka.
+        fetching: Called before Maven starts, which may run for minutes.
+        folder: Folder whose `pom.xml` lists the jars.
 
     Returns:
         The folder of the jars.
 
     Raises:
-        UserError: If they cannot be had here; the message says what is missing.
+        UserError: If the jars cannot be fetched here. The message says what is missing.
     """
     if shutil.which("java") is None:
         raise UserError("no Java here: install a JRE of version 17 or later")
@@ -111,7 +112,8 @@ def resolve(fetching: Callable[[], object] = lambda: None, folder: Path = _POM_F
     except OSError as error:
         raise UserError(f"no place for jars in {done.parent}: {error}") from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may come here at once
+        # Two test runs may call this at the same time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if done.exists() and done.read_text() == pom.read_text():
             _see_to_archive(jars)
             return jars
@@ -135,25 +137,26 @@ def resolve(fetching: Callable[[], object] = lambda: None, folder: Path = _POM_F
 
 
 def _archive_of(jars: Path) -> Path:
-    """Where the classes of a broker lie as this Java wants them in memory."""
+    """Return the path of this Java's archive of the broker's loaded classes."""
     java = Path(shutil.which("java") or "java")
-    made = int(java.stat().st_mtime) if java.exists() else 0  # another Java has others
+    # Each version of Java needs its own archive.
+    made = int(java.stat().st_mtime) if java.exists() else 0
     return jars.parent / f"classes-{made}.jsa"
 
 
 class ApacheKafka(Child):
-    """A KRaft node on 127.0.0.1, broker and controller in one; it ends with its parent.
+    """A KRaft node on 127.0.0.1, broker and controller in one, which ends with its parent.
 
     Args:
-        jars: Where Kafka's jars are, see `resolve`.
-        data: Its folder: what is in it already is kept and served again.
-        port: Where clients find it; a free one if 0.
-        proxies: Ports of proxies in front of it. A client goes on to the address that the broker
-            advertises, so each gets a listener of its own, in `proxied`, that advertises the proxy.
-        properties: Further lines of its configuration.
+        jars: Folder of Kafka's jars, see `resolve`.
+        data: Folder of the node. Existing logs in it are served again.
+        port: Port for clients; a free one if 0.
+        proxies: Ports of proxies in front of the node. Clients connect to the address that a broker
+            advertises, so each proxy has a listener in `proxied` that advertises the proxy.
+        properties: Further lines of the configuration.
 
     Raises:
-        UnavailableError: If it does not start; the message quotes what it said.
+        UnavailableError: If the node does not start. The message quotes its output.
     """
 
     node = 1
@@ -174,7 +177,8 @@ class ApacheKafka(Child):
         self.data = data
         self._port = port or free_port()
         self._proxies = tuple(proxies)
-        self.proxied = tuple(free_port() for _ in proxies)  # where each proxy passes its bytes on
+        # Target port of each proxy.
+        self.proxied = tuple(free_port() for _ in proxies)
         self._properties = properties
         self.controller_port = free_port()
         self._write_configuration()
@@ -185,16 +189,16 @@ class ApacheKafka(Child):
         )
 
     def cut(self, topic: str, partition: int, end: int) -> int:
-        """Lose the records of a partition from an offset on, as a power loss or bad disk does.
+        """Delete the records of a partition from an offset on, like a power cut or a bad disk.
 
-        Only while the broker does not run, after `kill`; `restart` goes on under a new leader
-        epoch. Records that were written in one batch are lost together.
+        The broker must not run; call `kill` before. After `restart`, the partition has a new leader
+        epoch. Records of one batch are lost together.
 
         Returns:
-            The offset at which the log ends now, `end` or below it.
+            The new end of the log: `end`, or below if `end` was inside a batch.
 
         Raises:
-            ValueError: If there are no records to lose.
+            ValueError: If the broker runs, or there are no such records.
         """
         if self.running():
             raise ValueError("stop the broker first: it would not notice that its files change")
@@ -207,7 +211,8 @@ class ApacheKafka(Child):
                 os.truncate(segment, at)
                 for lost in segments[index + 1 :]:
                     lost.unlink()
-                for kind in (".index", ".timeindex"):  # Kafka makes those anew that are missing
+                # Kafka rebuilds missing indexes.
+                for kind in (".index", ".timeindex"):
                     segment.with_suffix(kind).unlink(missing_ok=True)
                 return first
         raise ValueError(f"{topic}[{partition}] has no records from {end} on")
@@ -218,7 +223,7 @@ class ApacheKafka(Child):
         (self.data / "log4j2.properties").write_text(_LOGGING.format(log=self.data / "server.log"))
 
     def _configuration(self) -> str:
-        """Lines of the broker's configuration; of two of a name, the last counts."""
+        """Return the broker's configuration. If a name occurs twice, the last line counts."""
         names = ["PLAINTEXT", *(f"PROXY{number}" for number in range(len(self._proxies)))]
         listeners = _listeners(names, (self._port, *self.proxied))
         text = _PROPERTIES.format(
@@ -232,14 +237,15 @@ class ApacheKafka(Child):
         return text + self._properties
 
     def _cluster(self) -> str:
-        """The id of the cluster that it begins."""
+        """Return the id of a new cluster."""
         return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
     def _format(self, *options: str) -> None:
+        # The folder was formatted before.
         if (self.data / "log" / "meta.properties").exists():
-            return  # it has served before
+            return
         command = self._java("kafka.tools.StorageTool", "format")
-        # In one word: an id may begin with a dash.
+        # Option and id are one argument because an id may begin with a dash.
         command += [f"--cluster-id={self._cluster()}", "-c", str(self.data / "server.properties")]
         ended = subprocess.run(  # noqa: S603 -- our own command line, no shell
             [*command, *options], capture_output=True, text=True, check=False
@@ -267,7 +273,7 @@ class ApacheKafka(Child):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self._port)) != 0:
                 return False
-        # After a crash it answers some seconds before its controller takes it back.
+        # After a crash, the broker answers some seconds before its controller registers it again.
         admin = AdminClient({"bootstrap.servers": self.settings.bootstrap, "log_level": 2})
         try:
             return self.node in admin.list_topics(timeout=1.0).brokers
@@ -276,9 +282,10 @@ class ApacheKafka(Child):
 
 
 class _Archiving(ApacheKafka):
-    """Leaves the classes that it has loaded in a file."""
+    """A node that writes an archive of its loaded classes when it stops."""
 
-    stop_s = 120.0  # for a few seconds of a processor
+    # Writing the archive takes a few seconds of processor time, longer on a busy machine.
+    stop_s = 120.0
 
     def __init__(self, jars: Path, data: Path, archive: Path) -> None:
         self._archive = archive
@@ -291,9 +298,9 @@ class _Archiving(ApacheKafka):
 
 
 def _see_to_archive(jars: Path) -> None:
-    """Let a broker leave its loaded classes behind, once: each later one starts in half the time.
+    """Make the archive of loaded classes if it is missing. With it, a broker starts twice as fast.
 
-    Java itself leaves an archive alone that does not fit.
+    Java ignores an archive that does not fit.
     """
     archive = _archive_of(jars)
     if archive.exists() or not list(jars.glob("kafka-server-*.jar")):
@@ -312,13 +319,14 @@ def _see_to_archive(jars: Path) -> None:
         log.create_topics([NewTopic("loaded")])
         writer.append("loaded", b"")
         writer.flush(kafka.stop_s)
+    # An empty archive marks a Java that cannot make one.
     if not part.exists():
-        part.touch()  # this Java cannot: it is not asked again
+        part.touch()
     part.rename(archive)
 
 
 def main() -> None:
-    """Run one broker in the foreground, for `make kafka`."""
+    """Run a broker in the foreground, for `make kafka`."""
     arguments = argparse.ArgumentParser(description="Run Apache Kafka on this machine.")
     arguments.add_argument("--data", type=Path, required=True, help="folder to keep its logs in")
     arguments.add_argument("--port", type=int, default=9092)
@@ -333,7 +341,7 @@ def main() -> None:
 
 
 def _batches(segment: Path) -> Iterator[tuple[int, int, int]]:
-    """Record batches of a segment: where each begins in the file, its first and last offset."""
+    """Yield the position of each record batch in a segment, and its first and last offset."""
     with segment.open("rb") as file:
         while len(header := file.read(_BATCH.size)) == _BATCH.size:
             at = file.tell() - _BATCH.size

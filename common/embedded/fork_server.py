@@ -1,13 +1,16 @@
-"""Starts our services in milliseconds: forked from a process that has loaded torch and their code.
+"""Starts services in milliseconds, as forks of a process that has loaded torch and their code.
 
-`python -m services.worker` takes 1.6 s of a processor before its first line of ours runs. Here that
-is paid once: `python -m common.embedded.fork_server`, our own child, imports what a service needs
-when it is asked for the first of its kind, or told to `prepare` for it, begins no thread, and forks
-for each request. The fork is like a process of its own in all but `/proc`: its
-own session, output, environment and working directory; `/proc/PID/environ` and `cmdline` are the
-server's, and `/proc/PID/comm` its name. It ends with the server, and the server with us.
+`python -m services.worker` needs 1.6 s of processor time for imports. The fork server, a child
+process that runs `python -m common.embedded.fork_server`, needs that time once. It imports a
+service's modules at the first request for the service, or at `prepare`, starts no thread, and forks
+for each request.
 
-Linux only: elsewhere nobody can be relied upon to end such a process, and torch may not be forked.
+A fork is like a separate process, with its own session, output, environment and working directory.
+Only `/proc` differs: `/proc/PID/environ` and `cmdline` are the server's, and `/proc/PID/comm` is
+the name of the process. A fork ends with the server, and the server ends with its parent.
+
+This works on Linux only. Elsewhere the kernel does not end such processes, and forking torch is not
+safe.
 """
 
 from __future__ import annotations
@@ -38,16 +41,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import BinaryIO
 
-_ROOT = Path(__file__).parents[2]  # where our packages lie, in a checkout or installed
-# What they import only when they need it.
+# Folder of our packages, in a checkout or installed.
+_ROOT = Path(__file__).parents[2]
+# Modules that all services import on first use.
 _LATER = ("common.kafka.stream", "common.redis.exchange", "common.storage.disk")
 _LATER_OF = {
     "worker": ("services.worker.loop",),
-    # It has scikit-learn and much of SciPy with it: more than half of what torch takes.
+    # It imports scikit-learn and much of SciPy, which takes more than half as long as torch.
     "evaluator": ("river.drift",),
     "admin": ("uvicorn",),
 }
-_LONGEST = 1 << 17  # bytes of a request: Linux allows as much for an environment's variable
+# Bytes of a request. Linux has the same limit for one environment variable.
+_LONGEST = 1 << 17
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 
 
@@ -55,9 +60,9 @@ _starting = threading.Lock()
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """Which process to make; with its output and the socket on which to tell of its end.
+    """Request for a process, sent with two descriptors: its output, and a socket for its exit code.
 
-    Without these two: what to load, since some will be asked for.
+    A request without descriptors only loads the modules, see `prepare`.
     """
 
     module: str
@@ -69,11 +74,11 @@ class _Request(msgspec.Struct, frozen=True):
 _REQUEST = msgspec.json.Decoder(_Request)
 
 
-# --- who asks -------------------------------------------------------------------------------------
+# --- the client -----------------------------------------------------------------------------------
 
 
 class Forked:
-    """A process that was forked for us, as `subprocess.Popen` would have it."""
+    """A process that the fork server started, with the interface of `subprocess.Popen`."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -85,21 +90,21 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """How it ended, minus the signal that ended it; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended.
+        """Wait until the process ends, and return its exit code as `poll` does.
 
         Raises:
-            TimeoutExpired: If it has not within `timeout` seconds.
+            TimeoutExpired: If the process still runs after `timeout` seconds.
         """
         if self.returncode is None:
             self._channel.settimeout(timeout)
             try:
-                # Where nothing is told the server has ended, and the kernel all its forks.
+                # An empty message means that the server has ended, so the kernel kills its forks.
                 self.returncode = int(self._channel.recv(_LONGEST) or -signal.SIGKILL)
             except (BlockingIOError, TimeoutError) as error:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from error
@@ -108,16 +113,17 @@ class Forked:
         return self.returncode
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Send SIGKILL."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended just now
+            # The process may have ended since the poll.
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
 
@@ -127,18 +133,18 @@ def fork_module(
     output: BinaryIO,
     environment: Mapping[str, str] | None = None,
 ) -> Forked:
-    """Do what `python -P -m module arguments` does, in a process that is there at once.
+    """Run `python -P -m module arguments` in a process that starts within milliseconds.
 
-    The first call starts the server of this process, and so does one that finds it ended.
+    The first call starts the fork server of this process. A call starts it again if it has ended.
 
     Args:
-        module: One that `__main__` of a package of ours stands for, such as `services.worker`.
-        arguments: Of its command line.
-        output: What it says goes there.
-        environment: All of its variables; None: ours.
+        module: Package of ours with a `__main__`, such as `services.worker`.
+        arguments: Arguments of the command line.
+        output: File for standard output and standard error.
+        environment: Optional. All environment variables. If unset, those of this process.
 
     Raises:
-        OSError: If there cannot be such a process.
+        OSError: If the process cannot be started.
     """
     variables = dict(os.environ if environment is None else environment)
     request = msgspec.json.encode(_Request(module, tuple(arguments), variables, str(Path.cwd())))
@@ -153,14 +159,15 @@ def fork_module(
 
 
 def prepare(*services: str) -> None:
-    """Have what services need loaded while we do something else; does not wait for it.
+    """Load the modules of services in the fork server, without waiting for it.
 
     Args:
-        services: Which of them, in the order in which they will be asked for.
+        services: Services, those that start first at the front.
     """
     if sys.platform != "linux":
         return
-    with _starting, suppress(OSError):  # who asks for one will hear of that
+    # `fork_module` reports the error.
+    with _starting, suppress(OSError):
         server = _started()
         for service in services:
             request = _Request(f"services.{service}", (), {}, "")
@@ -168,10 +175,10 @@ def prepare(*services: str) -> None:
 
 
 def _fork(request: bytes, output: BinaryIO) -> Forked:
-    """Ask the server.
+    """Send a request to the server.
 
     Raises:
-        OSError: If it has ended.
+        OSError: If the server has ended.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -189,19 +196,23 @@ def _started() -> socket.socket:
         process = subprocess.Popen(  # noqa: S603 -- our own command line, no shell
             command_of(__name__, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # but its errors are told where ours are
-            # A BLAS with threads has them from its import on.
+            # The server's errors go to this process's standard error.
+            stdout=subprocess.DEVNULL,
+            # OpenBLAS would start threads on import.
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is for us
+            # Ctrl-C is for this process alone.
+            start_new_session=True,
         )
 
     def end() -> None:
         ours.close()
-        process.kill()  # it may be loading something; the kernel ends its forks
+        # The server may be busy with imports. The kernel kills its forks with it.
+        process.kill()
         process.wait()
 
-    atexit.register(end)  # and the kernel closes it for one who is killed
+    # If this process is killed, the kernel closes the socket and the server ends.
+    atexit.register(end)
     return ours
 
 
@@ -209,7 +220,7 @@ def _started() -> socket.socket:
 
 
 class _Server:
-    """Forks for each request; a fork comes back from `serve` with what it is to be."""
+    """Forks for each request. In a fork, `serve` returns the request."""
 
     def __init__(self, asked: socket.socket) -> None:
         self._asked = asked
@@ -218,7 +229,7 @@ class _Server:
         self._libc = ctypes.CDLL(None)
 
     def serve(self) -> _Request | None:
-        """Serve until nobody can ask any more, which gives None."""
+        """Serve until the parent closes the socket, and return None; in a fork, the request."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._asked:
@@ -234,23 +245,25 @@ class _Server:
                     return wanted
 
     def _send_exit_code(self, key: selectors.SelectorKey) -> None:
-        """One has ended: wait for it, and say how it did."""
+        """Wait for a fork that has ended, and send its exit code."""
         pidfd: int = key.fd
         pid, channel = key.data
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        with channel, suppress(BrokenPipeError):  # where nobody wants to know
+        # BrokenPipeError means that the client has closed its end.
+        with channel, suppress(BrokenPipeError):
             channel.send(b"%d" % os.waitstatus_to_exitcode(status))
 
     def _forks(self, fds: Sequence[int]) -> bool:
-        """Fork; whether this is the new process."""
+        """Fork; True in the new process."""
         output, channel = fds[0], socket.socket(fileno=fds[1])
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:  # it was too late already
+            # The server may have ended before the call of `prctl`.
+            if os.getppid() != server:
                 os._exit(1)
             os.setsid()
             for number in (1, 2):
@@ -274,32 +287,36 @@ class _Server:
 
 @cache
 def load(*services: str) -> None:
-    """Import what services need, unless it was done before.
+    """Import the modules of services, once.
 
     Args:
-        services: Which of `SERVICES`.
+        services: Names from `SERVICES`.
 
     Raises:
-        RuntimeError: If something began a thread on its import, which no fork would have.
+        RuntimeError: If an import started a thread, which a fork would lack.
     """
-    gc.disable()  # there is no garbage in imports, and to look for it takes a quarter of their time
+    # Imports make no garbage, and collections would take a quarter of their time.
+    gc.disable()
     for service in services:
         module = f"services.{service}.__main__"
         for each in (*_LATER, *_LATER_OF.get(service, ()), module):
             importlib.import_module(each)
-        del sys.modules[module]  # each is run anew, as `__main__`
+        # Each fork runs this module again, as `__main__`.
+        del sys.modules[module]
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise RuntimeError("something has begun a thread on its import: it cannot be forked")
-    gc.freeze()  # else the first collection of each fork would copy all that they share
+    # Otherwise the first collection of each fork would copy all shared memory.
+    gc.freeze()
     gc.enable()
 
 
 def main() -> None:
-    """Serve; in a fork, be what was asked for."""
+    """Run the server and, in a fork, the requested module."""
     asked = socket.socket(fileno=int(sys.argv[1]))
     request = _Server(asked).serve()
+    # Nothing needs to be cleaned up.
     if request is None:
-        os._exit(0)  # at once: there is nothing to tidy up
+        os._exit(0)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _name(request).encode())
     become(request.module, request.arguments, request.environment, request.folder)
 
@@ -307,13 +324,13 @@ def main() -> None:
 def become(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str
 ) -> None:
-    """Do in a fork what a process of its own would from its beginning on.
+    """Run a module in a fork as a new process would.
 
     Args:
         module: See `fork_module`.
-        arguments: Likewise.
-        environment: All of its variables.
-        folder: Its working directory.
+        arguments: See `fork_module`.
+        environment: All environment variables.
+        folder: Working directory.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -321,14 +338,14 @@ def become(
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [each for each in path if each and each not in sys.path]
     sys.argv[1:] = arguments
-    import numpy as np  # noqa: PLC0415 -- it is here by now, and who asks needs none
+    import numpy as np  # noqa: PLC0415 -- loaded in the server, and clients do not need it
 
-    np.random.seed()  # noqa: NPY002 -- the only generator that does not see to this itself
+    np.random.seed()  # noqa: NPY002 -- the only generator that forks would share
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _name(request: _Request) -> str:
-    """What `ps` shows: what it is called, or which module it is."""
+    """Return the name that `ps` shows: the process's `--name`, or its module."""
     words = request.arguments
     if "--name" in words[:-1]:
         return words[words.index("--name") + 1]

@@ -1,10 +1,14 @@
-"""Kafka inside one machine, with nothing installed: the mock broker in the client's own wheel.
+"""Kafka as a child process without an installation: the mock broker in the client's own wheel.
 
-What it can not do, measured with librdkafka 2.16: it keeps nothing on disk and `KEPT_BYTES` (and
-100,000 batches) of each partition, oldest dropped first, whatever `kept_forever` says, so writers
-must be throttled by what readers have read; it does not compact, so `compacted` does nothing; it
-shows the records of aborted transactions; it knows no static members (`hold`); it cannot look up an
-offset by time, so `position_at` searches through the records. `bounds` tells the truth.
+Its limits, measured with librdkafka 2.16:
+
+- It stores nothing on disk. Of each partition it keeps `KEPT_BYTES` and 100,000 batches, and drops
+  the oldest first, even if `kept_forever` is set. So writers must wait for readers. `bounds` is
+  correct.
+- It does not compact: `compacted` does nothing.
+- Readers get the records of aborted transactions.
+- It has no static members (`hold`).
+- It cannot look up an offset by time, so `position_at` searches the records.
 """
 
 from __future__ import annotations
@@ -19,18 +23,19 @@ from common.embedded.process import Child, short_folder
 from common.errors import DollError, UnavailableError
 from common.kafka.settings import EmbeddedControl, embedded_settings
 
-KEPT_BYTES = 5 << 20  # of each partition: what comes beyond them drops the oldest batch of records
+# A partition keeps this many bytes of records, and drops its oldest batches beyond that.
+KEPT_BYTES = 5 << 20
 
 
 class EmbeddedKafka(Child):
-    """A mock broker in a process of its own that ends with its parent.
+    """A mock broker in a child process that ends with its parent.
 
     Raises:
-        UnavailableError: If it does not start; the message quotes what it said.
+        UnavailableError: If the broker does not start. The message quotes its output.
     """
 
     def __init__(self) -> None:
-        # a socket's path has at most about 100 bytes: not under whatever folder a caller has
+        # The path of a socket has at most about 100 bytes, so it needs a short folder.
         self._folder = tempfile.TemporaryDirectory(prefix="doll-kafka-", dir=short_folder())
         self.control = EmbeddedControl(str(Path(self._folder.name, "control.sock")))
         super().__init__(
@@ -52,7 +57,7 @@ class EmbeddedKafka(Child):
         raise DollError("the built-in Kafka ended, and all records with it")
 
     def close(self) -> None:
-        """Stop it and leave nothing behind."""
+        """Stop the broker and delete its files."""
         super().close()
         self._folder.cleanup()
 

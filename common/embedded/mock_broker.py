@@ -1,7 +1,7 @@
-"""The program inside the embedded broker's process: librdkafka's mock cluster and a control socket.
+"""Program of the embedded broker: librdkafka's mock cluster and a control socket.
 
-Run by path, so that it needs nothing importable but confluent_kafka:
-`python -I mock_broker.py SOCKET PARENT_PID`. One line in, one line out: see `_Control`.
+It is run by path, so that it can import nothing but confluent_kafka:
+`python -I mock_broker.py SOCKET PARENT_PID`. `_Control` answers each line with a line.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ from typing import ClassVar
 
 from confluent_kafka import cimpl
 
-_PRODUCER = 0  # RD_KAFKA_PRODUCER: the client that carries the mock cluster must be something
-_BROKER_ID = 1  # the first and only one
-_TOPIC_EXISTS = 36  # RD_KAFKA_RESP_ERR_TOPIC_ALREADY_EXISTS
+# RD_KAFKA_PRODUCER, the kind of the client that has the mock cluster. Any kind would do.
+_PRODUCER = 0
+# Id of the only broker.
+_BROKER_ID = 1
+# RD_KAFKA_RESP_ERR_TOPIC_ALREADY_EXISTS
+_TOPIC_EXISTS = 36
 
 _INITIAL_REBALANCE_DELAY_MS = 0
-# A dead member's partitions are taken over in about the session timeout plus a few heartbeats.
+# Other members get a dead member's partitions after the session timeout and a few heartbeats.
 _SESSION_TIMEOUT_MS = 2_000
 _HEARTBEAT_INTERVAL_MS = 250
 
 
 class MockCluster:
-    """A mock cluster of one broker, through the library that the client module is linked to."""
+    """Mock cluster of one broker, in the librdkafka that confluent_kafka uses."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(cimpl.__file__)  # a look-up there finds what it depends on too
+        # A lookup in the module also finds the functions of librdkafka.
+        self._library = ctypes.CDLL(cimpl.__file__)
         self._error_name = self._function("rd_kafka_err2name", ctypes.c_char_p)
         properties = self._function("rd_kafka_conf_new", ctypes.c_void_p)()
         said = ctypes.create_string_buffer(512)
@@ -46,44 +50,46 @@ class MockCluster:
             ("rd_kafka_mock_set_group_consumer_session_timeout_ms", _SESSION_TIMEOUT_MS),
             ("rd_kafka_mock_set_group_consumer_heartbeat_interval_ms", _HEARTBEAT_INTERVAL_MS),
         ):
-            if hasattr(self._library, setting):  # an older library keeps its defaults
+            # Older libraries lack some settings and keep their defaults.
+            if hasattr(self._library, setting):
                 self._function(setting, None)(self._cluster, ctypes.c_int32(value))
 
     def address(self) -> str:
-        """The bootstrap address."""
+        """Return the bootstrap address."""
         address: bytes = self._function("rd_kafka_mock_cluster_bootstraps", ctypes.c_char_p)(
             self._cluster
         )
         return address.decode()
 
     def create_topic(self, topic: str, partitions: int) -> str:
-        """Create a topic; one that is there stays as it is."""
+        """Create a topic; do nothing if it exists."""
         create = self._function("rd_kafka_mock_topic_create", ctypes.c_int)
         code = create(self._cluster, topic.encode(), ctypes.c_int(partitions), ctypes.c_int(1))
         return "ok" if code == _TOPIC_EXISTS else self._said(code)
 
     def delete_records(self, topic: str, partition: int, below: int) -> str:
-        """Do what retention does: the log of a partition starts at `below` from now on."""
+        """Delete the records of a partition below an offset, as retention does."""
         delete = self._function("rd_kafka_mock_partition_delete_records", ctypes.c_int)
         return self._said(
             delete(self._cluster, topic.encode(), ctypes.c_int32(partition), ctypes.c_int64(below))
         )
 
     def set_up(self, *, up: bool) -> str:
-        """Break all connections and refuse new ones, or accept them again; the logs stay."""
+        """Accept connections, or close all and refuse new ones. The logs stay."""
         direction = "up" if up else "down"
         change = self._function(f"rd_kafka_mock_broker_set_{direction}", ctypes.c_int)
         return self._said(change(self._cluster, ctypes.c_int32(_BROKER_ID)))
 
     def refuse(self, request: int, code: int) -> str:
-        """Answer the next request of a kind (by its number in Kafka's protocol) with an error."""
+        """Answer the next request of a kind, its number in Kafka's protocol, with an error code."""
         refuse = self._function("rd_kafka_mock_push_request_errors_array", None)
         errors = (ctypes.c_int * 1)(code)
         refuse(self._cluster, ctypes.c_int16(request), ctypes.c_size_t(1), errors)
         return "ok"
 
     def _function(self, name: str, result: type | None) -> ctypes._NamedFuncPointer:
-        function = self._library[name]  # a new one at each look-up: its result type is ours alone
+        # Each lookup returns a new object, so its result type can be set.
+        function = self._library[name]
         function.restype = result
         return function
 
@@ -92,7 +98,7 @@ class MockCluster:
 
 
 class _Control(socketserver.StreamRequestHandler):
-    """Commands of other processes, each answered by a line."""
+    """Reads commands, one per line, and answers each with a line."""
 
     cluster: ClassVar[MockCluster]
 
@@ -117,7 +123,7 @@ class _Control(socketserver.StreamRequestHandler):
 
 
 def main(path: Path, parent: int) -> None:
-    """Serve until the parent ends, also where the kernel does not see to that (macOS)."""
+    """Serve until the parent ends, which also works on macOS without a parent-death signal."""
     _Control.cluster = MockCluster()
     with socketserver.ThreadingUnixStreamServer(os.fspath(path), _Control) as server:
         server.daemon_threads = True

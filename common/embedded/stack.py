@@ -1,4 +1,4 @@
-"""Everything that the services need outside, on this machine: Kafka, Redis and object storage."""
+"""External services on this machine: Kafka, Redis and object storage."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from common.embedded.redis import EmbeddedRedis
 
 
 class EmbeddedStack(ExitStack):
-    """Servers that begin and end with this object; where an address is given, that server is used.
+    """Servers that start and end with this object, except those whose address is given.
 
     Args:
-        base: What the services are told besides (Kafka's group protocol and security, tasks, logs);
-            not a port of metrics, which no two of them could have.
-        kafka: Address of a Kafka that is there; an embedded one if empty.
-        redis: URL of a Redis that is there; an embedded one if empty.
-        blobs: Folder of the object storage, made if it is not there; a temporary one if None.
+        base: Optional. Further settings of the services, such as Kafka's group protocol and
+            security, tasks and logs. The metrics port is dropped, since two services cannot share
+            it.
+        kafka: Optional. Address of a running Kafka. If unset, starts an embedded one.
+        redis: Optional. URL of a running Redis. If unset, starts an embedded one.
+        blobs: Optional. Folder of object storage, created if missing. If unset, a temporary one.
 
     Raises:
-        UserError: If an address makes no sense, or there is no Redis here to start.
+        UserError: If an address is invalid, or no Redis server is installed.
         UnavailableError: If a server does not start.
 
     Attributes:
         servers: The servers that were started.
+        settings: Settings for the services.
     """
 
     def __init__(

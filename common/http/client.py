@@ -1,8 +1,8 @@
-"""An HTTP client for servers that are not ours: it bounds the size and the total time of an answer.
+"""HTTP client for external servers that bounds the size and the total time of an answer.
 
-`httpx2`'s own timeouts are per read, so a server that sends a byte now and then would hold a
-synchronous caller for ever. Here requests run on an event loop, where one deadline covers the name
-lookup, the connection, the headers and the body. No redirect is followed.
+`httpx2`'s own timeouts are per read, so a server that sends one byte per timeout would block a
+synchronous caller for ever. Here requests run on an event loop, and one deadline covers the name
+lookup, the connection, the headers and the body. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ANSWER_BYTES = 1_000_000
 
 
 class BoundedClient:
-    """Client of one server; may be shared between threads.
+    """Client of one server. May be shared between threads.
 
     Args:
-        name: Of the server, in errors.
+        name: Name of the server in error messages.
         answer_s: Seconds until an answer must be complete.
         transport: Optional. If unset, the network.
         options: Further arguments of `httpx2.AsyncClient`.
@@ -40,7 +40,7 @@ class BoundedClient:
         name: str,
         answer_s: float,
         transport: httpx2.AsyncBaseTransport | None = None,
-        **options: Any,  # noqa: ANN401 -- of another library
+        **options: Any,  # noqa: ANN401 -- types of `httpx2`
     ) -> None:
         self._name, self._answer_s = name, answer_s
         self._loop = _loop()
@@ -48,12 +48,12 @@ class BoundedClient:
         # A compressed answer could be a thousand times larger than what the server sends.
         self._http.headers["Accept-Encoding"] = "identity"
 
-    async def answer(self, method: str, url: str, **request: Any) -> tuple[int, bytes]:  # noqa: ANN401 -- likewise
-        """Send a request; for coroutines that run by `submit`.
+    async def answer(self, method: str, url: str, **request: Any) -> tuple[int, bytes]:  # noqa: ANN401 -- as above
+        """Send a request. For coroutines that `submit` runs.
 
         Args:
             method: `GET`, `POST` or `PUT`.
-            url: Address.
+            url: URL.
             request: Further arguments of `httpx2.AsyncClient.request`.
 
         Returns:
@@ -61,7 +61,7 @@ class BoundedClient:
 
         Raises:
             LateError: If the answer is not complete in time.
-            UnreachableError: If there is no connection, or it breaks.
+            UnreachableError: If the connection fails or breaks.
             UnavailableError: If the answer is too large, or compressed.
         """
         body = bytearray()
@@ -86,21 +86,21 @@ class BoundedClient:
         return answer.status_code, bytes(body)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine that uses `answer`; canceling the future cancels the coroutine."""
+        """Run a coroutine that uses `answer`. Canceling the future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def ask(self, method: str, url: str, **request: Any) -> tuple[int, bytes]:  # noqa: ANN401 -- likewise
-        """Call `answer` from any thread, and wait for it."""
+    def ask(self, method: str, url: str, **request: Any) -> tuple[int, bytes]:  # noqa: ANN401 -- as above
+        """Send a request from any thread and wait for the answer; see `answer`."""
         return self.submit(self.answer(method, url, **request)).result()
 
     def close(self) -> None:
-        """Close the connections; requests that are being sent fail."""
+        """Close the connections. Requests in progress fail."""
         self.submit(self._http.aclose())
 
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """Start the event loop of this process's requests, on a thread of its own."""
+    """Start this process's event loop for requests on its own thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="bounded-http", daemon=True).start()
     return loop

@@ -1,4 +1,4 @@
-"""How a preemptible machine learns that its end is near: EC2's notices, from instance metadata."""
+"""Preemption notices of EC2 from the instance metadata service."""
 
 from __future__ import annotations
 
@@ -28,41 +28,44 @@ _INSTANCE_ACTION = msgspec.json.Decoder(_InstanceAction)
 
 
 class Notice(NamedTuple):
-    """Whoever lends this machine says that it will be taken back."""
+    """Notice that the provider will take this machine back.
 
-    at_s: float  # since 1970: when the machine goes
-    detail: str  # what becomes of the machine: terminate, stop, hibernate
+    Attributes:
+        at_s: Time of the preemption in seconds since 1970.
+        detail: Action of the provider: `terminate`, `stop` or `hibernate`.
+    """
+
+    at_s: float
+    detail: str
 
 
 class PreemptionNotices(Protocol):
-    """Where a preemptible machine hears that its end is near. For one thread at a time.
+    """Source of preemption notices for this machine. For one thread at a time.
 
-    What does not parse is left out, and the first of its kind is logged.
+    Notices that do not parse are ignored; the first of each kind is logged.
     """
 
     def look(self) -> Notice | None:
-        """The notice that stands, None for none.
-
-        A notice stands from when it is given on: whoever looks again finds it again.
+        """Return the notice for this machine, or None. Later calls return the notice again.
 
         Raises:
-            UnavailableError: If the source is away or slow; look again.
-            OutsideError: If it refuses.
+            UnavailableError: If the source is unavailable or slow; call again later.
+            OutsideError: If the source refuses the request.
         """
 
 
 def open_notices(settings: Settings) -> PreemptionNotices | None:
-    """Open where this machine hears of its end, or None; it is not asked before the first look."""
+    """Open the source that the settings name, if any. The first `look` sends the first request."""
     if settings.notices == "none":
         return None
     return Ec2Notices(InstanceMetadata(settings.metadata_endpoint))
 
 
 class Ec2Notices:
-    """The notices of the EC2 instance that this process runs on.
+    """Notices for the EC2 instance on which this process runs.
 
     Args:
-        metadata: Tells them.
+        metadata: Metadata service of the instance.
     """
 
     def __init__(self, metadata: InstanceMetadata) -> None:
@@ -70,11 +73,11 @@ class Ec2Notices:
         self._rejections = Rejections()
 
     def look(self) -> Notice | None:
-        """The notice that stands, None for none.
+        """Return the notice for this machine, or None.
 
         Raises:
-            UnavailableError: If the service is away or slow; look again.
-            OutsideError: If it refuses.
+            UnavailableError: If the service is unavailable or slow; call again later.
+            OutsideError: If the service refuses the request.
         """
         body = self._metadata.get(_INTERRUPTION)
         return None if body is None else self._rejections.parse(_INTERRUPTION, _decoded, body)

@@ -1,4 +1,4 @@
-"""EC2's instance metadata service, version 2: what a machine can ask about itself."""
+"""Client of EC2's instance metadata service, version 2."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from common.http.client import BoundedClient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TOKEN = "/latest/api/token"  # noqa: S105 -- the path to ask at
-_TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
+_TOKEN = "/latest/api/token"  # noqa: S105 -- a path
+_TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- the name of a header
 _TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 _ZONE_ID = "/latest/meta-data/placement/availability-zone-id"
-_TOKEN_TTL_S = 21_600  # six hours, the longest that EC2 gives
-_RENEW_S = 60.0  # so long before it runs out: many looks, so that one that fails does no harm
-_TIMEOUT_S = 1.0  # the service answers in milliseconds, or the machine has none
-_TOKEN_SHAPE = re.compile(rb"[\x21-\x7e]+")  # what may stand in a header without becoming two
+# Six hours, the longest lifetime that EC2 grants.
+_TOKEN_TTL_S = 21_600
+# Time before the expiry at which the token is renewed. It leaves time for several attempts.
+_RENEW_S = 60.0
+# The service answers within milliseconds, or the machine does not have it.
+_TIMEOUT_S = 1.0
+# Characters that cannot split a header into two.
+_TOKEN_SHAPE = re.compile(rb"[\x21-\x7e]+")
 _ZONE_SHAPE = re.compile(rb"[a-z0-9-]+")
 
 
 class InstanceMetadata:
-    """What the metadata service tells of the EC2 instance that this process runs on.
+    """Metadata of the EC2 instance on which this process runs.
 
     Args:
-        endpoint: `http://host` or `http://host:port` of the service.
-        timeout_s: After so long without an answer it counts as away.
-        clock: Tells how old the token is.
+        endpoint: URL of the service: `http://host` or `http://host:port`.
+        timeout_s: Time without an answer after which the service counts as unavailable.
+        clock: Monotonic clock that measures the token's age.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class InstanceMetadata:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._endpoint = endpoint.rstrip("/")
-        # Requests go to the machine's own link-local address, never by a proxy of the environment.
+        # Requests go to a link-local address, never through a proxy that the environment names.
         name = f"the metadata service at {self._endpoint}"
         self._http = BoundedClient(name, timeout_s, trust_env=False)
         self._clock = clock
@@ -48,11 +52,11 @@ class InstanceMetadata:
         self._renew_at = 0.0
 
     def zone_id(self) -> str:
-        """The id of the machine's availability zone, the same for all accounts: `use1-az1`.
+        """Return the id of the machine's availability zone, equal for all accounts: `use1-az1`.
 
         Raises:
-            UnavailableError: If the service is away or slow.
-            OutsideError: If it refuses, or tells no zone.
+            UnavailableError: If the service is unavailable or slow.
+            OutsideError: If the service refuses the request or returns no zone.
         """
         body = self.get(_ZONE_ID) or b""
         if not _ZONE_SHAPE.fullmatch(body):
@@ -60,14 +64,15 @@ class InstanceMetadata:
         return body.decode()
 
     def get(self, path: str) -> bytes | None:
-        """What stands at a path; None where nothing does.
+        """Return the value at a path, or None.
 
         Raises:
-            UnavailableError: If the service is away or slow; ask again.
-            OutsideError: If it refuses.
+            UnavailableError: If the service is unavailable or slow; call again later.
+            OutsideError: If the service refuses the request.
         """
         status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
-        if status == HTTPStatus.UNAUTHORIZED:  # it ran out while our clock stood still: hibernation
+        # The token can expire during a hibernation, because our clock stands still.
+        if status == HTTPStatus.UNAUTHORIZED:
             self._token = ""
             status, body = self._ask("GET", path, (_TOKEN_HEADER, self._valid_token()))
         return None if status == HTTPStatus.NOT_FOUND else self._granted(path, status, body)

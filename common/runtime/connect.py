@@ -1,7 +1,7 @@
 """Opens the servers that the settings name, for commands and for the admin service.
 
-An adapter is imported when it is first wanted: each client library takes a good part of a second to
-load, no command needs all of them, and a command line that is wrong needs none.
+Each adapter is imported on first use. A client library takes part of a second to load, no command
+needs all of them, and an invalid command line needs none.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def connect(settings: Settings) -> Outside:
-    """Say how to open what the settings name; all who open Kafka or Redis so share its clients."""
+    """Return functions that open the servers. All callers share one client of Kafka and Redis."""
 
     @cache
     def boards() -> Boards:
-        from common.redis.boards import open_boards  # noqa: PLC0415 -- see above
+        from common.redis.boards import open_boards  # noqa: PLC0415 -- imported on first use
 
         return open_boards(settings)
 
@@ -38,6 +38,6 @@ def connect(settings: Settings) -> Outside:
 
 
 def _open_log(settings: Settings) -> TransactionalLog:
-    from common.kafka.transactions import KafkaTransactionalLog  # noqa: PLC0415 -- see above
+    from common.kafka.transactions import KafkaTransactionalLog  # noqa: PLC0415 -- imported on first use
 
     return KafkaTransactionalLog(kafka_settings(settings, "doll"))

@@ -1,12 +1,12 @@
-"""Connections of clients: how many there may be, and how long a request may take to arrive.
+"""Limits the number of client connections and the time that a request may take to arrive.
 
-uvicorn waits for ever for the rest of a request, and once too many connections wait so, it refuses
-everybody. Here a request that is not whole in time is cut off, and where there are too many
-connections, of one address or of all, a new one takes the place of another:
+uvicorn waits for ever for the rest of a request, and refuses every client once too many connections
+wait. Here a request that is incomplete after its time limit closes its connection. If there are too
+many connections, from one address or from all, a new connection replaces an existing one:
 
-    idle or half-open       the one that waits longest is closed
-    answered without a key  likewise
-    answered with a key     stays: an event stream, a reader of a large model
+    idle or half-open       may be closed, the one that has waited longest first
+    answered without a key  may be closed, in the same order
+    answered with a key     stays, such as an event stream or a download of a large model
 """
 
 from __future__ import annotations
@@ -23,50 +23,56 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    Refuse: TypeAlias = Callable[[int, str], Response]  # takes a status of HTTP and the reason
+    # Makes a response from an HTTP status and the reason.
+    Refuse: TypeAlias = Callable[[int, str], Response]
 
-CALLER = "doll.caller"  # key of a request's scope: who sent the request, once a key let it in
-REQUEST_S = 8.0  # for all of a request: a megabyte at 1 Mbit/s; half-open ones are gone in ten
-HEAD_BYTES = 65_536  # of a request line and its headers: eight times what a proxy lets pass
-_IPV6_PREFIX = 64  # one subscriber has at least so many addresses
+# Key in a request's scope that holds the author of the request, once a key was accepted.
+CALLER = "doll.caller"
+# Time for a complete request: a megabyte at 1 Mbit/s. It closes half-open connections within 10 s.
+REQUEST_S = 8.0
+# Longest request line with headers: eight times the limit of common proxies.
+HEAD_BYTES = 65_536
+# Prefix of the addresses that one subscriber has at least.
+_IPV6_PREFIX = 64
 
 
 class Closable(Protocol):
-    """A connection, as `Connections` sees it."""
+    """A connection as `Connections` uses it."""
 
     @property
     def address(self) -> str:
-        """Of the other end; empty: nobody knows."""
+        """Address of the client; empty if unknown."""
 
     @property
     def needed(self) -> bool:
-        """Whether it answers a request that came with a valid key."""
+        """True while a request with a valid key is being answered."""
 
     def cut(self) -> None:
-        """Close it at once; `end` is told soon after."""
+        """Close the connection immediately. `Connections.end` is called soon after."""
 
 
 class Connections:
-    """Those that are open.
+    """The open connections of a server.
 
     Args:
-        most: Of all addresses together.
-        most_per_address: Of each; of IPv6 each /64 counts as one.
-        proxies: Networks whose addresses speak for many clients: only `most` bounds them.
+        most: Maximum number of connections of all addresses.
+        most_per_address: Maximum number of connections of one address. An IPv6 /64 counts as one.
+        proxies: Networks whose addresses stand for many clients; only `most` limits them.
     """
 
     def __init__(self, most: int, most_per_address: int, proxies: Iterable[str] = ()) -> None:
         self._most = most
         self._most_per_address = most_per_address
         self._proxies = [ip_network(each) for each in proxies]
-        self._clients = dict[Closable, str]()  # whoever waits longest first
+        # The client of each connection, the connection that has waited longest first.
+        self._clients = dict[Closable, str]()
         self._by_client = Counter[str]()
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def begin(self, connection: Closable) -> bool:
-        """Take in one more, in place of another if there are too many; False: there is no place."""
+        """Add a connection; if there are too many, close another. False if all are needed."""
         client = self._client(connection.address)
         if client and self._by_client[client] >= self._most_per_address:
             placed = self._make_place(client)
@@ -78,13 +84,13 @@ class Connections:
         return placed
 
     def waits(self, connection: Closable) -> None:
-        """From now on it waits for its next request."""
+        """Record that a connection now waits for its next request."""
         client = self._clients.pop(connection, None)
         if client is not None:
             self._clients[connection] = client
 
     def end(self, connection: Closable) -> None:
-        """It is closed; may be told twice, and of one that was not taken in."""
+        """Remove a connection that was closed; do nothing if it is not known."""
         client = self._clients.pop(connection, None)
         if client is not None:
             self._by_client[client] -= 1
@@ -92,7 +98,7 @@ class Connections:
                 del self._by_client[client]
 
     def _make_place(self, client: str) -> bool:
-        """Close one connection, of this client if one is named; False if all are needed."""
+        """Close one connection, of this client unless empty; False if all are needed."""
         for connection, other in self._clients.items():
             if (not client or other == client) and not connection.needed:
                 self.end(connection)
@@ -101,7 +107,7 @@ class Connections:
         return False
 
     def _client(self, address: str) -> str:
-        """Whose connections are counted together; empty: only those of all."""
+        """Return the client that an address counts for; empty if only `most` applies."""
         try:
             found: IPv4Address | IPv6Address = ip_address(address)
         except ValueError:
@@ -118,12 +124,12 @@ class Connections:
 def limited(
     connections: Connections, refuse: Refuse, request_s: float = REQUEST_S
 ) -> type[asyncio.Protocol]:
-    """The protocol of uvicorn, with limits.
+    """Return uvicorn's HTTP protocol with limits.
 
     Args:
-        connections: All of a server.
-        refuse: Writes the answer to a request that the application never sees.
-        request_s: For a whole request, from its first byte or the connection's beginning on.
+        connections: Connections of the server.
+        refuse: Makes the response to a request that never reaches the application.
+        request_s: Time for a complete request, from its first byte or the start of the connection.
     """
 
     class Limited(_LimitedProtocol):
@@ -137,24 +143,27 @@ def limited(
 class _LimitedProtocol(HttpToolsProtocol):
     """One connection.
 
-        nothing came yet, or some of a request's head     half-open: a timer runs
-        its body is on its way, whether or not answered   likewise
-        the request is whole                              answered: no timer
-        that was answered, and nothing came since         idle: uvicorn's timer of keeping alive
+        no byte yet, or a part of a request's head          half-open: the timer runs
+        the body is arriving, whether or not answered yet   half-open: the timer runs
+        the request is complete                             answering: no timer
+        the response was sent, and no byte came since       idle: uvicorn's keep-alive timer
 
-    Of a request that comes before the last one was answered, only the head is read.
+    If another request arrives before the last one was answered, only its head is read.
     """
 
     _connections: Connections
     _refusal: Refuse
     _request_s: float
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 -- the library's
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 -- uvicorn's
         super().__init__(*arguments, **named)
         self.address = ""
-        self._coming: Literal["head", "body", ""] = "head"  # of a request that is not whole yet
-        self._head_bytes = 0  # since the last piece of a body, or the end of a request
-        self._answering = 0  # requests whose head is whole
+        # Part of the incomplete request that is arriving.
+        self._coming: Literal["head", "body", ""] = "head"
+        # Bytes since the last piece of a body, or the end of a request.
+        self._head_bytes = 0
+        # Requests whose head is complete and whose response is not.
+        self._answering = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -164,7 +173,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether the server waits for bytes of the client."""
+        """True if the server waits for bytes from the client."""
         return self._answering <= (self._coming == "body")
 
     def cut(self) -> None:
@@ -172,7 +181,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         if self._connections.begin(self):
@@ -181,17 +190,18 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._refuse(503, "too many connections are open")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         self._connections.end(self)
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         if self.transport.is_closing():
             return
         if self._answering == 0:
-            self._coming = self._coming or "head"  # be it an empty line: a request has to follow
+            # Any byte, even an empty line, begins a request.
+            self._coming = self._coming or "head"
         self._head_bytes += len(data)
         super().data_received(data)
         if self._coming and self._head_bytes > HEAD_BYTES:
@@ -199,35 +209,35 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._set_timer()
 
     def on_message_begin(self) -> None:
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         super().on_message_begin()
         self._coming = "head"
 
     def on_headers_complete(self) -> None:
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         super().on_headers_complete()
         self._coming = "body"
         self._answering += 1
 
     def on_body(self, body: bytes) -> None:
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         self._coming, self._head_bytes = "", 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """See the library."""
+        """See `HttpToolsProtocol`."""
         self._answering -= 1
         super().on_response_complete()
         self._connections.waits(self)
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Let the timer run exactly while it is for the client to go on with a request."""
+        """Run the timer exactly while the server waits for the rest of a request."""
         if self.transport.is_closing() or not (self._coming and self._waits):
             self._stop_timer()
         elif self._timer is None:
@@ -239,12 +249,12 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
-        """The request did not come in time."""
+        """Refuse a request that took too long to arrive."""
         self._timer = None
         self._refuse(408, f"the request took longer than {self._request_s:g} s to arrive")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Close the connection, and say why unless a response has begun."""
+        """Close the connection, after a response with the reason unless another has begun."""
         if self.transport.is_closing():
             return
         begun = self._answering if self._coming == "head" else self.cycle.response_started
@@ -254,7 +264,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
 
 def _as_sent(response: Response) -> bytes:
-    """Return the bytes of an answer, after which the connection is closed."""
+    """Return the bytes of a response that closes the connection."""
     response.headers["Connection"] = "close"
     headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
     return b"".join((STATUS_LINE[response.status_code], headers, b"\r\n", response.body))

@@ -1,8 +1,8 @@
-"""Whether this container's process is healthy: `python -m common.runtime.healthcheck`; 0 if so.
+"""Health check of a container: `python -m common.runtime.healthcheck` exits with 0 if healthy.
 
-Asks http://127.0.0.1:$DOLL_METRICS_PORT/healthz, or DOLL_METRICS_HOST where that is one address. It
-runs every few seconds in every container, so it imports next to nothing: no pydantic, not even
-urllib. It takes 20 ms, as Python alone does.
+Requests http://127.0.0.1:$DOLL_METRICS_PORT/healthz, or DOLL_METRICS_HOST if that is one address.
+Every container runs it every few seconds, so it imports neither pydantic nor urllib. It takes
+20 ms, as Python alone does.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import socket
 import sys
 from time import monotonic
 
-TIMEOUT_S = 3.0  # for all of it: a process that is frozen takes the connection and says nothing
+# Time for the complete answer. A frozen process accepts the connection and sends nothing.
+TIMEOUT_S = 3.0
 ANSWER_BYTES = 65536
 HEALTHY, UNHEALTHY, USAGE = 0, 1, 2
-EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 -- to be recognised, not to listen on
+EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 -- only compared, not listened on
 HELP = """\
 usage: python -m common.runtime.healthcheck
 
@@ -27,7 +28,7 @@ example: DOLL_METRICS_PORT=9102 python -m common.runtime.healthcheck || echo unh
 
 
 def main(arguments: list[str]) -> int:
-    """Ask; returns the exit status."""
+    """Run the check and return the exit status."""
     if arguments:
         asked = arguments in (["-h"], ["--help"])
         print(HELP, end="", file=sys.stdout if asked else sys.stderr)
@@ -36,12 +37,12 @@ def main(arguments: list[str]) -> int:
     port = os.environ.get("DOLL_METRICS_PORT", "")
     complaint = find_problem("127.0.0.1" if host in EVERYWHERE else host, port)
     if complaint:
-        print(f"unhealthy: {complaint}", file=sys.stderr)  # noqa: T201 -- to whoever asked
+        print(f"unhealthy: {complaint}", file=sys.stderr)  # noqa: T201 -- output of a command
     return UNHEALTHY if complaint else HEALTHY
 
 
 def find_problem(host: str, port: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Say in one line what is wrong, empty if nothing is."""
+    """Return the problem in one line; empty if the process is healthy."""
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return f"DOLL_METRICS_PORT must be the port of the process's metrics, got {port!r}"
     try:
@@ -54,13 +55,14 @@ def find_problem(host: str, port: str, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def _asked(host: str, port: int, timeout_s: float) -> tuple[str, str]:
-    """Status, and the first line of what was answered."""
+    """Return the HTTP status and the first line of the body."""
     until = monotonic() + timeout_s
     answer = b""
     with socket.create_connection((host, port), timeout_s) as connection:
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         while len(answer) < ANSWER_BYTES:
-            connection.settimeout(max(until - monotonic(), 0.001))  # 0 would not wait at all
+            # A timeout of 0 would make the socket non-blocking.
+            connection.settimeout(max(until - monotonic(), 0.001))
             part = connection.recv(ANSWER_BYTES)
             if not part:
                 break

@@ -1,4 +1,4 @@
-"""A server of HTTP with limits: slow, many and endless connections cost others nothing."""
+"""HTTP server with limits, so that slow, numerous or endless connections do not harm others."""
 
 from __future__ import annotations
 
@@ -21,25 +21,30 @@ if TYPE_CHECKING:
     from common.runtime.connections import Refuse
 
 BACKLOG = 1024
-STALLED_S = 30  # after which a connection is dropped that takes nothing of what is sent
-END_S = 5.0  # for requests under way
-# Of one address: an office behind one has some, a flood thousands. Proxies are named, and exempt.
+# Time after which a connection is dropped if the client reads nothing that is sent.
+STALLED_S = 30
+# Time for requests in progress when the server ends.
+END_S = 5.0
+# Connections of one address: an office has dozens, a flood thousands. Proxies in the settings are
+# exempt.
 CONNECTIONS = 300
-IDLE_S = 75  # that a connection without requests stays: longer than a load balancer's minute
-SPARE_FILES = 1000  # besides connections: Kafka's, Redis's, new ones that take the place of others
+# Time that an idle connection stays open: longer than the minute of most load balancers.
+IDLE_S = 75
+# Files besides client connections: Kafka, Redis, and new connections that replace others.
+SPARE_FILES = 1000
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an application at the address and with the limits that settings name.
+    """Serves an application at the address and with the limits of the settings.
 
     Args:
         app: The application.
-        settings: Address, TLS, proxies.
-        most: Connections of all clients together.
-        refuse: Writes the answer to a request that the application never sees.
-        lifespan: True if the application is told when it begins and ends.
-        request_s: For a request to arrive, and for a handshake of TLS.
-        per_address: Connections of one address.
+        settings: Address, TLS and proxies.
+        most: Maximum number of connections of all clients.
+        refuse: Makes the response to a request that never reaches the application.
+        lifespan: True if the application gets ASGI lifespan events.
+        request_s: Time for a request to arrive, and for a TLS handshake.
+        per_address: Maximum number of connections of one address.
 
     Raises:
         UserError: If certificate or key cannot be used.
@@ -70,7 +75,8 @@ class HttpServer(uvicorn.Server):
             forwarded_allow_ips=list(settings.api_proxies),
             ssl_certfile=settings.api_tls_cert or None,
             ssl_keyfile=settings.api_tls_key or None,
-            limit_concurrency=2 * most,  # requests that are still answered though nobody listens
+            # Includes requests that are still being answered after their client has gone.
+            limit_concurrency=2 * most,
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=int(END_S),
         )
@@ -84,41 +90,41 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """See the library."""
+        """See `uvicorn.Server`."""
         with asyncio.Runner(loop_factory=lambda: _Loop(self._request_s)) as runner:
             runner.run(self.serve(sockets))
 
 
 class _Loop(uvloop.Loop):
-    """An event loop whose servers wait for no client's TLS for longer than for its requests."""
+    """An event loop that limits the time of TLS handshakes and shutdowns."""
 
     def __init__(self, handshake_s: float) -> None:
         super().__init__()
         self._handshake_s = handshake_s
 
-    async def create_server(  # type: ignore[override]  # the library's has four signatures
+    async def create_server(  # type: ignore[override]  # uvloop's has four signatures
         self,
-        *arguments: Any,  # noqa: ANN401 -- its own
-        **named: Any,  # noqa: ANN401 -- its own
+        *arguments: Any,  # noqa: ANN401 -- uvloop's
+        **named: Any,  # noqa: ANN401 -- uvloop's
     ) -> asyncio.AbstractServer:
-        """See the library."""
+        """See `uvloop.Loop`."""
         if named.get("ssl") is not None:
             named["ssl_handshake_timeout"] = named["ssl_shutdown_timeout"] = self._handshake_s
         return await super().create_server(*arguments, **named)
 
 
 def _allow_files(wanted: int) -> None:
-    """Let this process open so many files and sockets, as far as the system lets it."""
+    """Raise the process's limit of open files to `wanted`, as far as the hard limit permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Take the address.
+    """Listen at the address of the API.
 
     Raises:
-        UserError: If it cannot be had.
+        UserError: If the address cannot be used.
     """
     host, port = settings.api_host, settings.api_port
     try:
@@ -129,13 +135,14 @@ def listen(settings: Settings) -> socket.socket:
             f"the API cannot be served on {host}:{port}: {error}; set DOLL_API_HOST and"
             " DOLL_API_PORT"
         ) from error
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; connections inherit it
+    # Linux has this option. Connections inherit it from the listening socket.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_S * 1000)
     return listening
 
 
 def url_of(listening: socket.socket, settings: Settings) -> str:
-    """Where it is reached on this machine."""
+    """Return the URL of the API on this machine."""
     host, port = listening.getsockname()[:2]
     scheme = "https" if settings.api_tls_cert else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,4 +1,4 @@
-"""Which jobs a process takes part in: begins with their actors, and tells them what is wanted."""
+"""Follows the jobs topic: starts the actors of a process's jobs and passes changes to them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     MakePart: TypeAlias = Callable[[Wanted, Callable[[], None], PreviousFault | None], Actor]
 
 
-JOBS_S = 0.5  # between looks at the jobs topic
-END_S = 10.0  # for all jobs to end in order
+# Time between reads of the jobs topic.
+JOBS_S = 0.5
+# Time for all jobs to close when the process ends.
+END_S = 10.0
 
 
 class _Taken:
-    """A job, as it is wanted now."""
+    """A job of this process with its current record."""
 
     def __init__(self, record: JobRecord) -> None:
         self.first = record
@@ -37,11 +39,11 @@ class _Taken:
         self.running: Supervised | None = None
 
     def wanted(self) -> JobRecord | None:
-        """None where it was deleted."""
+        """Return the current record; None if the job was deleted."""
         return self.record
 
     def update(self, record: JobRecord | None) -> None:
-        """Let the actor see a record, if it is news."""
+        """Pass a record to the actor and wake it, if the record is new."""
         if self.record is not record:
             self.record = record
             if self.running is not None:
@@ -49,18 +51,20 @@ class _Taken:
 
     @property
     def over(self) -> bool:
-        """Whether its actor has come to its end here."""
+        """True if the job's actor has ended in this process."""
         return self.running is None or self.running.ended.is_set()
 
 
 class Jobs:
-    """The jobs that one process takes part in, an actor each.
+    """The jobs of one process, with one actor each.
 
     Args:
-        make: Makes the actor of a job, in one of its turns. It gets how to see the job as it is
-            wanted now (None: it was deleted), what wakes it, and what ended the one before.
-        begins: Whether to begin with a job, or to begin again with one whose actor came to its end;
-            and whether it is new to this process.
+        supervisor: Runs the actors.
+        make: Makes the actor of a job within a turn. Its arguments are a function that returns the
+            current record (None if the job was deleted), a function that wakes the actor, and the
+            previous fault or None.
+        begins: Returns True to start an actor for a job without one. Its arguments are the job's
+            record, and True if the job is new to this process.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class Jobs:
         self._taken = dict[str, _Taken]()
 
     def follow(self, jobs: Mapping[str, JobRecord]) -> None:
-        """Take in all jobs that there are."""
+        """Update to the current jobs: start actors, pass new records, forget deleted jobs."""
         for job, record in jobs.items():
             taken = self._taken.get(job)
             same = taken is not None and taken.first.is_same_job(record)
@@ -96,24 +100,31 @@ class Jobs:
     def _made(
         self, taken: _Taken, wake: Callable[[], None], fault: PreviousFault | None
     ) -> Actor | None:
-        if taken.record is None:  # it failed again and again until it was deleted
+        # The job was deleted while its actor was being made again after faults.
+        if taken.record is None:
             return None
         return self._make(taken.wanted, wake, fault)
 
 
 class OpenedKafka(NamedTuple):
-    """Kafka, as a process with jobs uses it."""
+    """Kafka for a process with jobs.
+
+    Attributes:
+        log: Connection to Kafka.
+        job_store: The jobs topic.
+        closing: Closes further resources after the jobs have ended.
+    """
 
     log: Log
     job_store: JobStore
-    closing: ExitStack  # for what else is to be closed, after the jobs have ended
+    closing: ExitStack
 
 
 MakeParts: TypeAlias = "Callable[[OpenedKafka], MakePart]"
 Begins: TypeAlias = "Callable[[JobRecord, bool], bool]"
 
 
-def follow_jobs(  # noqa: PLR0913 -- all in which services differ
+def follow_jobs(  # noqa: PLR0913 -- services differ in each of these
     process: ServiceProcess,
     metrics: ProcessMetrics,
     make_parts: MakeParts,
@@ -125,22 +136,23 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
     slow_s: float = SLOW_S,
     hangs_s: float = HANGS_S,
 ) -> None:
-    """Tell the jobs of a process what is wanted of them, until it is told to end.
+    """Run the jobs of a process until the process has to end.
 
     Args:
-        process: Its metrics are served from now on.
-        metrics: Of the process.
-        make_parts: Gets Kafka; what it returns makes a job's actor, see `Jobs`.
-        begins: Whether to begin with a job, see `Jobs`.
-        beside: Likewise of other actors, which share one thread of their own: they all wait for
-            one server, so if it hangs, more threads would only hang as well.
-        repairs: True if the process may write the jobs topic and repairs it, see `JobStore.repair`.
+        process: The process. Its metrics are served from now on.
+        metrics: Metrics of the process.
+        make_parts: Gets Kafka and returns the function that makes the actor of a job, see `Jobs`.
+        begins: Returns True to start an actor for a job, see `Jobs`.
+        beside: Optional. `make_parts` and `begins` of further actors, which share one separate
+            thread. They all wait for the same server, so if that hangs, more threads would hang.
+        repairs: True if the process may write to the jobs topic and repairs it, see
+            `common.kafka.table`.
         open_log: Opens Kafka.
         slow_s: See `Supervisor`.
-        hangs_s: Likewise.
+        hangs_s: See `Supervisor`.
 
     Raises:
-        UserError: If a setting makes no sense.
+        UserError: If a setting is invalid.
     """
     process.serve_metrics(metrics)
     outage = Outage(process.logger, "kafka")
@@ -152,7 +164,8 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
         with ExitStack() as stack:
             log = stack.enter_context(closing(open_log(process.settings, process.name)))
             job_store = stack.enter_context(closing(JobStore(log)))
-            job_store.read()  # all of it: by its first records alone, a stopped job seems to run
+            # Read the complete topic: a stopped job looks as if it runs in its first records.
+            job_store.read()
             jobs = list[Jobs]()
             counted: ProcessMetrics | None = metrics
             both = (((make_parts, begins), THREADS), (beside, 1))
@@ -166,7 +179,8 @@ def follow_jobs(  # noqa: PLR0913 -- all in which services differ
                 )
                 stack.callback(supervisor.close, END_S)
                 jobs.append(Jobs(supervisor, make_part, begin))
-                counted = None  # a job is counted once
+                # Only the first supervisor counts faults, so that a job is counted once.
+                counted = None
             yield jobs, job_store
 
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The log line of each request that a service refuses, and the token buckets that bound the log."""
+"""Logs requests that a service refuses, with token buckets that limit the log."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from common.jobs.changes import Author
 
-BUCKETS = 10_000  # callers that are remembered: about 2 MB; whoever was forgotten has a full bucket
-# Lines of the log about refusals: a flood of requests must not be a flood of lines. Addresses
-# without a key may be any number, so all of them together have a limit, too.
+# Callers that are remembered, about 2 MB. A forgotten caller gets a full bucket.
+BUCKETS = 10_000
+# Log lines about refusals, so that a flood of requests is not a flood of lines. Clients without a
+# key can use any number of addresses, so all of these together have a limit as well.
 _REFUSED_KEY_PER_S = 5.0
 _REFUSED_ADDRESS_PER_S = 1 / 60
 _REFUSED_ADDRESSES_PER_S = 1.0
@@ -29,20 +30,19 @@ class Buckets:
     """A token bucket for each caller.
 
     Args:
-        rate_per_s: Requests of one caller, on average; twice that at once.
-        most: Callers that are remembered.
+        rate_per_s: Average requests per second of one caller. A burst may have twice as many.
+        most: Number of callers that are remembered.
     """
 
     def __init__(self, rate_per_s: float, most: int = BUCKETS) -> None:
         self._rate_per_s = rate_per_s
         self._size = max(1.0, 2 * rate_per_s)
         self._most = most
-        self._buckets = OrderedDict[
-            str, tuple[float, float]
-        ]()  # tokens, and when; longest unseen first
+        # Tokens of each caller and their time, the caller unseen for longest first.
+        self._buckets = OrderedDict[str, tuple[float, float]]()
 
     def take(self, caller: str, now: float) -> float:
-        """Take a token; returns for how many seconds there is none, 0 if one was taken."""
+        """Take a token. Return 0, or the seconds until there is one if none was taken."""
         tokens, at_s = self._buckets.pop(caller, (self._size, now))
         tokens = min(self._size, tokens + max(0.0, now - at_s) * self._rate_per_s)
         is_taken = tokens >= 1
@@ -56,7 +56,7 @@ class Buckets:
 
 
 class Refusals:
-    """Logs refused requests: a key is missing or not valid, or its role is too small.
+    """Logs requests whose key is missing, not valid, or of an insufficient role.
 
     Args:
         job: Job of the service. If empty, each request's path names its job.
@@ -83,9 +83,9 @@ class Refusals:
         """Log a request that was answered with 401 or 403, unless there are too many.
 
         Args:
-            scope: Request, after it was routed if it was let in.
-            status: Status of the answer.
-            now: Seconds that never go back.
+            scope: ASGI scope of the request.
+            status: HTTP status of the response.
+            now: Monotonic time in seconds.
         """
         caller, address = cast("Author | None", scope.get(CALLER)), address_of(scope)
         if caller is not None:

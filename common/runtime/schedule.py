@@ -1,11 +1,11 @@
-"""When each job has its turn: at its time, or when it is woken; a state machine without threads.
+"""Schedule of the turns of jobs, a state machine without threads.
 
-    waiting ──its time, or a wake-up──▶ ready ──next──▶ running ──done──▶ waiting
-                                          ▲                │
-                                          └── woken meanwhile: once more ──┘
+    waiting ──due, or woken──▶ ready ──next──▶ running ──done──▶ waiting
+                                 ▲                │
+                                 └── woken during its turn ──┘
 
-A job is given out by `next` and not again before `done`: never two turns of one job at once. A
-wake-up during its turn makes another turn follow, so what was left for it is always looked at.
+After `next` returns a job, it does not return the job again before `done`, so two turns of one job
+never overlap. A wake-up during a turn makes another turn follow, so no message is left unread.
 """
 
 from __future__ import annotations
@@ -19,26 +19,36 @@ from typing import Generic, Literal, TypeVar
 
 J = TypeVar("J")
 
-_STALE = 64  # entries of the heap that no longer count, beside as many as there are jobs
+# Stale entries that the heap may have, in addition to one per job, before it is rebuilt.
+_STALE = 64
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a job stands."""
+    """State of one job.
+
+    Attributes:
+        state: State in the diagram above.
+        due: Time of the next turn while the job waits.
+        woken: True if the job was woken during its turn.
+    """
 
     state: Literal["waiting", "ready", "running"] = "ready"
     due: float = inf
-    woken: bool = False  # during its turn
+    woken: bool = False
 
 
 class TurnSchedule(Generic[J]):
-    """The turns of jobs, which are told apart by their hash; belongs to one thread at a time."""
+    """Schedule of the turns of jobs, which must be hashable. For one thread at a time."""
 
     def __init__(self) -> None:
         self._places = dict[J, _Place]()
-        self._ready = deque[J]()  # the longest first
-        self._dues = list[tuple[float, int, J]]()  # a heap; old entries of a job are passed over
-        self._entries = 0  # made so far: no two jobs are ever compared
+        # Ready jobs, the one that has been ready for longest first.
+        self._ready = deque[J]()
+        # Heap of due times. Stale entries of a job are skipped.
+        self._dues = list[tuple[float, int, J]]()
+        # Number of entries made so far, which breaks ties so that jobs are never compared.
+        self._entries = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -48,16 +58,16 @@ class TurnSchedule(Generic[J]):
 
     @property
     def ready(self) -> int:
-        """How many wait for nothing but `next`."""
+        """Number of jobs that are ready."""
         return len(self._ready)
 
     def add(self, job: J) -> None:
-        """A new job, whose first turn is now."""
+        """Add a job. It is ready for its first turn."""
         self._places[job] = _Place()
         self._ready.append(job)
 
     def wake(self, job: J) -> bool:
-        """Let it have a turn soon; whether that makes it ready just now."""
+        """Make a job ready, or ready again after its turn; True if it was waiting."""
         place = self._places.get(job)
         if place is None:
             return False
@@ -68,7 +78,7 @@ class TurnSchedule(Generic[J]):
         return False
 
     def next(self, now: float) -> J | None:
-        """Give out the job that has been ready for longest; None where none is."""
+        """Return the job that has been ready for longest; None if no job is ready."""
         while self._dues and self._dues[0][0] <= now:
             due, _, job = heappop(self._dues)
             place = self._places.get(job)
@@ -81,11 +91,11 @@ class TurnSchedule(Generic[J]):
         return job
 
     def done(self, job: J, due: float) -> None:
-        """Its turn is over.
+        """End the turn of a job.
 
         Args:
-            job: That was given out.
-            due: When its next turn is, unless somebody wakes it before; infinite: only then.
+            job: Job that `next` returned.
+            due: Time of its next turn unless it is woken before; infinite to wait for a wake-up.
         """
         place = self._places[job]
         place.due = due
@@ -100,13 +110,13 @@ class TurnSchedule(Generic[J]):
                 self._sweep()
 
     def forget(self, job: J) -> None:
-        """Its last turn is over."""
+        """Remove a job after its last turn."""
         del self._places[job]
 
     def due(self) -> float:
-        """When the first one that waits is due; infinite where none has a time.
+        """Return the time of the first turn that is due; infinite if no job has a time.
 
-        It may be earlier than that, where somebody woke who would have been the first.
+        The time is too early if the job that would have been first was woken before.
         """
         return self._dues[0][0] if self._dues else inf
 
@@ -115,7 +125,7 @@ class TurnSchedule(Generic[J]):
         self._ready.append(job)
 
     def _sweep(self) -> None:
-        """Throw away what no longer counts: who is often woken leaves an entry each time."""
+        """Remove stale entries from the heap. A job leaves one each time that it is woken early."""
         kept = dict[J, tuple[float, int, J]]()
         for entry in self._dues:
             place = self._places.get(entry[2])

@@ -1,4 +1,4 @@
-"""A service process: settings, logs, metrics, and its end: by a signal, or with its owner."""
+"""A service process: settings, logs, metrics, and its end by a signal or with its owner."""
 
 from __future__ import annotations
 
@@ -24,29 +24,41 @@ from common.telemetry.metrics.serving import Watchdogs, serve
 if TYPE_CHECKING:
     from common.telemetry.metrics.registry import ProcessMetrics
 
-EXIT_OK = 0  # it was told to end: by a signal, or a worker by notice that its machine goes
-EXIT_FAILED = 1  # a fault; whoever supervises this process starts it again
-# A thread that a trigger or a reply woke waits so long for one that computes in Python. The
-# default, 5 ms, is longer than a whole round of a small model.
+# The process ended on request: by a signal, or because of a preemption notice.
+EXIT_OK = 0
+# A fault. The supervisor of this process, such as Kubernetes, starts it again.
+EXIT_FAILED = 1
+# Longest time that a thread with a message to handle waits for another that computes in Python.
+# The default, 5 ms, is longer than a complete round of a small model.
 SWITCH_S = 0.0005
-_LOOK_S = 0.5  # between looks at the owner, where the kernel does not tell of its end
+# Time between checks of the owner on systems without pidfd.
+_LOOK_S = 0.5
 
 
 class ServiceProcess(NamedTuple):
-    """What a service has once its process has started."""
+    """A started service process.
+
+    Attributes:
+        service: Name of the service.
+        name: Name of this replica.
+        settings: Settings from the environment.
+        stopping: Set when the process has to end.
+        watchdogs: Watchdogs of the process's loops.
+        logger: Log of the process.
+    """
 
     service: str
-    name: str  # of this replica
+    name: str
     settings: Settings
-    stopping: threading.Event  # set once the process is to end
+    stopping: threading.Event
     watchdogs: Watchdogs
     logger: EventLogger
 
     def serve_metrics(self, metrics: ProcessMetrics) -> None:
-        """Answer scrapes and questions for health, where the settings name a port.
+        """Answer scrapes and health checks if the settings name a port.
 
         Raises:
-            UserError: If the address cannot be had.
+            UserError: If the address cannot be used.
         """
         if self.settings.metrics_port:
             serve(metrics, self.watchdogs, self.settings.metrics_host, self.settings.metrics_port)
@@ -61,14 +73,14 @@ def run(
 ) -> int:
     """Run a process until SIGTERM or SIGINT, or until its work is done.
 
-    A process that dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT writes the stacks of all its
+    If the process dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT, it writes the stacks of all
     threads to its log.
 
     Args:
-        service: What it is, for logs and people.
-        name: Of this replica.
-        work: What it does; may return the exit status.
-        called: What the name is called in logs.
+        service: Name of the service in logs and messages.
+        name: Name of this replica.
+        work: Work of the process; may return the exit status.
+        called: Log field that holds the replica's name.
 
     Returns:
         The exit status.
@@ -87,30 +99,30 @@ def run(
         logger = event_logger(service)
         status = work(ServiceProcess(service, name, settings, stopping, Watchdogs(), logger))
     except UserError as error:
-        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 -- to whoever started it
+        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201 -- for the user who started it
         return EXIT_USAGE
-    except Exception:  # noqa: BLE001 -- the outermost loop: better dead and replayed
+    except Exception:  # noqa: BLE001 -- the outermost loop: a restart replays from the log
         event_logger(service).exception(f"{service}_failed")
         return EXIT_FAILED
     return EXIT_OK if status is None else status
 
 
 def keep_imports() -> None:
-    """Keep the garbage collector from ever going through what a process has loaded to keep.
+    """Exclude everything that is loaded so far from garbage collection, and enable collection.
 
-    PyTorch alone is 200,000 objects: each full collection would hold all threads for 90 ms. While a
-    process loads it, collections would take a fifth of the time, and find next to nothing: whoever
-    imports much disables them until then. Nor is there one here, of what those have left behind.
+    PyTorch alone has 200,000 objects; each full collection would stop all threads for 90 ms. During
+    imports, collections would take a fifth of the time and find almost nothing, so callers disable
+    collection before they import. For the same reason this function does not collect either.
     """
     gc.freeze()
     gc.enable()
 
 
 def on_termination(act: Callable[[], object]) -> None:
-    """Call `act`, from another thread, when this process is asked to end; for the main thread.
+    """Call `act` from another thread on SIGTERM or SIGINT. To be called by the main thread.
 
-    A handler runs inside whatever the main thread is doing, perhaps while that holds the very lock
-    that the answer needs. So the handler only puts a word on a queue that is made for this.
+    A signal handler interrupts the main thread, which may hold a lock that `act` needs. So the
+    handler only puts the signal into a `SimpleQueue`, which is safe in handlers.
     """
     asked = SimpleQueue[int]()
 
@@ -124,23 +136,26 @@ def on_termination(act: Callable[[], object]) -> None:
 
 
 def end_with(pid: int) -> None:
-    """End this process, by SIGKILL, as soon as another one has ended.
+    """Kill this process with SIGKILL as soon as another process has ended.
 
-    Unlike with the parent-death signal, the other need not be the parent: what a program starts may
-    survive it and yet not outlive the program above.
+    Unlike with the parent-death signal, the other process need not be the parent. So a process may
+    survive its parent and still end with its grandparent.
     """
     threading.Thread(target=_end_after, args=(pid,), name="owner", daemon=True).start()
 
 
 def _end_after(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
+    # ProcessLookupError means that the owner has ended.
+    with contextlib.suppress(ProcessLookupError):
         if sys.platform == "linux":
+            # A pidfd becomes readable when its process ends.
             owner = select.poll()
-            owner.register(os.pidfd_open(pid), select.POLLIN)  # which is readable from its end on
+            owner.register(os.pidfd_open(pid), select.POLLIN)
             owner.poll()
         else:
             while True:
-                with contextlib.suppress(PermissionError):  # somebody else's by now, or at first
+                # PermissionError means that a process of another user has this pid.
+                with contextlib.suppress(PermissionError):
                     os.kill(pid, 0)
                 time.sleep(_LOOK_S)
     os.kill(os.getpid(), signal.SIGKILL)

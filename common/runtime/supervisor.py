@@ -1,13 +1,14 @@
-"""Runs the jobs of a process on a few threads, and keeps what goes wrong with one from the others.
+"""Runs the jobs of a process on a few threads and isolates the faults of each job.
 
-A job is an actor: `turn` takes in what has happened, does what is due and says when it wants to be
-called again. It is never in two threads at once, so it needs no locks; what other threads tell it,
-they put where it looks, and wake it. A turn may block: others go on in the other threads.
+A job is an actor. Its `turn` handles what has happened, does what is due, and returns the time of
+the next call. An actor never runs in two threads at once, so it needs no locks. Other threads put
+messages where the actor looks for them, and wake it. A turn may block; other jobs continue in the
+other threads.
 
-An exception ends that job's actor alone. It is closed, and made anew after a pause: one that
-doubles, but where a server is away, which is asked again and again at the same pace. Whoever makes
-it is told what ended the one before, and may make another kind of actor then, one that writes down
-that the job is held, say.
+An exception closes the actor of that job alone. The supervisor makes a new actor after a pause.
+The pause doubles after each fault, but stays the same while a server is unavailable. The function
+that makes the actor gets the previous fault, and may return another kind of actor, such as one that
+records that the job is held.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.registry import ProcessMetrics
 
 THREADS = 8
-SLOW_S = 0.05  # of a turn; above it is counted: rounds of other jobs take a few milliseconds
-HANGS_S = 300.0  # of a turn; above it the process is unhealthy
-# A thread in so long a turn counts as taken. One is left for all other jobs where all but one are.
+# A turn of this length is counted as slow: rounds of other jobs take a few milliseconds.
+SLOW_S = 0.05
+# A turn of this length makes the process unhealthy.
+HANGS_S = 300.0
+# A turn of this length occupies its thread. The log says if only one thread is left for all others.
 LONG_S = 1.0
 PATIENCE = Patience()
-# While one thread waits for the next time and then works, another is there so much later.
+# A second thread wakes this much after the first one, in case the first one is in a turn by then.
 DEPUTY_S = 0.05
 
 
@@ -42,42 +45,49 @@ class Actor(Protocol):
     """A job's part in this process."""
 
     def turn(self) -> float | None:
-        """Take in what has happened, do what is due.
+        """Handle what has happened and do what is due.
 
         Returns:
-            When to be called next unless woken, on the supervisor's clock; infinite: only when
-            woken. None: the job is over here, and is closed.
+            Time of the next turn on the supervisor's clock, unless the job is woken before;
+            infinite to wait for a wake-up. None if the job has ended here; it is then closed.
         """
 
     def close(self) -> None:
-        """Let go of everything; called once, after the last turn, also after one that raised."""
+        """Release all resources. Called once after the last turn, even if that turn raised."""
 
 
 class PreviousFault(NamedTuple):
-    """What ended the actor before this one."""
+    """The fault that ended the previous actor.
+
+    Attributes:
+        error: The exception.
+        detail: Its traceback.
+        in_a_row: Number of consecutive actors that ended in a fault before they were healthy.
+        alike: Number of the last of these actors that ended in an exception of the same class.
+    """
 
     error: BaseException
-    detail: str  # its traceback
-    in_a_row: int  # actors that ended so, one after the other, none of them healthy for a while
-    alike: int  # the last of these that ended by an exception of this very class
+    detail: str
+    in_a_row: int
+    alike: int
 
 
 Make: TypeAlias = "Callable[[Callable[[], None], PreviousFault | None], Actor | None]"
 
 
 class Supervised:
-    """One job in the hands of a supervisor; may be shared between threads.
-
-    Made by `Supervisor.begin`.
-    """
+    """A job that a supervisor runs. `Supervisor.begin` makes it; threads may share it."""
 
     def __init__(self, name: str, make: Make, supervisor: Supervisor, watchdog: Watchdog) -> None:
         self.name = name
         self.watchdog = watchdog
-        self.ended = threading.Event()  # its actor is closed, and none will be made
+        # Set once the actor is closed and no other will be made.
+        self.ended = threading.Event()
         self.ending = False
-        self.began_at = inf  # its actor; infinite as long as there is none
-        self.turn_at = 0.0  # when the turn in progress began
+        # Time at which the actor was made; infinite without an actor.
+        self.began_at = inf
+        # Time at which the turn in progress began.
+        self.turn_at = 0.0
         self.actor: Actor | None = None
         self._make = make
         self._supervisor = supervisor
@@ -86,18 +96,18 @@ class Supervised:
         self._reported = set[tuple[str, ...]]()
 
     def wake(self) -> None:
-        """Let it have a turn soon."""
+        """Schedule a turn as soon as possible."""
         self._supervisor.wake(self)
 
     def end(self) -> None:
-        """Close it once its turn in progress is over, and make none anew; `ended` says when."""
+        """Close the actor after the turn in progress and make no other. `ended` is set then."""
         self.ending = True
         self.wake()
 
-    # --- for the thread that has its turn ----------------------------------------------------
+    # --- for the thread that runs the turn ---------------------------------------------------
 
     def run(self, now: float) -> float | None:
-        """One turn; returns as the actor's does."""
+        """Run one turn; see `Actor.turn` for the result."""
         if self.ending:
             return None
         if self.actor is None:
@@ -108,7 +118,7 @@ class Supervised:
         return None if self.actor is None else self.actor.turn()
 
     def failed(self, error: BaseException, now: float, patience: Patience) -> tuple[float, bool]:
-        """Take in what ended a turn; returns the pause, and whether that is news."""
+        """Record the error of a turn. Return the pause, and True if the error is new."""
         if now - self.began_at >= patience.healthy_s:
             self._fault = None
             self._reported.clear()
@@ -128,19 +138,20 @@ class Supervised:
 
 
 class Supervisor:
-    """The jobs of one process; may be shared between threads.
+    """Runs the jobs of one process. May be shared between threads.
 
     Args:
-        metrics: Where failures and slow turns are counted; None: nowhere.
-        pulses: Of the process: they complain of a turn that hangs.
-        threads: How many turns there are at once.
-        slow_s: A turn of so long is counted.
-        hangs_s: Within a turn of so long the process is unhealthy.
-        patience: With jobs that fail.
-        clock: Seconds that never go back, as `time.monotonic` counts them.
+        metrics: Metrics that count faults and slow turns, or None.
+        watchdogs: Watchdogs of the process, which report a turn that hangs.
+        logger: Log for faults and waiting jobs.
+        threads: Number of turns that can run at the same time.
+        slow_s: Minimum length of a turn that is counted as slow.
+        hangs_s: Minimum length of a turn that makes the process unhealthy.
+        patience: Pauses after faults.
+        clock: Monotonic clock, in seconds.
     """
 
-    def __init__(  # noqa: PLR0913 -- the parts of a process, and figures that each differ
+    def __init__(  # noqa: PLR0913 -- parts of a process, and independent figures
         self,
         metrics: ProcessMetrics | None,
         watchdogs: Watchdogs,
@@ -161,14 +172,16 @@ class Supervisor:
         self._clock = clock
         self._schedule = TurnSchedule[Supervised]()
         self._running = set[Supervised]()
-        # Time at which a job last waited for something, by what it is: all jobs share an outage.
+        # Time at which a job last waited, by the reason. One log line is enough for all jobs.
         self._waited_at = dict[str, float]()
         self._crowded = False
         # Time at which long turns last took all threads but one.
         self._crowded_at = 0.0
         self._closed = False
-        self._changed = threading.Condition(threading.Lock())  # guards what is above and below
-        self._timed = list[float]()  # until when threads wait that do not wait for a wake-up alone
+        # Guards the attributes above and below.
+        self._changed = threading.Condition(threading.Lock())
+        # Times until which threads wait, of those that wait with a time limit.
+        self._timed = list[float]()
         self._threads = [
             threading.Thread(target=self._work, name=f"turns-{number}", daemon=True)
             for number in range(threads)
@@ -177,12 +190,13 @@ class Supervisor:
             thread.start()
 
     def begin(self, name: str, make: Make) -> Supervised:
-        """Take a job in hand.
+        """Run a job from now on.
 
         Args:
-            name: The job's, for logs and metrics.
-            make: Makes its actor, in a turn, and anew after a fault; None: the job is over. It gets
-                what wakes the actor, from any thread, and what ended the one before.
+            name: Name of the job in logs and metrics.
+            make: Makes the actor within a turn, and another one after each fault. Its arguments are
+                a function that wakes the actor from any thread, and the previous fault or None. It
+                returns None if the job has ended.
         """
         watchdog = Watchdog(self._clock, f"a turn of job {name}", self._hangs_s)
         job = Supervised(name, make, self, watchdog)
@@ -197,13 +211,13 @@ class Supervisor:
         return job
 
     def wake(self, job: Supervised) -> None:
-        """Let a job have a turn soon; nothing happens to one that has ended."""
+        """Schedule a turn of a job as soon as possible; do nothing if the job has ended."""
         with self._changed:
             if self._schedule.wake(job):
                 self._changed.notify()
 
     def close(self, timeout_s: float) -> bool:
-        """End all jobs in order, and the threads; False if some took longer."""
+        """Close all jobs after their turns and end the threads; False if the timeout passed."""
         until = monotonic() + timeout_s
         with self._changed:
             for job in self._schedule:
@@ -235,12 +249,13 @@ class Supervisor:
             self._schedule.forget(job)
             job.ended.set()
             if self._closed and not self._schedule:
-                self._changed.notify_all()  # there is nothing left to wait for
+                # Nothing is left to run: all threads can end.
+                self._changed.notify_all()
         else:
             self._schedule.done(job, due)
 
     def _next(self) -> Supervised | None:
-        """Wait for a job whose turn it is; None at the end."""
+        """Wait for the next job that is ready; None if the supervisor is closed."""
         while True:
             now = self._clock()
             job = self._schedule.next(now)
@@ -255,13 +270,13 @@ class Supervisor:
             self._wait(self._schedule.due(), now)
 
     def _leave_a_watch(self, now: float) -> None:
-        """See that somebody comes soon for what is ready or due, while this thread works."""
+        """Wake another thread unless one already wakes in time for the next ready or due job."""
         by = DEPUTY_S + (now if self._schedule.ready else self._schedule.due())
         if by < inf and not any(until <= by for until in self._timed):
             self._changed.notify()
 
     def _wait(self, due: float, now: float) -> None:
-        """Wait for a wake-up; one thread also for the next time, and one for a little later."""
+        """Wait for a wake-up. One thread also wakes at the next due time, and one shortly after."""
         until = due
         if any(other <= due for other in self._timed):
             until = due + DEPUTY_S
@@ -279,7 +294,7 @@ class Supervisor:
             due = job.run(began_at)
             if due is None:
                 self._close_actor(job)
-        except BaseException as error:  # noqa: BLE001 -- whatever it is, it ends this job's actor alone
+        except BaseException as error:  # noqa: BLE001 -- any fault ends this job's actor alone
             self._close_actor(job)
             due = self._after(job, error)
         finally:
@@ -292,7 +307,7 @@ class Supervisor:
         return due
 
     def _after(self, job: Supervised, error: BaseException) -> float:
-        """Tell what ended an actor; returns when there will be another."""
+        """Count and log the error that ended an actor; return when the next one is made."""
         now = self._clock()
         pause_s, news = job.failed(error, now, self._patience)
         reason = reason_of(error)
@@ -310,7 +325,7 @@ class Supervisor:
         return now + pause_s
 
     def _is_new(self, outage: str, now: float) -> bool:
-        """True if no job has waited for this lately; another job may say the same of its topics."""
+        """True if no job has waited for the same reason within `SETTLED_S`."""
         with self._changed:
             lately = {each: at for each, at in self._waited_at.items() if now - at < SETTLED_S}
             self._waited_at = {**lately, outage: now}
@@ -322,8 +337,9 @@ class Supervisor:
             return
         try:
             actor.close()
-        except BaseException as error:  # noqa: BLE001 -- likewise
-            if passes(error):  # the turn that it ended, or the next actor, has told it
+        except BaseException as error:  # noqa: BLE001 -- any fault ends this job's actor alone
+            # The failed turn or the next actor reports the outage.
+            if passes(error):
                 self._log.debug("job_not_closed", job=job.name, reason=reason_of(error))
                 return
             if self._metrics is not None:
@@ -331,7 +347,10 @@ class Supervisor:
             self._log.error("job_not_closed", job=job.name, reason=reason_of(error), exc_info=error)
 
     def _notice_crowd(self, now: float) -> None:
-        """Log when long turns take all threads but one, and when they have not for `SETTLED_S`."""
+        """Log if long turns occupy all threads but one, and when that has been over for a while.
+
+        The second line comes once threads have been free for `SETTLED_S`.
+        """
         long = [job for job in self._running if now - job.turn_at >= LONG_S]
         crowded, before = len(long) >= len(self._threads) - 1 > 0, self._crowded
         if crowded:

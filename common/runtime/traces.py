@@ -1,4 +1,4 @@
-"""Opens where the spans of a process go."""
+"""Opens the tracer of a process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.telemetry.tracing import Tracer
 
-# Of all batches, the same ones in all processes. A trace is some 2 KB: at 100 batches a second, one
-# in a hundred is 2 KB/s.
+# Share of batches that are traced, the same ones in all processes. A trace has about 2 KB, so 100
+# batches a second make 2 KB/s.
 TRACED_SHARE = 0.01
 
 
 def open_tracer(settings: Settings, service: str, name: str) -> Tracer:
-    """Open where spans are told; the collector is not asked before there are some.
+    """Open the tracer that the settings name. It connects to the collector with the first spans.
 
     Raises:
-        UserError: If a collector is named and what speaks to it is not installed.
+        UserError: If the settings name a collector and OpenTelemetry is not installed.
     """
     if not settings.traces:
         return NoTracer()

@@ -1,4 +1,4 @@
-"""A directory as object storage: for one machine, or a shared file system with POSIX locks."""
+"""Object storage in a directory, on one machine or a shared file system with POSIX locks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from common.errors import UnavailableError, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_UNFINISHED = ".unfinished"  # where files are written before they get their name
+# Folder of files that are being written.
+_UNFINISHED = ".unfinished"
 _LOCK = ".lock"
-_LOCK_WAIT_S = 5.0  # it is held for one rename: longer means that its holder was frozen
-_ABANDONED_S = 86_400.0  # a file unfinished for a day is what a killed process left behind
+# Time to wait for the lock. It is held for one rename, so a longer wait means a frozen holder.
+_LOCK_WAIT_S = 5.0
+# An unfinished file of this age was left behind by a killed process.
+_ABANDONED_S = 86_400.0
 
 
 class DiskBlobs:
-    """Named files under one directory; may be shared between threads and processes.
+    """Files below one directory. Threads and processes may share it.
 
-    Slashes in a name make folders, so no name can be a folder of another; no part of a name begins
-    with a dot, which keeps every name inside the directory and away from our own files.
+    Slashes in a name make folders, so no name can be the folder of another. No part of a name
+    begins with a dot, so every name stays inside the directory and differs from our own files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -42,12 +45,12 @@ class DiskBlobs:
         return self._directory.as_uri()
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write whole or not at all; a reader never sees a part."""
+        """See `Blobs`."""
         with self._written(self._path(name), data) as (unfinished, path):
             unfinished.replace(path)
 
     def get(self, name: str) -> bytes | None:
-        """Read whole, or None where there is no such name."""
+        """See `Blobs`."""
         path = self._path(name)
         with _disk():
             try:
@@ -56,10 +59,11 @@ class DiskBlobs:
                 return None
 
     def names(self, prefix: str) -> list[str]:
-        """Return all names that begin so, sorted."""
+        """See `Blobs`."""
         parts = prefix.split("/")[:-1]
+        # No name has such a part; it would lead outside, or to our own files.
         if any(part.startswith(".") for part in parts):
-            return []  # as no name does: outside, or our own files
+            return []
         folder = self._directory.joinpath(*parts)
         found = []
         with _disk():
@@ -70,19 +74,19 @@ class DiskBlobs:
         return sorted(name for name in found if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """Delete; nothing happens where there is no such name."""
+        """See `Blobs`."""
         path = self._path(name)
         with _disk(), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
-            # empty folders stay: removing them would race with a writer who just made them
+            # Empty folders stay. To remove one would race with a writer that has just made it.
 
     def get_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Read together with a tag that changes whenever the content does."""
+        """See `Blobs`."""
         data = self.get(name)
         return None if data is None else (data, _tag(data))
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Write only if the content still has this tag (None: only if there is none yet)."""
+        """See `Blobs`."""
         with self._written(self._path(name), data) as (unfinished, path), self._locked():
             current = self.get_tagged(name)
             if (None if current is None else current[1]) != tag:
@@ -98,7 +102,7 @@ class DiskBlobs:
 
     @contextlib.contextmanager
     def _written(self, path: Path, data: bytes | memoryview) -> Iterator[tuple[Path, Path]]:
-        """A finished file without its name yet, and the path that it may be moved to."""
+        """Write a file, and yield its temporary path and the path to rename it to."""
         with _disk():
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._unfinished)
@@ -114,7 +118,7 @@ class DiskBlobs:
                 unfinished.unlink(missing_ok=True)
 
     def _sync_folders(self, path: Path) -> None:
-        """Make the new name, and those of folders that were made for it, survive a power cut."""
+        """Make the new name and the names of new folders survive a power cut."""
         for folder in path.parents:
             handle = os.open(folder, os.O_RDONLY)
             try:
@@ -126,8 +130,9 @@ class DiskBlobs:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude other threads and processes from looking first and writing then."""
-        with (self._directory / _LOCK).open("wb") as lock:  # its own descriptor, so its own lock
+        """Exclude other threads and processes from comparing a tag and writing."""
+        # Each call has its own descriptor and so its own lock.
+        with (self._directory / _LOCK).open("wb") as lock:
             deadline = time.monotonic() + _LOCK_WAIT_S
             while True:
                 try:
@@ -159,7 +164,7 @@ def _disk() -> Iterator[None]:
 
 
 def _unless_missing(error: OSError) -> None:
-    """Raise what kept a folder from being listed, unless there is no such folder."""
+    """Raise the error of listing a folder, unless there is no such folder."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 

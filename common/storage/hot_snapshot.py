@@ -1,6 +1,6 @@
-"""A hot snapshot's bytes, for those who want its weights and leave the protocol to coordinators.
+"""Bytes of a hot snapshot, for code that needs the weights but not the protocol's state.
 
-`snapshot_file` says what is in it.
+See `common.storage.snapshot_file` for the format.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ from common.core.messages import ModelId  # noqa: TC001 -- msgspec reads it when
 from common.errors import CorruptError, FutureFormatError, WireError, decoded
 from common.wire.messages import frame, unframe
 
-FORMAT = 1  # of the protocol's part: the latest that this program knows
+# Latest format of the protocol's part that this program can read.
+FORMAT = 1
 NO_PROTOCOL = "a snapshot's protocol part does not parse"
 TORN = "a hot snapshot is torn"
 
 
 class SnapshotProtocol(msgspec.Struct):
-    """The protocol's part."""
+    """Protocol part of a snapshot.
+
+    Attributes:
+        format: Format of the part.
+        snapshot: Encoded `Snapshot`. A later format need not have it.
+        seal: Seal of a hot snapshot, made with a secret that only Kafka stores.
+    """
 
     format: int
-    snapshot: msgspec.Raw = msgspec.Raw()  # a later format need not have one
-    seal: bytes = b""  # of a hot one: made with a key that Kafka alone has
+    snapshot: msgspec.Raw = msgspec.Raw()
+    seal: bytes = b""
 
 
 class _Named(msgspec.Struct):
@@ -33,11 +40,11 @@ _NAMED = msgspec.msgpack.Decoder(_Named)
 
 
 def decode_protocol(data: bytes | memoryview, title: str) -> SnapshotProtocol:
-    """Read a protocol's part, but not what is in it.
+    """Decode a protocol part, but not the snapshot in it.
 
     Raises:
-        CorruptError: If it is none.
-        FutureFormatError: If a newer program wrote it.
+        CorruptError: If the part does not parse.
+        FutureFormatError: If a newer program wrote the part.
     """
     protocol = decoded(PROTOCOL.decode, data, NO_PROTOCOL, CorruptError)
     if protocol.format > FORMAT:
@@ -49,11 +56,16 @@ def decode_protocol(data: bytes | memoryview, title: str) -> SnapshotProtocol:
 
 
 def with_weights(hot: bytes, made: ModelId, weights: bytes) -> bytes | None:
-    """Return a hot snapshot with these weights and without a seal; None if it is of another model.
+    """Return a hot snapshot with these weights and without a seal.
+
+    Args:
+        hot: Hot snapshot.
+        made: Version of the weights. A snapshot of another version returns None.
+        weights: Weights to put into the snapshot.
 
     Raises:
-        CorruptError: If it is torn.
-        FutureFormatError: If a newer program wrote it.
+        CorruptError: If the snapshot is torn.
+        FutureFormatError: If a newer program wrote the snapshot.
     """
     protocol = decode_protocol(decoded(unframe, hot, TORN, CorruptError)[0], "a hot snapshot")
     if decoded(_NAMED.decode, protocol.snapshot, TORN, CorruptError).made != made:
@@ -63,7 +75,7 @@ def with_weights(hot: bytes, made: ModelId, weights: bytes) -> bytes | None:
 
 
 def first_weights(data: bytes) -> bytes:
-    """Return those of a hot snapshot's weights that are in its first bytes; empty if none are."""
+    """Return the weights that are in the first bytes of a hot snapshot; may be empty."""
     try:
         return bytes(unframe(data)[1])
     except WireError:

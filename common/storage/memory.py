@@ -7,10 +7,11 @@ import threading
 
 
 class MemoryBlobs:
-    """Named bytes in a dictionary; open, so that a test can damage them."""
+    """Blobs in a dictionary, which is public so that a test can damage them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the dictionary
+        # Guards the dictionary.
+        self._lock = threading.Lock()
         self.content: dict[str, bytes] = {}
 
     @property

@@ -1,6 +1,6 @@
-"""What the product asks of object storage, as a protocol that one contract suite tests.
+"""Port of object storage. One contract suite tests all adapters.
 
-An adapter is imported when it is opened: a client library takes part of a second to load.
+An adapter is imported when it is opened, since a client library takes part of a second to load.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Blobs(Protocol):
-    """Named immutable bytes, and a few small names that move. May be shared between threads.
+    """Named bytes. May be shared between threads.
 
-    Every call may raise `UnavailableError` when the store is unavailable.
+    Most blobs never change; a few small ones are changed by `replace`. Every call may raise
+    `UnavailableError`.
     """
 
     @property
@@ -26,28 +27,29 @@ class Blobs(Protocol):
         """Address of the store for people, without secrets."""
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write whole or not at all; a reader never sees a part."""
+        """Write a blob atomically: a reader never sees a part of it."""
 
     def get(self, name: str) -> bytes | None:
-        """Read whole, or None where there is no such name."""
+        """Return a blob, or None if there is no such name."""
 
     def names(self, prefix: str) -> list[str]:
-        """Return all names that begin so, sorted.
+        """Return all names with a prefix, sorted.
 
         Raises:
-            UnavailableError: If the answer is no complete list of this store's names.
+            UnavailableError: If the answer is not a complete list of this store's names.
         """
 
     def delete(self, name: str) -> None:
-        """Delete; nothing happens where there is no such name."""
+        """Delete a blob; do nothing if there is no such name."""
 
     def get_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Read together with a tag that changes whenever the content does."""
+        """Return a blob with a tag that changes whenever the content does; None if missing."""
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Write only if the content still has this tag (None: only if there is none yet).
+        """Write a blob if it still has this tag, or if the tag is None and there is no blob yet.
 
-        False where somebody else was faster.
+        Returns:
+            False if another process was faster.
         """
 
 
@@ -55,16 +57,16 @@ def open_blobs(settings: Settings) -> Blobs:
     """Open object storage.
 
     Raises:
-        UserError: If the settings name none.
-        UnavailableError: If it is a directory that cannot be used.
+        UserError: If the settings name no object storage.
+        UnavailableError: If the settings name a directory that cannot be used.
     """
     url = urlsplit(settings.blobs)
     if url.scheme == "file":
-        from common.storage.disk import DiskBlobs  # noqa: PLC0415 -- see above
+        from common.storage.disk import DiskBlobs  # noqa: PLC0415 -- imported on first use
 
         return DiskBlobs(Path(unquote(url.path)))
     if url.scheme == "s3":
-        from common.storage.s3 import S3Blobs  # noqa: PLC0415 -- see above
+        from common.storage.s3 import S3Blobs  # noqa: PLC0415 -- imported on first use
 
         prefix = unquote(url.path).strip("/")
         return S3Blobs(url.netloc, f"{prefix}/" if prefix else "")

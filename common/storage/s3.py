@@ -1,4 +1,4 @@
-"""Object storage by the S3 protocol: AWS itself, or any server that knows conditional writes."""
+"""Object storage by the S3 protocol: AWS, or any other server with conditional writes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 _MISSING = "NoSuchKey"
 _LOST_RACE = {"PreconditionFailed", "ConditionalRequestConflict", _MISSING}
-_PART_BYTES = 32 << 20  # ten of them are in memory at a time; 10,000 are the most that a blob has
-_CONNECT_S = 3.0  # each attempt: a candidate that looks for checkpoints holds the lease meanwhile
+# Size of a part. Ten parts are in memory at a time, and a blob has at most 10,000.
+_PART_BYTES = 32 << 20
+# Time of each attempt to connect: a candidate that reads checkpoints holds the lease meanwhile.
+_CONNECT_S = 3.0
 _TIMEOUT_S = 10.0
-_ATTEMPTS = 3  # S3 says "slow down" in ordinary operation; what outlasts this is the caller's
+# S3 asks clients to slow down in normal operation. The caller handles errors that last longer.
+_ATTEMPTS = 3
 
 
 def s3_server() -> str:
@@ -38,17 +41,17 @@ def s3_server() -> str:
 
 
 class S3Blobs:
-    """Objects of one bucket under one prefix; may be shared between threads.
+    """Objects of one bucket below a prefix. May be shared between threads.
 
-    Credentials come from where boto3 looks for them: environment, profile, or the machine's role.
+    boto3 finds the credentials: in the environment, a profile, or the machine's role.
 
     Args:
-        bucket: It must exist.
-        prefix: Put before every name, as it is; end it with a slash.
-        endpoint_url: A server other than the one that AWS_ENDPOINT_URL_S3 names, or Amazon.
-        region: Where boto3's own settings do not say it.
-        part_bytes: Larger blobs go up in parts of this size, several at a time; S3 takes none that
-            is smaller than 5 MiB, but the last.
+        bucket: Name of an existing bucket.
+        prefix: Text before every name, usually with a slash at the end.
+        endpoint_url: Optional. URL of the server. If unset, AWS_ENDPOINT_URL_S3 or AWS.
+        region: Optional. Region. If unset, boto3's own settings.
+        part_bytes: Larger blobs are uploaded in parts of this size, several at a time. S3 requires
+            at least 5 MiB, except for the last part.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class S3Blobs:
                 connect_timeout=_CONNECT_S,
                 read_timeout=_TIMEOUT_S,
                 retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-                # other servers do not all know AWS's newer checksums; manifests have their own
+                # Some other servers lack AWS's newer checksums. Manifests have their own.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
@@ -87,7 +90,7 @@ class S3Blobs:
         return f"s3://{self._bucket}/{self._prefix}{at}"
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write whole or not at all; a reader never sees a part."""
+        """See `Blobs`."""
         body, key = io.BytesIO(data), self._prefix + name
         with self._storage(name):
             if len(body.getbuffer()) <= self._part_bytes:
@@ -96,16 +99,16 @@ class S3Blobs:
                 self._client.upload_fileobj(body, self._bucket, key, Config=self._transfer)
 
     def get(self, name: str) -> bytes | None:
-        """Read whole, or None where there is no such name."""
+        """See `Blobs`."""
         found = self.get_tagged(name)
         return None if found is None else found[0]
 
     def names(self, prefix: str) -> list[str]:
-        """Return all names that begin so, sorted.
+        """Return all names with a prefix, sorted.
 
         Raises:
-            UnavailableError: If an answer is no list of this bucket. A proxy or another server may
-                have answered, and what it leaves out is not deleted.
+            UnavailableError: If an answer is not a list of this bucket. A proxy or another server
+                may have sent it, and names that it lacks must not count as deleted.
         """
         wanted, keys, token = self._prefix + prefix, list[str](), ""
         while True:
@@ -126,7 +129,7 @@ class S3Blobs:
             token = page["NextContinuationToken"]
 
     def why_no_list(self, page: Mapping[str, Any], wanted: str, token: str) -> str:
-        """Say why a page is no part of the list that was requested; empty if it is one."""
+        """Return why a page is not a part of the requested list; empty if it is."""
         keys = [each.get("Key", "") for each in page.get("Contents", ())]
         if "Name" not in page or "IsTruncated" not in page:
             return "that is no list"
@@ -141,12 +144,12 @@ class S3Blobs:
         return ""
 
     def delete(self, name: str) -> None:
-        """Delete; nothing happens where there is no such name."""
+        """See `Blobs`."""
         with self._storage(name):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
     def get_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """Read together with a tag that changes whenever the content does."""
+        """See `Blobs`."""
         with self._storage(name):
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
@@ -161,7 +164,7 @@ class S3Blobs:
             return answer["Body"].read(), answer["ETag"]
 
     def replace(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Write only if the content still has this tag (None: only if there is none yet)."""
+        """See `Blobs`."""
         condition: Any = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         with self._storage(name):
             try:
@@ -176,12 +179,12 @@ class S3Blobs:
 
     @contextlib.contextmanager
     def _storage(self, name: str) -> Iterator[None]:
-        """Turn what boto3 raises into our errors.
+        """Turn errors of boto3 into ours.
 
         Raises:
-            UserError: If there is no such bucket, or it does not let us in.
-            UnavailableError: If the store is unavailable, busy or failing.
-            OutsideError: If it refuses for another reason.
+            UserError: If there is no such bucket, or no access to it.
+            UnavailableError: If the server is unavailable, busy or failing.
+            OutsideError: If the server refuses for another reason.
         """
         where = f"s3://{self._bucket}/{self._prefix}{name}"
         try:

@@ -1,6 +1,6 @@
-"""A snapshot as bytes, hot in Redis and checkpointed in object storage: protocol and numbers.
+"""Format of snapshots, both hot in Redis and as checkpoints in object storage.
 
-| part                  | what                                                                    |
+| part                  | content                                                                 |
 | --------------------- | ----------------------------------------------------------------------- |
 | protocol.msgpack      | `core.snapshots.Snapshot`: positions, waiting batches, failure counts   |
 | trainer.safetensors   | `learning.trainer.Trainer.snapshot()`: weights and optimizer state      |
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from common.storage.store import Checkpoint, CheckpointStore
 
 _PROTOCOL, _TRAINER = "protocol.msgpack", "trainer.safetensors"
-HEAD_BYTES = 1 << 14  # of a hot snapshot: its protocol's part is in them, unless that is very long
+# First bytes of a hot snapshot, which contain the protocol part unless that is very long.
+HEAD_BYTES = 1 << 14
 
 
 class SnapshotFile(NamedTuple):
@@ -44,33 +45,40 @@ class SnapshotFile(NamedTuple):
 
     @property
     def name(self) -> ModelId:
-        """The leader that wrote it, the version that it holds."""
+        """Epoch of the leader that wrote the snapshot, and the snapshot's version."""
         return self.snapshot.name
 
 
 class FoundSnapshot(NamedTuple):
-    """A snapshot that was found; its weights are read when they are wanted."""
+    """A snapshot that was found. Its weights are read on demand.
 
-    title: str  # for people: "the checkpoint 12-400"
+    Attributes:
+        title: Name for people: "the checkpoint 12-400".
+        snapshot: State of the protocol.
+        trainer: Reads weights and optimizer state. Raises `CorruptError` if they are damaged.
+        has_weights: False if only the members of a group have the weights.
+    """
+
+    title: str
     snapshot: Snapshot
-    trainer: Callable[[], bytes]  # raises `CorruptError` where they are not what was written
-    has_weights: bool = True  # else they are with the members of a group alone
+    trainer: Callable[[], bytes]
+    has_weights: bool = True
 
 
 _SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
 
 
 def to_parts(saved: SnapshotFile) -> dict[str, bytes]:
-    """Write the parts of a checkpoint."""
+    """Encode the parts of a checkpoint, by file name."""
     return {_PROTOCOL: _encode(saved.snapshot), _TRAINER: saved.trainer}
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
-    """Read a checkpoint, all but the weights.
+    """Read a checkpoint without its weights.
 
     Raises:
-        CorruptError: If a part is missing, or the protocol's is not what was written.
-        FutureFormatError: If a newer program wrote it.
+        CorruptError: If a part is missing, or the protocol part is damaged.
+        FutureFormatError: If a newer program wrote the checkpoint.
         UnavailableError: If storage is unavailable.
     """
     title = f"the checkpoint {format_model_id(checkpoint.name)}"
@@ -81,32 +89,40 @@ def from_checkpoint(checkpoint: Checkpoint) -> FoundSnapshot:
 
 
 class StoreContent(NamedTuple):
-    """The finished checkpoints of a job."""
+    """The finished checkpoints of a job.
 
-    readable: dict[ModelId, FoundSnapshot]  # later leaders and versions first
-    torn: dict[ModelId, str]  # listed, and why they cannot be read
-    gone: dict[ModelId, str]  # not listed although the hint names it
-    hint: str  # what is wrong with the hint, if it does not parse or cannot be read
+    Attributes:
+        readable: Checkpoints that can be read; those of later leaders, then versions, first.
+        torn: Reason for each listed checkpoint that cannot be read.
+        gone: Reason for the checkpoint that the hint names, if storage does not list it.
+        hint: Reason if the hint cannot be read or does not parse; otherwise empty.
+    """
+
+    readable: dict[ModelId, FoundSnapshot]
+    torn: dict[ModelId, str]
+    gone: dict[ModelId, str]
+    hint: str
 
     @property
     def unreadable(self) -> dict[ModelId, str]:
-        """Why those cannot be read that were finished once."""
+        """Reason for each finished checkpoint that cannot be read."""
         return self.torn | self.gone
 
 
 def from_store(store: CheckpointStore) -> StoreContent:
-    """Read every finished checkpoint, all but the weights, later leaders and versions first.
+    """Read all finished checkpoints without their weights; later leaders, then versions, first.
 
     Raises:
-        FutureFormatError: If a newer program wrote one: to go on without it would take back what
-            that program trained.
-        UnavailableError: If storage is unavailable: a better one might be there.
+        FutureFormatError: If a newer program wrote a checkpoint. To skip it would take back the
+            updates of that program.
+        UnavailableError: If storage is unavailable, since it may have a better checkpoint.
     """
     readable = dict[ModelId, FoundSnapshot]()
     torn, gone = dict[ModelId, str](), dict[ModelId, str]()
     away: UnavailableError | None = None
     try:
-        hint, wrong = store.hint()  # before the list: a new checkpoint is not missed
+        # The hint is read before the list, so that a checkpoint that is new now is in the list.
+        hint, wrong = store.hint()
     except UnavailableError as error:
         hint, wrong, away = None, f"`latest` cannot be read: {error}", error
     names = store.finished()
@@ -121,20 +137,20 @@ def from_store(store: CheckpointStore) -> StoreContent:
 
 
 def to_bytes(saved: SnapshotFile, key: str = "") -> bytes:
-    """Write a hot snapshot, in one piece.
+    """Encode a hot snapshot.
 
     Args:
         saved: The snapshot.
-        key: Secret of the job that seals the protocol's part. Empty: it is not sealed.
+        key: Optional. Secret of the job that seals the protocol part. If unset, there is no seal.
     """
     return frame(_encode(saved.snapshot, key), saved.trainer)
 
 
 def is_sealed(data: bytes, key: str) -> bool:
-    """True if whoever wrote a hot snapshot knew the job's secret, so that it is a coordinator's.
+    """True if a hot snapshot was sealed with the job's secret, which only coordinators know.
 
     Raises:
-        CorruptError: If it is not whole.
+        CorruptError: If the snapshot is torn.
     """
     framed, _ = decoded(unframe, data, TORN, CorruptError)
     protocol = decoded(PROTOCOL.decode, framed, TORN, CorruptError)
@@ -142,29 +158,29 @@ def is_sealed(data: bytes, key: str) -> bool:
 
 
 def from_bytes(data: bytes) -> SnapshotFile:
-    """Read a hot snapshot.
+    """Decode a hot snapshot.
 
     Raises:
-        CorruptError: If it is not whole.
-        FutureFormatError: If a newer program wrote it.
+        CorruptError: If the snapshot is torn.
+        FutureFormatError: If a newer program wrote the snapshot.
     """
     protocol, trainer = decoded(unframe, data, TORN, CorruptError)
     return SnapshotFile(_decode(protocol, "a hot snapshot"), bytes(trainer))
 
 
 def from_head(data: bytes, most: int = HEAD_BYTES) -> SnapshotFile | None:
-    """Read a hot snapshot from its first bytes, with those of its weights that are among them.
+    """Decode the first bytes of a hot snapshot, with the part of the weights that they contain.
 
     Args:
-        data: What begins it.
-        most: As many bytes of it as were asked for.
+        data: First bytes of the snapshot.
+        most: Number of bytes that were requested.
 
     Returns:
-        None where its protocol's part takes more of them.
+        The snapshot, or None if its protocol part is longer than `data`.
 
     Raises:
-        CorruptError: If they are not a snapshot's.
-        FutureFormatError: If a newer program wrote it.
+        CorruptError: If the bytes are not those of a snapshot.
+        FutureFormatError: If a newer program wrote the snapshot.
     """
     try:
         protocol, trainer = unframe(data)
@@ -176,7 +192,7 @@ def from_head(data: bytes, most: int = HEAD_BYTES) -> SnapshotFile | None:
 
 
 def in_hand(saved: SnapshotFile) -> FoundSnapshot:
-    """A hot snapshot as one that was found."""
+    """Return a hot snapshot as a `FoundSnapshot`."""
 
     def trainer() -> bytes:
         if not saved.trainer:

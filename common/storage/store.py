@@ -1,14 +1,15 @@
-"""Checkpoints in object storage: which are there, which are kept, which is the best.
+"""Checkpoints in object storage: writing, reading, and deleting old ones.
 
     <job>/checkpoints/<epoch>-<version>/<part>         written first
     <job>/checkpoints/<epoch>-<version>/manifest.json  written last: size and checksum of each part
-    <job>/checkpoints/latest                           a hint for tools, moved when all is there
-    <job>/checkpoints/best                             likewise: the lowest loss
-    <job>/states/<epoch>-<version>.safetensors         what workers hold: the trainer's part alone
-    <job>/origin/<sha256>.safetensors                  what it began with, if that was another's
+    <job>/checkpoints/latest                           hint: name of the newest checkpoint
+    <job>/checkpoints/best                             hint: name of the one with the lowest loss
+    <job>/states/<epoch>-<version>.safetensors         weights and optimizer state of workers
+    <job>/origin/<sha256>.safetensors                  another job's checkpoint that it began with
 
-A checkpoint is named by the leader that wrote it and the version that it holds; later leaders rank
-above higher versions (docs/explain/checkpoints.md). It is finished when it has its manifest.
+The name of a checkpoint has the epoch of the leader that wrote it and its version. Later leaders
+rank above higher versions (docs/explain/checkpoints.md). A checkpoint is finished when it has a
+manifest.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _NO_MANIFEST = f"{MANIFEST} does not parse"
-FORMAT = 1  # the latest that this program knows
+# Latest format of manifests that this program can read.
+FORMAT = 1
 _FOLDER = re.compile(r"([0-9]{20})-([0-9]{12})")
 _PART = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
 _LATEST, _BEST = "latest", "best"
-# Time for which a checkpoint that a Lead took back stays. A person notices a mistake by then.
+# A checkpoint that a Lead took back is kept for this time. A person notices a mistake by then.
 TAKEN_BACK_S = 86_400.0
-_MOVES = 10  # attempts to move a hint; only a few leaders ever write at once
+# Attempts to change a hint. Only a few leaders ever write at the same time.
+_MOVES = 10
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):
-    """One part of a checkpoint, as it was written."""
+    """Size and checksum of one part of a checkpoint."""
 
     bytes: int
     sha256: str
@@ -50,19 +53,29 @@ class CheckpointPart(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All that can be known of a checkpoint without reading it."""
+    """Description of a checkpoint.
+
+    Attributes:
+        format: Format of the manifest.
+        epoch: Epoch of the leader that wrote the checkpoint.
+        version: J, the number of updates in the weights.
+        created_s: Time in seconds since 1970.
+        parts: Parts by name.
+        samples: Samples trained since the job began.
+        loss: Mean prequential loss of the last updates; None before the first update.
+    """
 
     format: int
     epoch: int
     version: int
-    created_s: float  # since 1970
+    created_s: float
     parts: dict[str, CheckpointPart]
-    samples: int = 0  # trained since the job began
-    loss: float | None = None  # mean prequential loss of the last updates, None before the first
+    samples: int = 0
+    loss: float | None = None
 
 
 class _Format(msgspec.Struct):
-    """What the manifests of all formats have in common."""
+    """Field that the manifests of all formats have."""
 
     format: int
 
@@ -73,18 +86,25 @@ _MANIFEST = msgspec.json.Decoder(Manifest)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A finished checkpoint; its parts stay where they are until they are read."""
+    """A finished checkpoint. Its parts are read on demand.
 
-    name: ModelId  # the leader that wrote it, the version that it holds
+    Attributes:
+        name: Epoch of the leader that wrote the checkpoint, and the checkpoint's version.
+        manifest: Its manifest.
+        folder: Its folder in object storage.
+        blobs: Object storage.
+    """
+
+    name: ModelId
     manifest: Manifest
     folder: str
     blobs: Blobs
 
     def read(self, part: str) -> bytes:
-        """Read a part and verify it.
+        """Read a part and verify its size and checksum.
 
         Raises:
-            CorruptError: If it is missing or not what was written.
+            CorruptError: If the part is missing or damaged.
             UnavailableError: If storage is unavailable.
         """
         expected = self.manifest.parts.get(part)
@@ -122,11 +142,11 @@ class CheckpointStore:
         samples: int = 0,
         loss: float | None = None,
     ) -> None:
-        """Write a checkpoint; does nothing where it is finished already, for it never changes.
+        """Write a checkpoint, unless it is finished already.
 
         Raises:
-            ValueError: If it is the genesis, which the specification makes, or a part's name is
-                none.
+            ValueError: If it is the initial version, which is made from the specification, or if a
+                part's name is invalid.
         """
         if name.epoch < 0:
             raise ValueError(f"{name} was made by nobody: it is never stored")
@@ -143,11 +163,10 @@ class CheckpointStore:
         self._move_latest(name)
 
     def verify(self, name: ModelId) -> None:
-        """Read a finished checkpoint back as somebody would who looks for it.
+        """Read a finished checkpoint back as a candidate would.
 
         Raises:
-            CorruptError: If the list lacks it or one of its parts, or a part is not what was
-                written.
+            CorruptError: If the list lacks the checkpoint or a part of it, or a part is damaged.
         """
         folder, listed = self.folder(name), set(self._blobs.names(self._root))
         checkpoint = self.open(name)
@@ -158,15 +177,15 @@ class CheckpointStore:
             checkpoint.read(part)
 
     def finished(self) -> list[ModelId]:
-        """Every checkpoint that has a manifest, later leaders and higher versions first."""
+        """Return all checkpoints with a manifest; later leaders, then higher versions, first."""
         return self._folders(self._blobs.names(self._root), MANIFEST)
 
     def open(self, name: ModelId) -> Checkpoint:
-        """Read a checkpoint's manifest.
+        """Read the manifest of a checkpoint.
 
         Raises:
-            CorruptError: If it is missing or does not parse.
-            FutureFormatError: If a newer program wrote it.
+            CorruptError: If the manifest is missing or does not parse.
+            FutureFormatError: If a newer program wrote the manifest.
         """
         folder = self.folder(name)
         data = self._blobs.get(folder + MANIFEST)
@@ -175,18 +194,18 @@ class CheckpointStore:
         return Checkpoint(name, decode_manifest(data, name), folder, self._blobs)
 
     def latest(self) -> ModelId | None:
-        """Where the hint points: finished when it was set, but perhaps not the newest by now."""
+        """Return the checkpoint that `latest` names. A newer one may be finished by now."""
         return _hinted(self._blobs.get(self._root + _LATEST))
 
     def hint(self) -> tuple[ModelId | None, str]:
-        """Return where `latest` points, and what is wrong with it if it does not parse."""
+        """Return the checkpoint that `latest` names, and an error if it does not parse."""
         data = self._blobs.get(self._root + _LATEST)
         name = _hinted(data)
         wrong = "" if data is None or name else f"`latest` does not parse: {data[:40]!r}"
         return name, wrong
 
     def best(self) -> ModelId | None:
-        """Where the hint to the lowest loss points, likewise."""
+        """Return the checkpoint that `best` names. A better one may be finished by now."""
         return _hinted(self._blobs.get(self._root + _BEST))
 
     def keep(
@@ -196,29 +215,34 @@ class CheckpointStore:
         begun: ModelId | None = None,
         now_s: float = 0.0,
     ) -> tuple[Checkpoint, ...]:
-        """Delete all but the newest `count` and the one of lowest loss; return these, newest first.
+        """Delete all but the newest `count` checkpoints and the one with the lowest loss.
 
         Checkpoints that are known to be taken back do not count and are deleted after
-        `TAKEN_BACK_S`. Remains of unfinished ones are deleted if they are below the oldest of the
-        newest: above it somebody may be writing. What a newer program wrote stays, and what cannot
-        be read now. A manifest is deleted first, so that a deletion cut short leaves no checkpoint.
+        `TAKEN_BACK_S`. The parts of unfinished checkpoints are deleted if they rank below the
+        oldest of the newest `count`; above it, another process may be writing. Checkpoints of a
+        newer program and checkpoints that cannot be read now stay. The manifest is deleted first,
+        so that an interrupted deletion leaves no finished checkpoint.
 
-        Nothing is deleted unless the list begins with what was just read back, and agrees with what
-        reads say: any other list may be stale, cut off, or of another store.
+        Nothing is deleted unless the list begins with `newest` and agrees with the manifests that
+        can be read. Any other list may be stale, truncated, or of another store.
 
         Args:
-            count: At least 1.
-            newest: The checkpoint that the caller just read back; None if there is none.
-            begun: The first snapshot of the leader that asks, also if it is no checkpoint. It
-                shows which ones this leader took back.
-            now_s: The time, in seconds since 1970.
+            count: Number of checkpoints to keep, at least 1.
+            newest: Checkpoint that the caller has just read back, if any.
+            begun: Optional. First snapshot of the calling leader, even if it is not a checkpoint.
+                It shows which checkpoints this leader took back.
+            now_s: Time in seconds since 1970.
+
+        Returns:
+            The kept checkpoints, newest first; the one with the lowest loss may be the last.
 
         Raises:
-            ValueError: If none would be kept.
+            ValueError: If `count` is below 1.
         """
         if count < 1:
             raise ValueError(f"keep {count} checkpoints: at least one is needed to start again")
-        hint = self._blobs.get_tagged(self._root + _BEST)  # before looking: who looked last wins
+        # The hint is read before the list, so that a process with a newer list wins.
+        hint = self._blobs.get_tagged(self._root + _BEST)
         names = self._blobs.names(self._root)
         finished = self._folders(names, MANIFEST)
         whole, foreign = self._opened(finished)
@@ -241,8 +265,9 @@ class CheckpointStore:
         spared |= {name for name in void if not _long_taken_back(name, witnesses, now_s)}
         oldest = counting[count - 1].name if len(counting) >= count else counting[-1].name
         remains = [n for n in self._folders(names) if n not in finished and n < oldest]
+        # A manifest that the list lacks shows that the list is incomplete.
         if any(self._blobs.get(self.folder(name) + MANIFEST) is not None for name in remains):
-            return tuple(kept)  # the list is not complete
+            return tuple(kept)
         for name in (*void, *readable, *remains):
             below = len(counting) >= count and name < oldest
             if name not in spared and (name in void or below):
@@ -250,16 +275,16 @@ class CheckpointStore:
         return tuple(kept)
 
     def put_origin(self, data: bytes) -> str:
-        """Keep what the job begins with; returns the checksum by which it is found again."""
+        """Store the weights that the job begins with; return their checksum, which names them."""
         sha256 = describe(data).sha256
         self._blobs.put(f"{self._origin}{sha256}.safetensors", data)
         return sha256
 
     def origin(self, sha256: str) -> bytes:
-        """Read what the job begins with.
+        """Read the weights that the job begins with.
 
         Raises:
-            CorruptError: If it is missing or not what was written.
+            CorruptError: If they are missing or damaged.
         """
         name = f"{self._origin}{sha256}.safetensors"
         data = self._blobs.get(name)
@@ -271,25 +296,25 @@ class CheckpointStore:
         return data
 
     def put_state(self, made: ModelId, data: bytes) -> None:
-        """Keep all that a worker holds: weights and optimizer state of a version.
+        """Store weights and optimizer state of a version that workers hold.
 
         Args:
-            made: The version, as its audit record names it.
-            data: As `Trainer.snapshot` writes it.
+            made: Version as in its audit record.
+            data: Bytes from `Trainer.snapshot`.
         """
         self._blobs.put(self._state(made), data)
 
     def put_slices(self, made: ModelId, numbers: Collection[int], data: bytes) -> None:
-        """Keep slices of a version, as `SlicedTrainer.snapshot` writes them with their weights."""
+        """Store slices of a version, bytes from `SlicedTrainer.snapshot` with the weights."""
         self._blobs.put(self._state(made, f".{'-'.join(map(str, numbers))}"), data)
 
     def state(self, made: ModelId) -> bytes:
-        """Read weights and optimizer state of a version, as `Trainer.snapshot` writes them.
+        """Read weights and optimizer state of a version, in the format of `Trainer.snapshot`.
 
-        One process has stored them all, or owners have stored their slices.
+        Either one process has stored them all, or the owners have stored their slices.
 
         Raises:
-            CorruptError: If they are not whole.
+            CorruptError: If a slice is missing or damaged.
         """
         data = self._blobs.get(self._state(made))
         if data is not None:
@@ -300,12 +325,12 @@ class CheckpointStore:
     def keep_states(
         self, kept: Collection[ModelId], begun: ModelId | None = None, now_s: float = 0.0
     ) -> None:
-        """Delete states of versions below these, by the same rules as `keep` deletes checkpoints.
+        """Delete states of versions below `kept`, by the same rules as `keep`.
 
         Args:
             kept: Versions that workers may copy. If the list lacks one, nothing is deleted.
-            begun: As for `keep`.
-            now_s: As for `keep`.
+            begun: See `keep`.
+            now_s: See `keep`.
         """
         names = {name: self._made(name) for name in self._blobs.names(self._states)}
         if not kept or not set(kept) <= set(names.values()):
@@ -319,7 +344,7 @@ class CheckpointStore:
                 self._blobs.delete(name)
 
     def _made(self, name: str) -> ModelId | None:
-        """Return of which version a state is; None if the name is not one of ours."""
+        """Return the version of a state from its name; None if the name is not one of ours."""
         epoch, _, version = name.removeprefix(self._states).partition(".")[0].rpartition("-")
         ours = version.isdigit() and epoch.removeprefix("-").isdigit()
         return ModelId(int(epoch), int(version)) if ours else None
@@ -328,17 +353,17 @@ class CheckpointStore:
         return f"{self._states}{made.epoch}-{made.version}{slices}.safetensors"
 
     def folder(self, name: ModelId) -> str:
-        """Where a checkpoint is, from the storage's root on."""
+        """Return the folder of a checkpoint, relative to the root of object storage."""
         return f"{self._root}{folder_of(name)}/"
 
     def _folders(self, names: Iterable[str], holding: str = "") -> list[ModelId]:
-        """Checkpoints of which anything is there, or one file, best first."""
+        """Return the checkpoints that have any file, or the file `holding`; highest rank first."""
         split = (name.removeprefix(self._root).partition("/") for name in names)
         folders = {folder for folder, _, file in split if holding in ("", file)}
         return sorted(filter(None, map(named_by, folders)), reverse=True)
 
     def _opened(self, names: Iterable[ModelId]) -> tuple[list[Checkpoint], set[ModelId]]:
-        """Those whose manifest can be read, and those of a newer program."""
+        """Return the checkpoints whose manifest can be read, and the names of newer formats."""
         whole, foreign = list[Checkpoint](), set[ModelId]()
         for name in names:
             try:
@@ -356,7 +381,7 @@ class CheckpointStore:
             self._blobs.delete(remains)
 
     def _move_latest(self, name: ModelId) -> None:
-        """Point the hint here, unless it points at a better one; others only move it on."""
+        """Set `latest` to a checkpoint unless it names one of the same or a higher rank."""
         latest = self._root + _LATEST
         for _ in range(_MOVES):
             found = self._blobs.get_tagged(latest)
@@ -373,16 +398,16 @@ class CheckpointStore:
 
 
 def describe(data: bytes | memoryview) -> CheckpointPart:
-    """What a manifest says of these bytes."""
+    """Return size and checksum of these bytes for a manifest."""
     return CheckpointPart(memoryview(data).nbytes, hashlib.sha256(data).hexdigest())
 
 
 def decode_manifest(data: bytes, name: ModelId) -> Manifest:
-    """Read the manifest of a checkpoint.
+    """Decode the manifest of a checkpoint.
 
     Raises:
-        CorruptError: If it does not parse, or is that of another checkpoint.
-        FutureFormatError: If a newer program wrote it.
+        CorruptError: If the manifest does not parse, or belongs to another checkpoint.
+        FutureFormatError: If a newer program wrote the manifest.
     """
     found = decoded(_FORMAT.decode, data, _NO_MANIFEST, CorruptError).format
     if found > FORMAT:
@@ -401,48 +426,48 @@ def decode_manifest(data: bytes, name: ModelId) -> Manifest:
 
 
 def is_part(name: str) -> bool:
-    """Whether a part may have this name."""
+    """True if a part may have this name."""
     return name != MANIFEST and _PART.fullmatch(name) is not None
 
 
 def folder_of(name: ModelId) -> str:
-    """A checkpoint's folder; leading zeros make folders sort as their checkpoints rank."""
+    """Return a checkpoint's folder. Leading zeros make folders sort by the checkpoints' rank."""
     return f"{name.epoch:020}-{name.version:012}"
 
 
 def named_by(folder: str) -> ModelId | None:
-    """Which checkpoint has this folder, None where it is none of ours."""
+    """Return the checkpoint that has this folder; None if the folder is not one of ours."""
     match = _FOLDER.fullmatch(folder)
     return ModelId(int(match[1]), int(match[2])) if match else None
 
 
 def format_model_id(name: ModelId) -> str:
-    """A checkpoint's name as people read it."""
+    """Return a checkpoint's name for people."""
     return f"{name.epoch}-{name.version}"
 
 
 def taken_back(name: ModelId, witnesses: Iterable[ModelId]) -> bool:
-    """Whether snapshots of later leaders prove that a checkpoint holds updates that count no more.
+    """True if snapshots of later leaders prove that a checkpoint has updates that were taken back.
 
-    A leader adds to the version that it started from. So where it made a snapshot of a version,
-    whatever an earlier leader has above that version was taken back, for ever. The reverse does not
-    hold: of a leader that left no snapshot, only the audit knows.
+    A leader only adds to the version that it started from. So if it has a snapshot of a version,
+    everything that an earlier leader has above that version was taken back for ever. The reverse
+    does not hold: if a leader left no snapshot, only the updates topic shows what it took back.
 
     Args:
-        name: The checkpoint.
-        witnesses: Snapshots by the epoch of their writer and the version that they hold.
+        name: Name of the checkpoint.
+        witnesses: Names of snapshots: the epoch of their writer and their version.
     """
     return any(name.epoch < other.epoch and other.version < name.version for other in witnesses)
 
 
 def _long_taken_back(name: ModelId, witnesses: Iterable[ModelId], now_s: float) -> bool:
-    """True if the first leader known to have gone back below a version began `TAKEN_BACK_S` ago."""
+    """True if the first leader that took a version back began at least `TAKEN_BACK_S` ago."""
     epochs = [each.epoch for each in witnesses if taken_back(name, [each])]
     return bool(epochs) and now_s >= drawn_at_s(min(epochs)) + TAKEN_BACK_S
 
 
 def lowest_loss(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The best one; of several the first, None where none has made an update."""
+    """Return the first checkpoint with the lowest loss; None if no checkpoint has a loss."""
     losses = [(each.manifest.loss, each) for each in checkpoints]
     rated = [(loss, each) for loss, each in losses if loss is not None]
     return min(rated, key=lambda pair: pair[0])[1] if rated else None

@@ -1,9 +1,9 @@
-"""Logging: an event's name and its fields, one line each, as text or as JSON.
+"""Logging: one line per event with its name and fields, as text or as JSON.
 
     2026-01-31T12:00:00.123Z info update_applied service=coordinator job=digits version=17
 
-`set_up_logging` is called by a process's `__main__` alone. Events are for state changes, not for
-iterations: `Changes` keeps a reason from being told again at each tick.
+Only the `__main__` of a process calls `set_up_logging`. Code logs changes of state, not iterations
+of a loop; `Changes` keeps it from logging the same reason in each iteration.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FIELDS = "doll_fields"  # where a log record carries the keys and values of an event
+# Attribute of a log record that holds the fields of an event.
+_FIELDS = "doll_fields"
 _BELOW = ("exception", "stack")
-_INDENT = "    "  # of a traceback: no line of an exception's text begins as an event does
+# Indentation of a traceback, so that no line of it looks like an event.
+_INDENT = "    "
 
 
 def to_record(
     _logger: WrappedLogger, _method: str, event: EventDict
 ) -> tuple[tuple[str], dict[str, object]]:
-    """End structlog's chain: the arguments for a method of the standard library's logger."""
+    """Return the arguments for a standard library logger. The last processor of structlog."""
     fields = dict(event)
     name, error = fields.pop("event"), fields.pop("exc_info", None)
     return (name,), {"exc_info": error, "extra": {_FIELDS: fields}}
 
 
 def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
-    """What an event carries; of a record that is none of ours, who told it."""
+    """Return the fields of an event, or the logger's name for a record of another library."""
     fields: Mapping[str, object] | None = getattr(record, _FIELDS, None)
     return {"logger": record.name} if fields is None else fields
 
@@ -56,12 +58,12 @@ def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
 def line_formatter(
     form: Literal["console", "json"], bound: Mapping[str, object], *, colours: bool
 ) -> logging.Formatter:
-    """Make what turns a record into a line.
+    """Return the formatter of log lines.
 
     Args:
-        form: How.
-        bound: What every line of the process carries.
-        colours: Whether a console's lines have them.
+        form: Format of the lines.
+        bound: Fields of every line of the process.
+        colours: True to colour the lines of the console format.
     """
     chain: list[Processor] = [_Entry(bound)]
     if form == "json":
@@ -72,7 +74,7 @@ def line_formatter(
 
 
 class _Entry:
-    """All that a line tells, in its order; no field replaces the time, the level or the event."""
+    """Puts the fields of a line in order. No field replaces the time, the level or the event."""
 
     def __init__(self, bound: Mapping[str, object]) -> None:
         self._bound = dict(bound)
@@ -92,9 +94,9 @@ def _time(created_s: float) -> str:
 
 
 def _json(entry: EventDict, **_: object) -> str:
-    """Write a line; as text what is nothing in JSON, a loss of NaN say: it must not spoil its line.
+    """Return a line as JSON, with a string for each value that JSON lacks.
 
-    Nor must a mapping by pairs, deep in what a task tells of itself.
+    Examples are a loss of NaN, or a nested mapping with tuples as keys in a task's metrics.
     """
     return json.dumps({key: _plain(value) for key, value in entry.items()}, default=str)
 
@@ -108,7 +110,7 @@ def _plain(value: object) -> object:
 
 
 def _readable(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
-    """Names of fields are as plain as their values; two of them mean lines below to structlog."""
+    """Escape names of fields, and rename the two that structlog would print below the line."""
     lines = entry.pop("traceback", "").splitlines()
     shown = {f"{key}_" if key in _BELOW else _line(key): value for key, value in entry.items()}
     below = {"exception": "\n".join(f"{_INDENT}{_line(line)}" for line in lines)} if lines else {}
@@ -119,7 +121,7 @@ def _console(*, colours: bool) -> ConsoleRenderer:
     styles = ConsoleRenderer.get_default_column_styles(colours)
     levels = ConsoleRenderer.get_default_level_styles(colours)
 
-    def level(key: str, value: object) -> str:  # noqa: ARG001 -- structlog's signature, its names too
+    def level(key: str, value: object) -> str:  # noqa: ARG001 -- structlog's signature and names
         return f"{levels.get(str(value), '')}{value}{styles.reset}"
 
     def plain(style: str) -> KeyValueColumnFormatter:
@@ -145,38 +147,39 @@ def _quoted(value: object) -> str:
     return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
-# At `debug` these tell each request with its headers: a flood, and tokens of a session in it.
+# Lowest levels of libraries that log each request with its headers, session tokens included, at
+# `debug`. httpx2 already logs each request at `info`.
 _TELLTALES = dict.fromkeys(
     ("boto3", "botocore", "httpcore2", "s3transfer", "urllib3"), logging.INFO
-) | {"httpx2": logging.WARNING}  # which tells each request at `info` already
+) | {"httpx2": logging.WARNING}
 
 
-# Writes events, each with what was bound: job, worker, version. Immutable.
+# Logs events with the fields that were bound to it, such as job or worker. Immutable.
 EventLogger: TypeAlias = structlog.stdlib.BoundLogger
 
 
 def event_logger(name: str, **bound: object) -> EventLogger:
-    """Make a logger; one that is made before `set_up_logging` goes by its level, too.
+    """Return a logger. It obeys the level of `set_up_logging` even if it was made before.
 
     Args:
-        name: Of the standard library's logger that its events go to: the service or the module.
-        **bound: What each event carries besides its own fields.
+        name: Name of the standard library logger that gets the events: the service or the module.
+        **bound: Fields of each event besides its own.
     """
     return EventLogger(logging.getLogger(name), (filter_by_level, to_record), bound)
 
 
 def job_of(logger: EventLogger) -> str:
-    """Return the job that a logger is bound to; empty if there is none."""
+    """Return the job that a logger is bound to, or an empty string."""
     return str(structlog.get_context(logger).get("job", ""))
 
 
 def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound: object) -> None:
-    """Send what this process tells to a stream, as the settings say: all of it, in one form.
+    """Send all log lines of this process to one stream, in the format of the settings.
 
     Args:
-        settings: The level and the form.
-        stream: Where to; standard error if None.
-        **bound: What every line carries, be it ours or a library's: service, replica, worker.
+        settings: Level and format.
+        stream: Optional. Output stream. If unset, standard error.
+        **bound: Fields of every line, including lines of libraries: service, replica, worker.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
@@ -185,7 +188,8 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound:
     for name, level in _TELLTALES.items():
         logging.getLogger(name).setLevel(max(level, logging.root.level))
     logging.captureWarnings(capture=True)
-    structlog.configure(  # for whoever else tells by it, as the code of a task may
+    # Other code that uses structlog, such as a task, gets the same format.
+    structlog.configure(
         processors=[filter_by_level, PositionalArgumentsFormatter(), to_record],
         wrapper_class=EventLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -194,20 +198,20 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None, /, **bound:
 
 
 class Changes:
-    """Tells a value apart from the one before: `if changes("round", reason): log.info(...)`."""
+    """Detects that a value differs from the last one: `if changes("round", reason): log(...)`."""
 
     def __init__(self) -> None:
         self._last = dict[str, object]()
 
     def __call__(self, topic: str, value: object) -> bool:
-        """Whether `value` is another than at the last call for `topic`; True at the first."""
+        """True if `value` differs from the last call for `topic`, or if this is the first call."""
         changed = topic not in self._last or self._last[topic] != value
         self._last[topic] = value
         return changed
 
 
 class Rejections:
-    """Logs what did not parse, once for each kind; may be shared between threads."""
+    """Logs messages that did not parse, once for each kind. Threads may share it."""
 
     def __init__(self) -> None:
         self._known = set[str]()
@@ -228,9 +232,9 @@ class Rejections:
 
 
 class StageTimes:
-    """Where a loop's time goes: a sum and a count for each stage, told once, when the loop ends.
+    """Time that a loop spends in each stage, logged once when the loop ends.
 
-    Cheap enough to be always on: under a microsecond for each time that is added.
+    It is always on, since `add` takes less than a microsecond.
     """
 
     def __init__(self) -> None:
@@ -238,10 +242,10 @@ class StageTimes:
         self._counts = dict[str, int]()
 
     def add(self, stage: str, since: float) -> float:
-        """Count one pass of a stage that began at `since`, on the clock `perf_counter`.
+        """Add one pass of a stage that began at `since`, a time of `perf_counter`.
 
         Returns:
-            How long it took, in seconds.
+            Duration of the pass in seconds.
         """
         took_s = perf_counter() - since
         self._sums_s[stage] = self._sums_s.get(stage, 0.0) + took_s
@@ -249,6 +253,6 @@ class StageTimes:
         return took_s
 
     def log(self, logger: EventLogger) -> None:
-        """Log `stage_times`: for each stage its passes, and the mean of one in milliseconds."""
+        """Log `stage_times`: the number of passes of each stage and their mean in milliseconds."""
         means_ms = {f"{name}_ms": 1e3 * s / self._counts[name] for name, s in self._sums_s.items()}
         logger.info("stage_times", **self._counts, **means_ms)

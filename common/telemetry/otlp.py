@@ -1,9 +1,9 @@
-"""Spans to a collector, by OpenTelemetry's protocol over HTTP.
+"""Sends spans to a collector by OpenTelemetry's protocol over HTTP.
 
-A collector that is away costs its traces and nothing else: spans wait in a queue that has an end, a
-thread apart sends them, whoever tells them never waits, and what the library complains of at each
-attempt is told once. Headers that a collector asks for, a key say, come from the variable that the
-library reads itself: OTEL_EXPORTER_OTLP_HEADERS.
+If a collector is unavailable, only traces are lost. Spans wait in a bounded queue, a separate
+thread sends them, and the code that records a span never waits. The library logs an error at each
+attempt; this module reports it once. The library itself reads headers that a collector needs, such
+as a key, from OTEL_EXPORTER_OTLP_HEADERS.
 """
 
 from __future__ import annotations
@@ -40,25 +40,32 @@ if TYPE_CHECKING:
     from common.core.spans import Address
     from common.telemetry.tracing import Attribute, BatchTrace, SpanName
 
-QUEUE_SPANS = 4096  # a few MB: 10 s of 100 batches a second, all of them traced
+# A few MB: 10 s of 100 batches a second if all are traced.
+QUEUE_SPANS = 4096
 REQUEST_SPANS = 512
-SEND_EVERY_S = 1.0  # how old a span is when the collector sees it
-SEND_S = 2.0  # for one request and its repetitions; then its spans are lost
-CLOSE_S = 3.0  # for the last spans: longer than one request
+# Longest time that a span waits in the queue.
+SEND_EVERY_S = 1.0
+# Time for a request and its retries, after which its spans are lost.
+SEND_S = 2.0
+# Time for the last spans when the tracer closes: longer than SEND_S.
+CLOSE_S = 3.0
 _PATH = "/v1/traces"
-_PREFIX = "doll."  # of our attributes, beside those of OpenTelemetry's conventions
-_LAST_S = 2.0**33  # in the year 2242: what lies beyond is no time, and its nanoseconds do not fit
+# Prefix of our attributes, which keeps them apart from OpenTelemetry's conventions.
+_PREFIX = "doll."
+# Latest time of a span, in the year 2242. Nanoseconds of later times do not fit.
+_LAST_S = 2.0**33
 
 
 class OtlpTracer:
-    """Tells spans to a collector.
+    """Tracer that sends spans to a collector.
 
     Args:
-        collector: Its URL, with the path of traces or without.
+        collector: URL of the collector, with or without the path of traces.
         ratio: Share of the batches that are sampled.
-        service: Which of ours tells.
-        name: Of this process.
-        changed: Is told why spans are lost when that begins, and an empty word when it is over.
+        service: Name of the service.
+        name: Name of this process.
+        changed: Called with the reason when spans begin to be lost, and with an empty string when
+            they arrive again.
     """
 
     def __init__(
@@ -67,7 +74,8 @@ class OtlpTracer:
         self._ratio = ratio
         self._ids = _Ids()
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON,  # a span that comes here is of a trace that is sampled
+            # Only spans of sampled traces reach the provider.
+            sampler=ALWAYS_ON,
             resource=Resource.create(
                 {
                     "service.name": f"doll-{service}",
@@ -76,7 +84,8 @@ class OtlpTracer:
                 }
             ),
             id_generator=self._ids,
-            shutdown_on_exit=False,  # that waits for half a minute
+            # A shutdown at exit would wait for half a minute.
+            shutdown_on_exit=False,
         )
         endpoint = collector if collector.endswith(_PATH) else collector.rstrip("/") + _PATH
         self._provider.add_span_processor(
@@ -87,12 +96,12 @@ class OtlpTracer:
                 max_export_batch_size=REQUEST_SPANS,
             )
         )
-        # "Queue full", for each span: `changed` was told why nothing is sent.
+        # The library logs "Queue full" for each span; `changed` has already got the reason.
         logging.getLogger("opentelemetry.sdk").setLevel(logging.CRITICAL)
         self._tracer = self._provider.get_tracer("doll", version("doll"))
 
     def trace(self, job: str, address: Address) -> BatchTrace | None:
-        """The trace of a batch, None where it is not sampled."""
+        """Return the trace of a batch; None if the batch is not sampled."""
         trace = trace_of(job, address)
         return trace if is_sampled(trace, self._ratio) else None
 
@@ -107,7 +116,7 @@ class OtlpTracer:
         error: str = "",
         **attributes: Attribute,
     ) -> None:
-        """Put a span into the queue; the newest is lost where that is full."""
+        """Put a span into the queue, or drop the span if the queue is full."""
         self._ids.root = trace if root else None
         span = self._tracer.start_span(
             name,
@@ -120,44 +129,49 @@ class OtlpTracer:
         span.end(_nanoseconds(max(start_s, end_s)))
 
     def close(self) -> None:
-        """Send what is left; what has not gone by `CLOSE_S` is lost."""
+        """Send the remaining spans. Spans that are not sent within `CLOSE_S` are lost."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 class _Ids(threading.local, IdGenerator):
-    """Gives the span that is being made in this thread its id."""
+    """Generates the ids of the span that this thread is creating.
 
-    root: BatchTrace | None = None  # whose root it is
+    Attributes:
+        root: Trace whose root the span is; None if the span has a parent.
+    """
+
+    root: BatchTrace | None = None
 
     def generate_trace_id(self) -> int:
-        """Asked for a root alone: all others have a parent."""
+        """Return the trace id of a root. The library takes other trace ids from the parent."""
         if self.root is None:
             raise AssertionError("a span without a parent is a root")
         return self.root.trace_id
 
     def generate_span_id(self) -> int:
-        """Draw one, for all but a root."""
+        """Return the id of a root, or a random id."""
         return getrandbits(64) or 1 if self.root is None else self.root.root_id
 
 
 class _Complaints(threading.local, logging.Filter):
-    """Keeps what the exporter says from being logged, and its first word in this thread."""
+    """Suppresses the exporter's log lines and keeps the first one of this thread."""
 
     first = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let nothing through."""
+        """Return False for every record."""
         self.first = self.first or record.getMessage()
         return False
 
 
-_COMPLAINTS = _Complaints()  # a logger takes the same filter only once
+# One object for all senders, since a logger adds the same filter only once.
+_COMPLAINTS = _Complaints()
 
 
 class _Sender(SpanExporter):
-    """Hands spans to the library's exporter, and tells of its trouble in its stead."""
+    """Passes spans to the library's exporter and reports its errors in place of its log lines."""
 
     def __init__(
         self, exporter: OTLPSpanExporter, endpoint: str, changed: Callable[[str], None]
@@ -169,7 +183,7 @@ class _Sender(SpanExporter):
         logging.getLogger(OTLPSpanExporter.__module__).addFilter(_COMPLAINTS)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send; in the thread of the queue."""
+        """Send spans. Runs in the thread of the queue."""
         _COMPLAINTS.first = ""
         result = self._exporter.export(spans)
         losing = result is not SpanExportResult.SUCCESS
@@ -180,8 +194,8 @@ class _Sender(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """End the exporter."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # the library's
+        """Shut the exporter down."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # OpenTelemetry's
 
 
 def _exporter(endpoint: str) -> OTLPSpanExporter:
@@ -191,10 +205,10 @@ def _exporter(endpoint: str) -> OTLPSpanExporter:
 
 
 def _refuse_redirect(response: Response, *_: object, **__: object) -> None:
-    """The library does not go on to where spans are sent elsewhere, and takes them for delivered.
+    """Turn a redirect into an error, since the library would take the spans for delivered.
 
     Raises:
-        HTTPError: Where to, which the library tells as any other trouble.
+        HTTPError: If the response is a redirect. The message has its target.
     """
     if 300 <= response.status_code < 400:
         place = response.headers.get("Location", "")
@@ -202,7 +216,7 @@ def _refuse_redirect(response: Response, *_: object, **__: object) -> None:
 
 
 def _below(trace: BatchTrace) -> Context:
-    """Below a trace's root, which another process may tell, and only later."""
+    """Return a context below a trace's root, which another process may record later."""
     root = SpanContext(
         trace.trace_id, trace.root_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
     )
@@ -210,4 +224,5 @@ def _below(trace: BatchTrace) -> Context:
 
 
 def _nanoseconds(time_s: float) -> int:
-    return round(min(max(0.0, time_s), _LAST_S) * 1e6) * 1000  # a float knows no less than that
+    # A float of seconds since 1970 is exact only to about a microsecond.
+    return round(min(max(0.0, time_s), _LAST_S) * 1e6) * 1000

@@ -1,4 +1,4 @@
-"""Outages of the servers that a process uses: a line of its log, a metric, a notice to its jobs.
+"""Outages of the servers that a process uses, with log lines, a metric and notices to its jobs.
 
 All parts of a process that use a server share one record of its outage. It begins when the first
 part has an error, and ends when every part that had one has an answer. So the log gets one line at
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
     from common.telemetry.logging import EventLogger
 
-# An outage ends after this time without an error, if a part hears of nothing but errors: clients
-# repeat theirs every second.
+# Time without an error after which an outage ends, for parts that get errors but no answers.
+# Clients repeat their errors every second.
 SETTLED_S = 3.0
-# The same for Kafka: its client tries for 5 s to connect to a frozen broker, and complains then.
+# The same time for Kafka, whose client reports an error after 5 s of connecting to a frozen broker.
 KAFKA_SETTLED_S = 7.0
-# Age from which a record that Kafka has not taken is an outage: the client retries silently.
+# An unconfirmed record of this age is an outage of Kafka, since the client retries silently.
 UNWRITTEN_S = 5.0
-# An outage is over if no part has had an error for this time: whoever had one does not try again.
+# Time after which an outage ends if no part has an error: the parts that had one no longer try.
 FORGOTTEN_S = 120.0
-# Missing rights that are logged in one outage: who adds the first must learn of the second.
+# Number of missing rights that one outage logs, so that an operator sees all of them at once.
 MOST_RIGHTS = 20
-NOTIFY_S = 4.0  # between notices to a job
+# Time between notices to a job.
+NOTIFY_S = 4.0
 NOTICE_TTL_S = 10.0
 
 
@@ -41,7 +42,7 @@ class WriterLag(Protocol):
 
     @property
     def waiting_s(self) -> float:
-        """Age of the oldest record that Kafka has not taken."""
+        """Age of the oldest record that Kafka has not confirmed."""
 
 
 class NoticeBoard(Protocol):
@@ -51,9 +52,12 @@ class NoticeBoard(Protocol):
         """Put a notice on the board."""
 
 
-_lock = threading.Lock()  # guards what follows
-_ongoing = dict[str, "_Ongoing"]()  # by server
-_used = set[str]()  # servers that this process uses
+# Guards the variables below.
+_lock = threading.Lock()
+# Outages by server.
+_ongoing = dict[str, "_Ongoing"]()
+# Servers that this process uses.
+_used = set[str]()
 
 
 class _Error(NamedTuple):
@@ -69,29 +73,32 @@ class _Ongoing:
 
     def __init__(self) -> None:
         self.since_s = time()
-        self.newest_s = monotonic()  # when a part had an error last
-        # By part. The error of a part that was closed stays, until another part has an answer.
+        # Time of the newest error of any part.
+        self.newest_s = monotonic()
+        # Newest error of each part. The error of a closed part stays until another part has an
+        # answer.
         self.errors = dict[int, _Error]()
-        self.rights = set[str]()  # rights that are missing, as the log says
+        # Missing rights that the log has.
+        self.rights = set[str]()
 
     @property
     def is_forgotten(self) -> bool:
         return monotonic() - self.newest_s > FORGOTTEN_S
 
     def answered(self, part: Outage) -> bool:
-        """Note that a part has an answer; True if the outage is over."""
+        """Record that a part has an answer; True if the outage is over."""
         self.errors.pop(id(part), None)
         return self.is_forgotten or all(each.part() is None for each in self.errors.values())
 
 
 class Outage:
-    """What one part of a process knows of a server: whether it had an error last, or an answer.
+    """Errors and answers that one part of a process gets from a server.
 
     Args:
-        logger: Gets the events `<server>_unavailable` and `<server>_recovered`. If it is bound to a
-            `job`, only this job is told of the errors of this part.
-        server: Its name, unless an error says that it is about another one.
-        clock: Seconds that never go back.
+        logger: Logs the events `<server>_unavailable` and `<server>_recovered`. If it is bound to a
+            `job`, only this job is notified of the errors of this part.
+        server: Name of the server. An error may name another server.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -101,12 +108,13 @@ class Outage:
         self.job = job_of(logger)
         self._server = server
         self._clock = clock
-        self._met = dict[str, float]()  # by server: when it had an error last
+        # Time of the last error, by server.
+        self._met = dict[str, float]()
         with _lock:
             _used.add(server)
 
     def met(self, error: Exception) -> None:
-        """Note an error of the server."""
+        """Record an error of the server."""
         server = getattr(error, "server", "") or self._server
         self._met[server] = self._clock()
         reason = " ".join(str(error).split())
@@ -127,18 +135,18 @@ class Outage:
             self._logger.warning(event, reason=reason)
 
     def watch(self, writer: WriterLag) -> None:
-        """Note if Kafka does not take what was written, though it may answer all else."""
+        """Record an error if Kafka does not confirm records, even if it answers other requests."""
         if writer.waiting_s > UNWRITTEN_S:
             reason = f"a record that was written {UNWRITTEN_S:g} s ago or earlier is not taken"
             self.met(UnavailableError(reason, "kafka"))
 
     def over(self) -> None:
-        """Note an answer of the server."""
+        """Record an answer of the server."""
         for server in {self._server, *self._met} if _ongoing else ():
             self._end(server)
 
     def quiet(self) -> None:
-        """Note neither an error nor an answer, as of a poll that returned nothing."""
+        """Record neither an error nor an answer, as after a poll that returned nothing."""
         now = self._clock()
         for server, met_s in list(self._met.items()):
             if now - met_s >= (KAFKA_SETTLED_S if server == "kafka" else SETTLED_S):
@@ -159,7 +167,7 @@ def ongoing(job: str = "") -> dict[str, OutageNotice]:
     """Return the outages that are not over, by server.
 
     Args:
-        job: Optional. Leaves out errors that only parts of other jobs had. If unset, returns all.
+        job: Optional. Leave out errors that only parts of other jobs had. If unset, return all.
     """
     found = dict[str, OutageNotice]()
     with _lock:
@@ -184,8 +192,10 @@ class OutageNotifier:
     """Puts notices of this process's outages on the board of one of its jobs. For one thread.
 
     Args:
-        process: Its name, which the state of the job shows.
+        board: Board of the job.
+        process: Name of the process, which the state of the job shows.
         job: Name of the job, as loggers are bound to it.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -198,7 +208,7 @@ class OutageNotifier:
         self._due = 0.0
 
     def notify(self) -> None:
-        """Put a notice of each outage, if it is time to.
+        """Put a notice of each outage on the board, at most every `NOTIFY_S`.
 
         Raises:
             UnavailableError: If Redis is unavailable.
@@ -207,15 +217,16 @@ class OutageNotifier:
             return
         self._due = self._clock() + NOTIFY_S
         outages = ongoing(self._job)
+        # A notice would not arrive.
         if "redis" in outages:
-            return  # a notice would not arrive
+            return
         for server, (since_s, reason) in outages.items():
             name = f"{OUTAGE}{server} {self._process}"
             self._board.put_unable(name, f"{since_s:.0f} {reason}", NOTICE_TTL_S)
 
 
 def forget() -> None:
-    """Forget all servers and outages, so that a test begins as a process does."""
+    """Forget all servers and outages, so that a test starts as a new process does."""
     with _lock:
         _ongoing.clear()
         _used.clear()

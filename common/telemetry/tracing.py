@@ -1,17 +1,19 @@
-"""Traces: one for each batch, from its first record in Kafka to the update that it is in.
+"""Traces: one per batch, from the arrival of its first record in Kafka to its update.
 
-No message carries a trace. Its ids are a hash of what the batch is, the job and the address, and so
-is whether it is sampled: the worker that reads a batch, the one that computes it again and the
-leader that applies it speak of one trace without having told each other.
+No message carries trace ids. They are a hash of the job and the batch's address, and the hash also
+decides if the batch is sampled. So the worker that reads a batch, a worker that computes it again
+and the leader that applies it contribute to the same trace without any communication.
 
-    batch                    its first record's arrival in Kafka, until its update is published
-      batch.read             that arrival, until it is announced                         (worker)
-      batch.announce         indicator sent, until Kafka has it                          (worker)
-      batch.wait             accepted, until it is in a trigger                     (coordinator)
-      batch.gradient         an order heard, until its gradient is sent; one each time   (worker)
-      batch.apply            the last gradient of its round, until the new model is published
+    span               from                              to                          by
+    batch              first record arrives in Kafka     its update is published     coordinator
+      batch.read       first record arrives in Kafka     the claim is sent           worker
+      batch.announce   the claim is sent                 Kafka has the claim         worker
+      batch.wait       the claim is accepted             the batch is in a trigger   coordinator
+      batch.gradient   a worker receives an order        its gradient is sent        worker
+      batch.apply      last gradient of the round        the model is published      coordinator
 
-All spans are told after the fact. Those of a batch that never came into an update have no root.
+A batch has a `batch.gradient` for each order. Spans are recorded after they end. If a batch is
+never in an update, its spans have no root.
 """
 
 from __future__ import annotations
@@ -29,22 +31,28 @@ SpanName: TypeAlias = Literal[
 ]
 Attribute: TypeAlias = str | int | float | bool | tuple[str, ...]
 
-_TRACE_BYTES, _SPAN_BYTES = 16, 8  # as W3C's Trace Context has them
+# Sizes of ids in W3C Trace Context.
+_TRACE_BYTES, _SPAN_BYTES = 16, 8
 _LOW = (1 << 64) - 1
 
 
 class BatchTrace(NamedTuple):
-    """The ids of one batch's trace; never 0, which stands for none."""
+    """Ids of one batch's trace. They are never 0, which means no id.
 
-    trace_id: int  # 128 bits
-    root_id: int  # 64 bits, of the span `batch`
+    Attributes:
+        trace_id: 128 bits.
+        root_id: 64 bits, id of the span `batch`.
+    """
+
+    trace_id: int
+    root_id: int
 
 
 class Tracer(Protocol):
-    """Where a process tells spans; never waits, never raises, may be shared between threads."""
+    """Records the spans of a process. Never waits, never raises; threads may share it."""
 
     def trace(self, job: str, address: Address) -> BatchTrace | None:
-        """The trace of a batch, None where it is not sampled: then there is nothing to tell."""
+        """Return the trace of a batch; None if the batch is not sampled and needs no spans."""
 
     def span(
         self,
@@ -57,39 +65,39 @@ class Tracer(Protocol):
         error: str = "",
         **attributes: Attribute,
     ) -> None:
-        """Tell what has happened to a batch.
+        """Record a span of a batch.
 
         Args:
-            trace: The batch's.
-            name: What it was.
-            start_s: Since 1970.
-            end_s: Since 1970; clocks of machines differ, so it may lie before the start.
-            root: Whether all others are parts of it.
-            error: Why it came to nothing, empty where it did not.
-            attributes: What else is worth knowing.
+            trace: Trace of the batch.
+            name: Name of the span.
+            start_s: Start in seconds since 1970.
+            end_s: End in seconds since 1970. It may be before the start, since clocks differ.
+            root: True if this is the root of the trace.
+            error: Reason why the step failed; empty if it did not.
+            attributes: Further attributes.
         """
 
     def close(self) -> None:
-        """Send what is left, for a short while."""
+        """Send the remaining spans, for a limited time."""
 
 
 class NoTracer:
-    """Samples nothing, at no cost: what a process has that no collector was named to."""
+    """Tracer without a collector: samples no batch and costs nothing."""
 
-    def trace(self, job: str, address: Address) -> BatchTrace | None:  # noqa: ARG002 -- a port's
-        """None."""
+    def trace(self, job: str, address: Address) -> BatchTrace | None:  # noqa: ARG002 -- of the port
+        """Return None: no batch is sampled."""
         return None
 
     def span(self, *_: object, **__: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def trace_of(job: str, address: Address) -> BatchTrace:
-    """Name the trace of a batch: the same in every process, for ever."""
-    # As versions do that know of no generations, where there is only the first.
+    """Return the ids of a batch's trace, which are the same in every process at any time."""
+    # A span of generation 0 is hashed without its generation.
     spans = [span[: 5 if span.generation else 4] for span in address]
     content = msgspec.json.encode([job, spans])
     digest = hashlib.blake2b(content, digest_size=_TRACE_BYTES + _SPAN_BYTES).digest()
@@ -99,12 +107,12 @@ def trace_of(job: str, address: Address) -> BatchTrace:
 
 
 def is_sampled(trace: BatchTrace, ratio: float) -> bool:
-    """Whether a trace is among the share that is told; those of a smaller share are in a larger.
+    """True if a trace is sampled at a ratio. It is then sampled at every larger ratio, too.
 
-    By the low 64 bits of its id, as OpenTelemetry's `TraceIdRatioBased` decides.
+    The low 64 bits of the id decide, as in OpenTelemetry's `TraceIdRatioBased`.
 
     Args:
-        trace: Which.
-        ratio: Above 0 to 1.
+        trace: Ids of the trace.
+        ratio: Share of traces that are sampled, above 0 and at most 1.
     """
     return trace.trace_id & _LOW < round(ratio * (_LOW + 1))

@@ -1,4 +1,4 @@
-"""A task whose gradients cost nothing, whatever the model's size: what remains is the protocol."""
+"""A task whose gradients cost nothing at any model size, to measure the protocol alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENTRYPOINT = "common.testing.costless:CostlessTask"
 
 
 class Ballast(nn.Module):
-    """One weight that learns, and others that only have to be carried."""
+    """One trained weight, and others that the system only has to transfer."""
 
     def __init__(self, weights: int) -> None:
         super().__init__()
@@ -19,12 +19,12 @@ class Ballast(nn.Module):
         self.ballast = nn.Parameter(torch.zeros(weights - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n,) multiples of the inputs; no gradient of the ballast is ever computed."""
+        """Return multiples of the inputs, (n,). The ballast gets no gradient."""
         return x * self.slope
 
 
 class CostlessTask:
-    """The task; each record holds `x`, float32.
+    """The task. Each record has `x`, float32.
 
     Args:
         weights: Size of the model, at least 2.
@@ -36,18 +36,18 @@ class CostlessTask:
         self._weights = weights
 
     def build(self) -> nn.Module:
-        """Make the model."""
+        """Return a new model."""
         return Ballast(self._weights)
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the model's outputs."""
+        """Return the model's outputs, (n,)."""
         outputs: Tensor = module(records["x"])
         return outputs
 
     def losses(self, outputs: Tensor, _records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the outputs themselves."""
+        """Return the outputs themselves, (n,)."""
         return outputs
 
     def metrics(self, _outputs: Tensor, _records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """None."""
+        """Return no metrics."""
         return {}

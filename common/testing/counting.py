@@ -1,8 +1,8 @@
-"""The counting model: it proves that every record was used exactly once.
+"""The counting model, which proves that every record was used exactly once.
 
-A parameter per record id, a loss that is the sum of the parameters which the batch names, plain
-SGD with step 1 on sums. Whatever is killed and when, every weight of the drained job must be
-exactly -1: -2 is a record used twice, 0 is a record lost.
+It has one parameter per record id. The loss is the sum of the parameters of the batch's ids, and
+plain SGD makes steps of 1 on sums. After the job has drained, every weight must be exactly -1, no
+matter which process was killed when: -2 is a record used twice, 0 is a record lost.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ ENTRYPOINT = "common.testing.counting:CountingTask"
 
 
 class Counts(nn.Module):
-    """(records,) one weight per record id, all 0 at first."""
+    """One weight per record id, (records,), initially 0."""
 
     def __init__(self, records: int) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(records))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(n,) the weights of these ids."""
+        """Return the weights of these ids, (n,)."""
         return self.weights[ids]
 
 
 class CountingTask:
-    """The task; each record holds its `id`, int64.
+    """The task. Each record has its `id`, int64.
 
     Args:
-        records: How many ids there are, from 0.
-        poison: An id whose batch always raises, -1 for none.
-        seconds: How long the gradient of one batch takes, by a timed wait.
+        records: Number of ids, from 0 on.
+        poison: Id whose batch always raises; -1 for none.
+        seconds: Time that the gradient of one batch takes, as a sleep.
     """
 
     def __init__(self, records: int, poison: int = -1, seconds: float = 0.0) -> None:
@@ -43,14 +43,14 @@ class CountingTask:
         self._seconds = seconds
 
     def build(self) -> nn.Module:
-        """Make the model."""
+        """Return a new model."""
         return Counts(self._records)
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the weights of the batch's ids.
+        """Return the weights of the batch's ids, (n,).
 
         Raises:
-            ValueError: If the poison is among them.
+            ValueError: If the poison is among the ids.
         """
         if self._poison in records["id"]:
             raise ValueError(f"record {self._poison} is poison")
@@ -59,9 +59,9 @@ class CountingTask:
         return outputs
 
     def losses(self, outputs: Tensor, _records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the weights themselves: the gradient of each is 1."""
+        """Return the weights themselves, (n,), so that each gradient is 1."""
         return outputs
 
     def metrics(self, _outputs: Tensor, _records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """None."""
+        """Return no metrics."""
         return {}

@@ -1,7 +1,7 @@
-"""An MLflow tracking server, by its REST API (version 2.0, as MLflow 2 and 3 have it).
+"""Client of an MLflow tracking server by its REST API, version 2.0, as in MLflow 2 and 3.
 
-Without MLflow's own client: docs/explain/decisions/2026-11-23-mlflow-by-its-rest-api.md. The server
-keeps a point of a curve once, however often it is sent (same key, step, time and value).
+docs/explain/decisions/2026-11-23-mlflow-by-its-rest-api.md says why it does not use MLflow's own
+client. The server stores a point once if it is sent again with the same key, step, time and value.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ANSWER_S = 10.0
 PAGES = 100
-PAGE_VERSIONS = 50  # tags of as many fit into `ANSWER_BYTES`
-# What the server takes in one request: 1000 metrics, 100 parameters, 1000 of all.
+# The tags of this many versions fit into `ANSWER_BYTES`.
+PAGE_VERSIONS = 50
+# The server accepts 1000 metrics, 100 parameters and 1000 items in one request.
 METRICS, PARAMETERS = 900, 100
-PARAMETER_CHARACTERS = 500  # of older servers; newer ones take 6000
+# Limit of older servers; newer ones accept 6000.
+PARAMETER_CHARACTERS = 500
 
 
 class _Tag(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ _VERSIONS = msgspec.json.Decoder(_Versions)
 
 
 class _RefusedError(UserError):
-    """MLflow's own word on what was asked."""
+    """A request that MLflow refused with an error code."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -107,15 +109,15 @@ class _RefusedError(UserError):
 
 
 class MlflowServer:
-    """One tracking server.
+    """Client of one tracking server.
 
     Args:
-        url: Its address.
-        token: Who we are there; empty: nobody in particular.
-        user: Name and password instead.
+        url: URL of the server.
+        token: Optional. Bearer token.
+        user: Optional. Name and password, instead of a token.
         answer_s: Seconds until an answer must be complete.
-        clock: Seconds since 1970.
-        transport: None: the network.
+        clock: Returns the time in seconds since 1970.
+        transport: Optional. If unset, the network.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class MlflowServer:
         identity: Mapping[str, str],
         parameters: Mapping[str, str],
     ) -> TrackedRun:
-        """See the port; of two that are made at once the first counts, the other is deleted."""
+        """See `Tracking`. If two are created at once, the first counts; the other is deleted."""
         within = self._experiment(experiment)
         found = self._find(within, identity)
         if found is None:
@@ -165,7 +167,7 @@ class MlflowServer:
         return TrackedRun(run, _status(found.info.status), _read(found.data.tags))
 
     def log(self, run: str, metrics: Sequence[Metric], tags: Mapping[str, str]) -> None:
-        """See the port."""
+        """See `Tracking`."""
         points = [
             {
                 "key": metric.name,
@@ -181,12 +183,12 @@ class MlflowServer:
         self._do("runs/log-batch", run_id=run, metrics=last, tags=_pairs(tags))
 
     def set_status(self, run: str, status: RunStatus) -> None:
-        """See the port."""
+        """See `Tracking`."""
         ended = None if status == "RUNNING" else _milliseconds(self._clock())
         self._do("runs/update", run_id=run, status=status, end_time=ended)
 
     def versions(self, model: str, tags: Mapping[str, str]) -> list[ModelVersion]:
-        """See the port."""
+        """See `Tracking`."""
         wanted = " AND ".join([f"name = {_quoted(model)}", *_filters(tags)])
         found, page = list[ModelVersion](), ""
         for _ in range(PAGES):
@@ -202,7 +204,7 @@ class MlflowServer:
         )
 
     def register(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> str:
-        """See the port."""
+        """See `Tracking`."""
         try:
             self._do("registered-models/create", name=model)
         except _RefusedError as error:
@@ -212,15 +214,15 @@ class MlflowServer:
         return self._post("model-versions/create", _REGISTERED, version).model_version.version
 
     def set_version_tag(self, model: str, number: str, name: str, value: str) -> None:
-        """See the port."""
+        """See `Tracking`."""
         self._do("model-versions/set-tag", name=model, version=number, key=name, value=value)
 
     def set_alias(self, model: str, alias: str, number: str) -> None:
-        """See the port."""
+        """See `Tracking`."""
         self._do("registered-models/alias", name=model, alias=alias, version=number)
 
     def close(self) -> None:
-        """See the port."""
+        """See `Tracking`."""
         self._http.close()
 
     # ---------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class MlflowServer:
         return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
     def _do(self, path: str, **body: object) -> None:
-        """Ask for something that has no answer but that it is done."""
+        """Send a request whose answer has no content of interest."""
         self._post(path, _ANSWER, body)
 
     def _post(self, path: str, decoder: msgspec.json.Decoder[T], body: Mapping[str, object]) -> T:
@@ -266,11 +268,11 @@ class MlflowServer:
         body: bytes | None = None,
         parameters: Mapping[str, str] | None = None,
     ) -> T:
-        """Ask, and read the answer.
+        """Send a request and decode the answer.
 
         Raises:
-            UnavailableError: If there is none, or a fault of the server's.
-            UserError: If it is refused, or what answers is no MLflow.
+            UnavailableError: If there is no answer, or the server has a fault.
+            UserError: If the server refuses the request or is not MLflow.
         """
         status, answer = self._http.ask(
             method,
@@ -327,12 +329,12 @@ def _filters(tags: Mapping[str, str]) -> list[str]:
 
 
 def _quoted(value: str) -> str:
-    """As a filter takes it; what has quotes of both kinds cannot be asked for."""
+    """Return a value quoted for a filter. Values with quotes of both kinds are not supported."""
     return f'"{value}"' if "'" in value else f"'{value}'"
 
 
 def open_tracking(settings: Settings) -> Tracking | None:
-    """Open the MLflow server, None where the settings name none; it is not asked before a call."""
+    """Open the MLflow server that the settings name, or return None; sends no request yet."""
     if not settings.mlflow:
         return None
     user = (

@@ -1,8 +1,8 @@
-"""The port of an experiment tracker: where a person compares runs, and finds models by name.
+"""Port of an experiment tracker, where people compare runs and find models by name.
 
-`common.tracking.mlflow` fulfils it, `tests.fakes.tracking` in memory; one contract suite
-(tests/contract/test_tracking.py) holds both to the same behaviour. Whoever calls may lose the
-answer and call again: nothing is there twice then. Errors are those of `common.errors`.
+`common.tracking.mlflow` implements it, and `tests.fakes.tracking` in memory. One contract suite
+(tests/contract/test_tracking.py) tests both. A caller that loses an answer may repeat the call
+without a duplicate, except for `register`. Errors are those of `common.errors`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ RunStatus: TypeAlias = Literal["RUNNING", "FINISHED", "KILLED"]
 
 
 class Metric(NamedTuple):
-    """One point of a curve; the same point twice is one."""
+    """One point of a curve. A point that is sent twice counts once.
 
-    name: str  # folders by slashes
-    value: float  # finite
-    at_s: float  # since 1970; trackers count milliseconds
+    Attributes:
+        name: Name of the curve. Slashes make folders.
+        value: Finite value.
+        at_s: Time in seconds since 1970, rounded to milliseconds by trackers.
+        step: Step on the horizontal axis.
+    """
+
+    name: str
+    value: float
+    at_s: float
     step: int
 
 
@@ -38,10 +45,10 @@ class ModelVersion(NamedTuple):
 
 
 class Tracking(Protocol):
-    """A tracker; belongs to one thread at a time.
+    """An experiment tracker. For one thread at a time.
 
-    Each call may raise `UnavailableError` (the same call may work later) and `UserError` (what is
-    asked is refused: by whom, why, and what to do about it).
+    Each call may raise `UnavailableError`, if it may work later, or `UserError`, if the tracker
+    refuses the request; the message says why and what to do.
     """
 
     def begin(
@@ -51,41 +58,44 @@ class Tracking(Protocol):
         identity: Mapping[str, str],
         parameters: Mapping[str, str],
     ) -> TrackedRun:
-        """The run of this identity: found again, or made with it.
+        """Find the run with this identity, or create it.
 
         Args:
-            experiment: Its name; it must be there.
-            name: Of the run, for people.
-            identity: Tags by which it is told from all others.
-            parameters: What it was started with; written once.
+            experiment: Name of an existing experiment.
+            name: Name of the run for people.
+            identity: Tags that identify the run.
+            parameters: Parameters of the run, which are written once.
         """
 
     def log(self, run: str, metrics: Sequence[Metric], tags: Mapping[str, str]) -> None:
-        """Add points to curves and, once they are there, set tags of the run."""
+        """Add points to curves, then set tags of the run."""
 
     def set_status(self, run: str, status: RunStatus) -> None:
-        """Say what became of a run, or that it goes on."""
+        """Set the status of a run."""
 
     def versions(self, model: str, tags: Mapping[str, str]) -> list[ModelVersion]:
-        """The versions of a registered model with all these tags; none where there is no model."""
+        """Return the versions of a registered model with all these tags; empty without a model."""
 
     def register(self, model: str, source: str, run: str, tags: Mapping[str, str]) -> str:
-        """Make a version of a registered model, and the model if need be; gives its number.
+        """Create a version of a registered model, and the model if it is missing.
 
-        Called again it makes another one: whoever lost the answer looks among `versions` first.
+        Each call creates another version. A caller that lost an answer checks `versions` first.
 
         Args:
-            model: Its name.
-            source: Where the version lies.
-            run: What made it.
-            tags: What is known of it.
+            model: Name of the model.
+            source: Location of the version's files.
+            run: Id of the run that made the version.
+            tags: Tags of the version.
+
+        Returns:
+            The number of the version.
         """
 
     def set_version_tag(self, model: str, number: str, name: str, value: str) -> None:
-        """Change a tag of a version."""
+        """Set a tag of a version."""
 
     def set_alias(self, model: str, alias: str, number: str) -> None:
-        """Let an alias mean this version."""
+        """Make an alias refer to a version."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""

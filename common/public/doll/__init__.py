@@ -1,4 +1,4 @@
-"""What users of DOLL import: `import doll`. Each name is loaded when it is first asked for.
+"""Public Python API of DOLL. Each name is imported on first access.
 
     job = doll.Client("http://doll:8080").submit("digits.yaml")
     for update in job.updates():
@@ -7,8 +7,8 @@
     class Spend(doll.Task): ...                    # a task of your own
     print(doll.check_task(Spend(features=3), batch))
 
-The client is all that the distribution `doll-client` has. Tasks and job specifications come from
-the packages of the distribution `doll`, where that is installed, too. Types are in `__init__.pyi`.
+The distribution `doll-client` has the client alone. `Task`, `check_task`, `JobSpec` and `load_job`
+need the distribution `doll`, too. `__init__.pyi` declares the types.
 """
 
 from __future__ import annotations

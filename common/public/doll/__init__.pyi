@@ -1,4 +1,4 @@
-"""What `doll` offers, for type checkers: at run time each name is loaded when it is asked for."""
+"""Types of `doll` for type checkers. At run time, `__init__.py` imports each name on access."""
 
 from common.data.fields import Input
 from common.jobs.job_file import load_job

@@ -1,4 +1,4 @@
-"""`doll.Client`: an admin service, and its jobs."""
+"""Client of an admin service and entry point to its jobs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _VARIABLES = {"DOLL_API", "DOLL_API_KEY"}
 
 
 class Specification(Protocol):
-    """A job as an object: `doll.JobSpec`."""
+    """A job specification as an object, such as `doll.JobSpec`."""
 
     def model_dump_json(self) -> str:
-        """The job as JSON."""
+        """Return the specification as JSON."""
 
 
 class _Id(msgspec.Struct):
@@ -43,19 +43,20 @@ _ID, _JOBS = msgspec.json.Decoder(_Id), msgspec.json.Decoder(_Page)
 
 
 class Client:
-    """One admin service.
+    """Client of one admin service.
 
-    What may be asked twice is, where a connection breaks or the service is busy; errors are those
-    of `doll.DollError`, and say what to do.
+    The client retries a request if the service is busy, or if the connection breaks and the request
+    may safely arrive twice. Each error is a `doll.DollError` that says what to do.
 
     Args:
-        url: Where it is; empty: as DOLL_API says.
-        key: The API key; None: as DOLL_API_KEY says, or the file that DOLL_API_KEY_FILE names.
-        timeout_s: For an answer to begin.
-        transport: None: the network.
+        url: URL of the service, such as `http://host:8080`. If empty, the value of DOLL_API.
+        key: Optional. API key. If unset, the value of DOLL_API_KEY or the content of the file that
+            DOLL_API_KEY_FILE names.
+        timeout_s: Time limit for an answer to begin.
+        transport: Optional. HTTP transport of `httpx2`. If unset, the network.
 
     Raises:
-        UserError: If nothing says where it is.
+        UserError: If neither `url` nor DOLL_API is set.
     """
 
     def __init__(
@@ -76,17 +77,18 @@ class Client:
     def submit(
         self, job: str | Path | Mapping[str, Any] | Specification, *, unchecked: bool = False
     ) -> Job:
-        """Submit a job; a coordinator takes it up from there.
+        """Submit a job and return it.
 
-        Waits until the service has checked the job: a task of your own is built for that, for up to
-        60 s.
+        Waits until the service has checked the job. The check builds a custom task, which may take
+        up to 60 s.
 
         Args:
-            job: A job file's path; or what such a file says; or a `doll.JobSpec`.
-            unchecked: Submit the job without building its task at the service.
+            job: Path of a job file, its content as a mapping, or a `doll.JobSpec`.
+            unchecked: True to skip building the task in the service.
 
         Raises:
-            UserError: Naming the field that makes no sense; `ConflictError` if the name is taken.
+            UserError: If a field is invalid; the message names the field.
+            ConflictError: If the name is taken.
             OutsideError: If the service cannot be reached or has a fault.
         """
         if isinstance(job, str | Path):
@@ -105,14 +107,14 @@ class Client:
         return Job(self._connection, self._connection.decoded(answer.content, _ID).id)
 
     def job(self, name: str) -> Job:
-        """A job by its name; whether there is one is seen when it is asked for something."""
+        """Return a job by name without a request; its methods raise if there is no such job."""
         return Job(self._connection, name)
 
     def jobs(self) -> list[Job]:
-        """All jobs, by name.
+        """Return all jobs, sorted by name.
 
         Raises:
-            UserError: If the key does not count.
+            UserError: If the key is missing or not valid.
             OutsideError: If the service cannot be reached or has a fault.
         """
         names, after = list[str](), ""
@@ -126,7 +128,7 @@ class Client:
             after = page.next
 
     def close(self) -> None:
-        """Let go of the service; what follows its jobs ends."""
+        """Close the connections. Jobs of this client can send no further requests."""
         self._connection.close()
 
     def __enter__(self) -> Self:

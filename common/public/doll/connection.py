@@ -1,6 +1,6 @@
-"""One admin service over HTTP: keys, timeouts, what is asked again, and refusals as errors.
+"""HTTP connection to an admin service: key, timeouts, retries, and refusals as errors.
 
-The client of `doll` and the command line ask through it.
+`doll.Client` and the command line both use it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ from doll.errors import (
 T = TypeVar("T")
 
 CONNECT_S = 5.0
-ANSWER_S = 120.0  # a simulation takes as long as the service's settings let it
-AGAIN_S = (0.2, 1.0)  # waits before a request is sent again; `Retry-After` may make them longer
-LONGEST_S = 5.0  # of these waits
-# Bounds of one answer, in bytes and seconds. A model takes as long as its file on a slow line.
+# Time for an answer to begin. A simulation may run as long as the service's settings permit.
+ANSWER_S = 120.0
+# Waits before the retries of a request. A `Retry-After` header can extend each to LONGEST_S.
+AGAIN_S = (0.2, 1.0)
+LONGEST_S = 5.0
+# Bounds of one answer, in bytes and seconds. A model's time allows for a large file on a slow line.
 OF_JSON = 1 << 26, 240.0
 OF_MODEL = 1 << 36, 3600.0
-STREAM_S = 45.0  # without a byte: the service sends one every 15 s
+# Longest silence of an event stream: the service sends a byte every 15 s.
+STREAM_S = 45.0
 
 _REFUSED: dict[int, type[UserError]] = {404: NotFoundError, 409: ConflictError}
-_AWAY = (429, 503, 504)  # the same request may be answered later
+# Statuses after which the same request may succeed later.
+_AWAY = (429, 503, 504)
 
 
 class _Field(msgspec.Struct):
@@ -44,7 +48,7 @@ class _Field(msgspec.Struct):
 
 
 class _Problem(msgspec.Struct):
-    """What of RFC 9457 a person is told."""
+    """Fields of an RFC 9457 problem that errors show."""
 
     detail: str = ""
     errors: list[_Field] = []
@@ -54,7 +58,7 @@ _PROBLEM = msgspec.json.Decoder(_Problem)
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """The content of an answer, up to a size in bytes and a time in seconds."""
+    """Content of an answer, bounded in bytes and seconds."""
 
     def __init__(self, content: Any, longest: int, within_s: float) -> None:  # noqa: ANN401 -- a stream of httpx2
         self._content, self._longest = content, longest
@@ -74,13 +78,13 @@ class _Bounded(httpx2.SyncByteStream):
 
 
 class Connection:
-    """One service. May be shared between threads.
+    """Connection to one service. May be shared between threads.
 
     Args:
-        url: Where it is.
-        key: The API key; empty: there is none.
-        timeout_s: For an answer to begin.
-        transport: None: the network.
+        url: URL of the service.
+        key: API key; empty for none.
+        timeout_s: Time limit for an answer to begin.
+        transport: Optional. HTTP transport of `httpx2`. If unset, the network.
     """
 
     def __init__(
@@ -109,22 +113,23 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         model: bool = False,
     ) -> httpx2.Response:
-        """Ask, and get the answer if it is a success, or 304.
+        """Send a request and return the answer if it is a success or 304.
 
-        A request that was never sent, or that the service was too busy for, is sent again. So is
-        one whose answer was lost or a fault of the service, if it may come twice: a GET, or one
-        with an `Idempotency-Key`.
+        Retries a request that was never sent, or that the service was too busy for. A GET, or a
+        request with an `Idempotency-Key`, may safely arrive twice; it is also retried if its answer
+        was lost or was a server error.
 
         Args:
             method: `GET`, `POST`, `PATCH` or `DELETE`.
-            path: Behind the service's URL.
+            path: Path below the service's URL.
             body: Optional. JSON.
-            parameters: Optional. The query.
-            headers: Optional. Headers beside the key.
-            model: True if the answer is a model's file, which may be large.
+            parameters: Optional. Query parameters.
+            headers: Optional. Headers besides the key.
+            model: True if the answer is a model file, which may be large.
 
         Raises:
-            UserError: If it is refused: by field where the service names fields.
+            UserError: If the service refuses the request. A `GivenError` names the fields if the
+                service does.
             OutsideError: If the service cannot be reached, has a fault, or its answer exceeds a
                 bound.
         """
@@ -156,11 +161,12 @@ class Connection:
 
     @contextmanager
     def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
-        """Ask for something that is read as it comes.
+        """Send a GET request whose answer the caller reads as it arrives.
 
         Raises:
-            UserError: If it is refused.
-            OutsideError: If the service cannot be reached, has a fault, or falls silent.
+            UserError: If the service refuses the request.
+            OutsideError: If the service cannot be reached, has a fault, or sends nothing for
+                `STREAM_S`.
         """
         timeout = httpx2.Timeout(STREAM_S, connect=CONNECT_S)
         with (
@@ -173,10 +179,10 @@ class Connection:
             yield answer
 
     def decoded(self, content: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
-        """Read an answer or an event.
+        """Decode the content of an answer or an event.
 
         Raises:
-            OutsideError: If it is something else.
+            OutsideError: If the content does not have the expected form.
         """
         try:
             return decoder.decode(content)
@@ -184,11 +190,11 @@ class Connection:
             raise self.strange(error) from error
 
     def strange(self, why: Exception | str) -> OutsideError:
-        """What is to be raised where an answer makes no sense."""
+        """Return the error to raise if an answer makes no sense."""
         return OutsideError(f"{self.url} does not answer as an admin service does: {why}")
 
     def close(self) -> None:
-        """Let go of the service."""
+        """Close all connections to the service."""
         self._http.close()
 
     @contextmanager
@@ -226,16 +232,16 @@ class Connection:
 
 
 def path_of(job: str, part: str = "") -> str:
-    """Where a job is, or a part of it."""
+    """Return the path of a job, or of a part of the job."""
     return f"/v1/jobs/{quote(job, safe='')}" + (f"/{part}" if part else "")
 
 
 def _retry_after_s(answer: httpx2.Response) -> float:
-    """What a service asks to wait."""
+    """Return the seconds that a service asks to wait, at most `LONGEST_S`."""
     header = answer.headers.get("Retry-After", "")
     return min(float(header), LONGEST_S) if header.isdecimal() else 0.0
 
 
 def _own(field: str) -> str:
-    """The name of a field without where the service found it."""
+    """Return a field's name without the part of the request that holds the field."""
     return field.removeprefix("body.").removeprefix("query.")

@@ -1,7 +1,7 @@
 """Finds the distribution `doll`: its packages `common` and `services`, and its command.
 
-A user may have folders of these names, in the working directory or on PYTHONPATH. Ours lie beside
-this package, or in a checkout two folders above it; there they are looked for first.
+A user may have folders of these names in the working directory or on PYTHONPATH. So `load` first
+looks beside this package, where `doll` is installed, or in a checkout two folders above.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ROOT = next((place for place in _PLACES if Path(place, "services", "cli").is_di
 
 
 def load(module: str) -> ModuleType:
-    """Import a module of that distribution.
+    """Import a module of the distribution `doll`.
 
     Raises:
-        ImportError: If it is not installed here, or a user's package of the name was imported.
+        ImportError: If `doll` is not installed, or a user's package of the same name was imported.
     """
     package = module.partition(".")[0]
     if not _ROOT:
@@ -46,5 +46,6 @@ def load(module: str) -> ModuleType:
 
 def main() -> None:
     """Run the command `doll`."""
-    gc.disable()  # there is no garbage in imports, nor in help; a command that runs enables it
+    # Imports and help make no garbage. A command that runs enables collection.
+    gc.disable()
     load("services.cli.__main__").main()

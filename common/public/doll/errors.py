@@ -1,8 +1,7 @@
-"""What a user of DOLL may have to handle: the root of the tree of errors and its first branches.
+"""Errors that a user of DOLL may handle.
 
-Faults of the user (`UserError`: a bad job file, a job that does not exist) are another branch
-than faults of the world (`OutsideError`: a service that is away), so that a program can tell. Each
-class says whether waiting helps.
+`UserError` is a mistake of the user, such as a bad job file. `OutsideError` is a fault of another
+system, such as a service that cannot be reached. `retriable` says if the same call may work later.
 """
 
 from __future__ import annotations
@@ -11,17 +10,29 @@ from typing import ClassVar
 
 
 class DollError(Exception):
-    """Root of the tree."""
+    """Root of all errors of DOLL.
+
+    Attributes:
+        retriable: True if the same call may succeed later.
+    """
 
     retriable: ClassVar[bool] = False
 
 
 class UserError(DollError):
-    """Something a person gave us makes no sense; the message names the field and what to do."""
+    """Invalid input; the message names the field and says what to do."""
 
 
 class GivenError(UserError):
-    """What a person asks makes no sense; knows the fields, whose names differ by who was asked."""
+    """Invalid fields of a request.
+
+    The fields are separate from the problem, because the API and the command line name the same
+    field differently.
+
+    Args:
+        fields: Names of the fields.
+        problem: Error message without the names.
+    """
 
     def __init__(self, fields: tuple[str, ...], problem: str) -> None:
         super().__init__(f"{', '.join(fields)}: {problem}")
@@ -30,19 +41,19 @@ class GivenError(UserError):
 
 
 class NotFoundError(UserError):
-    """What a person names is not there: a job, a version of a model."""
+    """A job, a version of a model or another named thing does not exist."""
 
 
 class ConflictError(UserError):
-    """What a person wants contradicts what is there, or what somebody else did meanwhile."""
+    """The request conflicts with the current state or with somebody else's change."""
 
 
 class OutsideError(DollError):
-    """Kafka, Redis or object storage did not do what was asked.
+    """A server failed: the admin service, Kafka, Redis, object storage or another one.
 
     Args:
-        message: What went wrong.
-        server: Optional. Which one: `kafka`, `redis` or `storage`. If unset, nobody knows.
+        message: Error message.
+        server: Optional. `kafka`, `redis` or `storage`. If unset, unknown or another server.
     """
 
     def __init__(self, message: str = "", server: str = "") -> None:
@@ -51,6 +62,6 @@ class OutsideError(DollError):
 
 
 class UnavailableError(OutsideError):
-    """The server is unavailable or slow: the same call may work later."""
+    """The server is unavailable or slow. The same call may work later."""
 
     retriable: ClassVar[bool] = True

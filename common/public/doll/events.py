@@ -1,4 +1,4 @@
-"""A job's server-sent events, across connections that break."""
+"""A job's server-sent events; reconnects if a connection breaks."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ from typing import NamedTuple
 from doll.connection import Connection, path_of
 from doll.errors import UnavailableError
 
-PATIENCE_S = 60.0  # that a service may be away
-AGAIN_S = 0.2  # before the first look whether it is back; each further wait is twice as long
+# Longest time without an event while the service cannot be reached.
+PATIENCE_S = 60.0
+# Wait before the first reconnection. Each further wait is twice as long, up to LONGEST_S.
+AGAIN_S = 0.2
 LONGEST_S = 5.0
 
 
 class Event(NamedTuple):
-    """Something that happened; `/docs` has the data of each kind."""
+    """Event of a job. The service's `/docs` describes the data of each kind.
+
+    Attributes:
+        kind: Name of the kind, such as `update`.
+        data: JSON.
+    """
 
     kind: str
-    data: str  # JSON
+    data: str
 
 
 def events(connection: Connection, job: str) -> Iterator[Event]:
-    """What happens to a job, from now on; `job` comes first, and where events were missed.
+    """Yield events of a job from now on.
+
+    The first event has the kind `job`. Another `job` event comes after each change of the job, and
+    whenever events were missed.
 
     Raises:
-        UserError: If there is no such job (any more), or the key does not count (any more).
-        OutsideError: If the service is away for a minute, or has a fault.
+        UserError: If there is no such job, or the key is not valid; also later, while events come.
+        OutsideError: If the service cannot be reached for a minute, or has a fault.
     """
     last_id, last_event_s, wait_s = "", time.monotonic(), AGAIN_S
     while True:
@@ -45,7 +55,7 @@ def events(connection: Connection, job: str) -> Iterator[Event]:
 
 
 def _parsed(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
-    """Events of a stream with their ids; comments, and what is cut off at the end, are none."""
+    """Yield the events of a stream with their ids; skip comments and an incomplete last event."""
     fields = dict[str, str]()
     for line in lines:
         name, _, value = line.partition(": ")

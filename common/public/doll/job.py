@@ -1,4 +1,4 @@
-"""One job: how it is, its updates as they come, its models, and what may be changed of it."""
+"""A job: its status, its updates as they come, its models, and changes to it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,52 @@ from doll.live import Live, Net
 
 Framework: TypeAlias = Literal["torch", "numpy"]
 
-_OVER = ("finished", "stopped")  # states in which no update comes
+# States without further updates.
+_OVER = ("finished", "stopped")
 
 
 class Update(msgspec.Struct, frozen=True):
-    """One update of the model."""
+    """One update of the model.
 
-    version: int  # J, the updates in the model
-    epoch: int  # of the leader that made it: each has a higher number
-    at_s: float | None  # since 1970
+    Attributes:
+        version: J, the number of updates in the model.
+        epoch: Number of the leadership that made the update. Each new leader has a higher one.
+        at_s: Time of the update in seconds since 1970, or None if unknown.
+        samples: Samples in the update.
+        batches: Batches in the update.
+        loss: Mean loss per sample, at the weights before the update.
+        metrics: Mean of each metric per sample, at the weights before the update.
+        count: Updates since the last one shown, including this one.
+    """
+
+    version: int
+    epoch: int
+    at_s: float | None
     samples: int
     batches: int
-    loss: float  # mean per sample, at the weights before it
-    metrics: dict[str, float]  # likewise
-    count: int = 1  # updates since the one shown before, this one with them
+    loss: float
+    metrics: dict[str, float]
+    count: int = 1
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a job is; None is what is not known."""
+    """Progress of a job. Unknown values are None.
+
+    Attributes:
+        version: J, the number of updates in the model.
+        samples: Samples trained so far.
+        loss: Mean loss per sample over the last updates.
+        metrics: Mean of each metric over the last updates. `auc`, `calibration_error`, `f1`,
+            `precision` and `recall` are of the records of the last minute.
+        updates_per_s: Updates per second, over the last 10 s.
+        samples_per_s: Samples per second, over the last 10 s.
+        lag: Records in the streams that are in no update yet.
+        workers: Workers that send heartbeats.
+        skipped: Records that could not be decoded.
+        quarantined: Batches that were given up.
+        expired: Records that Kafka deleted before they were trained.
+        lost: Records that Kafka lost after they were trained.
+    """
 
     version: int
     samples: int
@@ -50,10 +78,22 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How a job is."""
+    """Status of a job.
+
+    Attributes:
+        id: Name of the job.
+        state: State; docs/reference/job-states.md lists all.
+        why: Reason for the state; may be empty.
+        wanted: State that the owner wants: `running`, `paused` or `stopped`.
+        reason: Reason for the wanted state.
+        revision: Number of changes of the settings.
+        submitted_s: Time of submission in seconds since 1970.
+        spec: Specification with all defaults and changes.
+        progress: Progress of the training.
+    """
 
     id: str
-    state: str  # a word of docs/reference/job-states.md
+    state: str
     why: str
     wanted: str
     reason: str
@@ -64,14 +104,14 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Model(dict[str, Any]):
-    """The tensors of one version by name: what `load_state_dict` takes.
+    """Tensors of one version by name, as `load_state_dict` expects them.
 
     Attributes:
-        version: J, the updates in it.
-        epoch: Of the leader that made it.
-        tag: Of these very weights.
-        metadata: What the file says of itself, each a text or JSON: the job, its task, offsets,
-            metrics, ...
+        version: J, the number of updates in the model.
+        epoch: Number of the leadership that made the version.
+        tag: HTTP entity tag that identifies these weights.
+        metadata: Metadata of the file, such as job, task, offsets and metrics. Each value is plain
+            text or JSON.
     """
 
     def __init__(
@@ -104,11 +144,11 @@ _UPDATE = msgspec.json.Decoder(Update)
 
 
 class Job:
-    """A job of a service.
+    """A job of an admin service. `Client.job` and `Client.submit` return it.
 
     Args:
-        connection: The service.
-        name: The job's; whether there is one is seen when it is asked for something.
+        connection: Connection to the service.
+        name: Name of the job. Methods raise `NotFoundError` if there is no such job.
     """
 
     def __init__(self, connection: Connection, name: str) -> None:
@@ -119,7 +159,7 @@ class Job:
         return f"Job({self.name!r})"
 
     def status(self) -> Status:
-        """How it is now.
+        """Return the current status.
 
         Raises:
             NotFoundError: If there is no such job.
@@ -129,24 +169,26 @@ class Job:
         return self._connection.decoded(answer.content, _STATUS)
 
     def updates(self) -> Iterator[Update]:
-        """Updates as they are made, the newest one first of all, until the job is over.
+        """Yield the newest update, then each new one, until the job has finished or is stopped.
 
-        Of a fast job at most 20 a second are shown; `count` says how many each stands for. A
-        connection that breaks is opened anew, and no update is shown twice. Versions go up, but
-        where a new leader has taken back updates that no snapshot holds: then `epoch` is higher
-        than before, versions may come again, and those shown with a lower epoch from there on do
-        not count.
+        A fast job yields at most 20 updates a second; `count` says how many each stands for. If the
+        connection breaks, it is opened again, and no update comes twice.
+
+        Versions increase unless a new leader takes back updates that are in no snapshot. `epoch`
+        then increases, and versions may come again. An update with a lower epoch no longer counts
+        if its version is at least the first one of the new epoch.
 
         Raises:
-            UserError: If there is no such job, or the key does not count.
-            OutsideError: If the service is away for a minute, or has a fault.
+            UserError: If there is no such job, or the key is not valid.
+            OutsideError: If the service cannot be reached for a minute, or has a fault.
         """
         shown = (-1, 0)
         for event in events(self._connection, self.name):
             over = False
             if event.kind == "update":
                 found = [self._connection.decoded(event.data, _UPDATE)]
-            elif event.kind == "job":  # at first, after a change, and where events were missed
+            # The service sends `job` first, after a change, and if events were missed.
+            elif event.kind == "job":
                 status = self._connection.decoded(event.data, _STATUS)
                 over, found = status.state in _OVER, self._newest(status.progress.version)
             else:
@@ -164,15 +206,16 @@ class Job:
         *,
         framework: Framework = "torch",
     ) -> Model:
-        """The weights of a version that is kept: `net.load_state_dict(job.model("best"))`.
+        """Return the weights of a stored version: `net.load_state_dict(job.model("best"))`.
 
         Args:
-            version: J; or the newest one that a snapshot holds; or that of the lowest mean loss.
-            framework: Whose tensors it has.
+            version: J, `"newest"` for the newest snapshot, or `"best"` for the version with the
+                lowest mean loss.
+            framework: `"torch"` for tensors of PyTorch, `"numpy"` for arrays.
 
         Raises:
-            NotFoundError: If there is no such job, or it keeps no such version (yet).
-            UserError: If PyTorch is not installed here.
+            NotFoundError: If there is no such job, or it does not have the version (yet).
+            UserError: If PyTorch is needed but not installed.
             OutsideError: If the service cannot be reached or has a fault.
         """
         found = self._model(version, framework)
@@ -188,20 +231,23 @@ class Job:
         every_s: float = 1.0,
         framework: Framework = "torch",
     ) -> Live[Net]:
-        """A copy of a network that is replaced, whole, whenever there is a newer version.
+        """Return a network that follows the job: each newer version replaces it as a whole.
 
-        Only versions are served that a snapshot holds, so none is ever taken back (but where Redis
-        is wiped, and a checkpoint is all that is left: the next epoch's versions replace it then).
+        Only versions in a snapshot are used, so that a leader never takes them back. There is one
+        exception: if Redis is wiped and the leader dies, the job continues from an older
+        checkpoint, and versions of the next epoch replace the one in use.
 
         Args:
-            net: Whatever has `load_state_dict`, and may be copied; it stays as it is.
-            version: The newest one that a snapshot holds; or that of the lowest mean loss.
-            every_s: Between looks for a newer one.
-            framework: Whose tensors `load_state_dict` gets.
+            net: Network that is copied for each version. It needs `load_state_dict`, and it is not
+                modified.
+            version: `"newest"` for the newest snapshot, or `"best"` for the version with the lowest
+                mean loss.
+            every_s: Time between polls for a newer version.
+            framework: `"torch"` for tensors of PyTorch, `"numpy"` for arrays.
 
         Raises:
-            NotFoundError: If there is no such job, or it keeps no version yet.
-            UserError: If PyTorch is not installed here.
+            NotFoundError: If there is no such job, or it has no version yet.
+            UserError: If PyTorch is needed but not installed.
             OutsideError: If the service cannot be reached or has a fault.
         """
         return Live(
@@ -212,41 +258,50 @@ class Job:
         )
 
     def pause(self, reason: str = "") -> Status:
-        """Pause it: its streams wait in Kafka.
+        """Pause the job. Records of its streams wait in Kafka.
+
+        Args:
+            reason: Optional. Reason, kept with the job.
 
         Raises:
-            UserError: If it cannot be.
+            UserError: If the job cannot be paused.
             OutsideError: If the service cannot be reached or has a fault.
         """
         return self.change(reason, wanted="paused")
 
     def resume(self, reason: str = "") -> Status:
-        """Go on where it was paused or stopped.
+        """Resume a paused or stopped job.
+
+        Args:
+            reason: Optional. Reason, kept with the job.
 
         Raises:
-            UserError: If it cannot be.
+            UserError: If the job cannot be resumed.
             OutsideError: If the service cannot be reached or has a fault.
         """
         return self.change(reason, wanted="running")
 
     def stop(self, reason: str = "") -> Status:
-        """Stop it with a last checkpoint.
+        """Stop the job after a last checkpoint.
+
+        Args:
+            reason: Optional. Reason, kept with the job.
 
         Raises:
-            UserError: If it cannot be.
+            UserError: If the job cannot be stopped.
             OutsideError: If the service cannot be reached or has a fault.
         """
         return self.change(reason, wanted="stopped")
 
     def change(self, reason: str = "", **settings: object) -> Status:
-        """Change settings, at the next boundary of an update: `job.change(group_size=10)`.
+        """Change settings from the next update on: `job.change(group_size=10)`.
 
         Args:
-            reason: Why; kept with the job.
-            settings: As in the API's `JobPatch`.
+            reason: Optional. Reason, kept with the job.
+            settings: Fields of `JobPatch` in the REST API.
 
         Raises:
-            UserError: Naming a setting that cannot be changed so.
+            UserError: If a setting cannot be changed so; the message names the setting.
             OutsideError: If the service cannot be reached or has a fault.
         """
         try:
@@ -257,26 +312,27 @@ class Job:
         return self._connection.decoded(answer.content, _STATUS)
 
     def delete(self, *, purge: bool = False) -> None:
-        """Take it, stopped, out of the list; its history and its checkpoints stay.
+        """Remove a stopped job from the list. Its history and its checkpoints stay.
 
         Args:
-            purge: Remove them, too, and make its name free. It may be asked for again.
+            purge: True to remove history and checkpoints as well, so that the name can be used
+                again. A purge may be repeated.
 
         Raises:
-            UserError: If it is not stopped, or there is none.
+            UserError: If there is no such job, or it is not stopped.
             OutsideError: If the service cannot be reached or has a fault.
         """
         asked = {"purge": "true"} if purge else {}
         self._connection.ask("DELETE", path_of(self.name), parameters=asked)
 
     def _newest(self, version: int) -> list[Update]:
-        """The update that made a version, while it counts."""
+        """Return the update that made a version; empty if it does not count."""
         path, asked = path_of(self.name, "updates"), {"after": max(version - 1, 0), "limit": 1}
         answer = self._connection.ask("GET", path, parameters=asked)
         return self._connection.decoded(answer.content, _PAGE).updates
 
     def _model(self, version: int | str, framework: Framework, tag: str = "") -> Model | None:
-        """A version's weights; None: they are those of the tag."""
+        """Return a version's weights, or None if `tag` already names them."""
         load = _loader(framework)
         headers = {"If-None-Match": tag} if tag else {}
         answer = self._connection.ask(
@@ -297,16 +353,16 @@ class Job:
 
 
 def _metadata(file: bytes) -> dict[str, str]:
-    """Of safetensors that can be read: their head is JSON, after its length."""
+    """Return the metadata of a valid safetensors file, which begins with a length and JSON."""
     head = file[8 : 8 + int.from_bytes(file[:8], "little")]
     return _HEAD.decode(head).metadata
 
 
 def _loader(framework: Framework) -> Any:  # noqa: ANN401 -- bytes to tensors of either
-    """What reads safetensors.
+    """Return the function that loads safetensors for a framework.
 
     Raises:
-        UserError: If PyTorch is not installed here.
+        UserError: If PyTorch is needed but not installed.
     """
     try:
         return import_module(f"safetensors.{framework}").load

@@ -1,4 +1,4 @@
-"""A network that follows a job's model: each newer version takes the place of the one before."""
+"""A network that follows a job's model: each newer version replaces the previous one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 
 class Network(Protocol):
-    """What can be followed, such as a `torch.nn.Module`."""
+    """A network that can follow a job, such as a `torch.nn.Module`."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> object:
-        """Take these tensors."""
+        """Replace the weights by these tensors."""
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 -- whatever it takes
-        """Answer."""
+    def __call__(self, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 -- any arguments
+        """Return the network's outputs."""
 
 
 Net = TypeVar("Net", bound=Network)
 
 
 class Served(NamedTuple, Generic[Net]):
-    """A network whose weights stay as they are, and the version that they are of."""
+    """A network with the weights of one version; they never change.
+
+    Attributes:
+        net: The network.
+        version: J, the number of updates in the weights.
+        epoch: Number of the leadership that made the version.
+    """
 
     net: Net
     version: int
@@ -30,21 +36,22 @@ class Served(NamedTuple, Generic[Net]):
 
 
 class Live(Generic[Net]):
-    """The newest version of a network; close it, or leave its `with` block.
+    """The newest version of a network. Close it, or use it in a `with` block.
 
-    `live(inputs)` asks the newest; `live.served` is one version for as long as you hold it. Where
-    the service is away, the version that is there goes on being served, and `error` says why.
+    `live(inputs)` computes with the newest version. To use one version for several calls, keep the
+    object in `live.served`, which never changes. While the service cannot be reached, the last
+    version stays and `error` says why.
 
     Attributes:
-        served: The network of now: replaced whole, never changed.
-        error: Why the last look failed; None: it did not.
+        served: Network of the newest version. It is replaced as a whole and never modified.
+        error: Error of the last poll, or None if the poll succeeded.
 
     Args:
-        net: What is copied for each version.
-        fetch: Weights other than those of a tag; None: there are none.
-        only_forward: Whether a version is passed over that is older than the one that is served:
-            as while Redis is unavailable, and checkpoints are all that can be read.
-        every_s: Between looks.
+        net: Network that is copied for each version.
+        fetch: Returns the model, given the tag of the last one, or None if the tag is current.
+        only_forward: True to skip versions older than the one in use. They appear while Redis is
+            unavailable and only checkpoints can be read.
+        every_s: Time between polls.
     """
 
     def __init__(
@@ -60,8 +67,10 @@ class Live(Generic[Net]):
         self._fetch = fetch
         self._only_forward = only_forward
         found = fetch("")
-        self._tag = found.tag  # of what was looked at last
-        self._submitted_s = found.metadata.get("submitted_s")  # of the job that is served
+        # Tag of the model that was fetched last, even if it was skipped.
+        self._tag = found.tag
+        # Submission time, which distinguishes jobs of the same name.
+        self._submitted_s = found.metadata.get("submitted_s")
         self.served = self._copy(found)
         self._closing = threading.Event()
         self._thread = threading.Thread(
@@ -71,15 +80,15 @@ class Live(Generic[Net]):
 
     @property
     def version(self) -> int:
-        """J of what is served."""
+        """J, the number of updates in the newest version."""
         return self.served.version
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 -- whatever the network takes
-        """Ask the newest version."""
+    def __call__(self, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 -- any arguments
+        """Return the outputs of the newest version."""
         return self.served.net(*inputs, **options)
 
     def close(self) -> None:
-        """Follow no more; what is served stays."""
+        """Stop following the job. The last version stays available."""
         self._closing.set()
         self._thread.join()
 
@@ -98,13 +107,14 @@ class Live(Generic[Net]):
                         self.served = self._copy(found)
                     self._tag = found.tag
                 self.error = None
-            except Exception as error:  # noqa: BLE001 -- told by `error`; the next look may succeed
+            except Exception as error:  # noqa: BLE001 -- kept in `error`; the next poll may succeed
                 self.error = error
 
     def _serves(self, found: Any) -> bool:  # noqa: ANN401 -- a `doll.Model`
         served = self.served.epoch, self.served.version
         before, self._submitted_s = self._submitted_s, found.metadata.get("submitted_s")
-        is_other = before != self._submitted_s  # the job was purged, and another has its name
+        # The job was purged, and another job has its name.
+        is_other = before != self._submitted_s
         return is_other or not self._only_forward or (found.epoch, found.version) > served
 
     def _copy(self, found: Any) -> Served[Net]:  # noqa: ANN401 -- a `doll.Model`

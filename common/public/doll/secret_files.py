@@ -1,4 +1,4 @@
-"""Variables that name a file instead of holding a value: so containers get their secrets."""
+"""Environment variables `<NAME>_FILE` that name a file with the value, as containers use them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from pathlib import Path
 from doll.errors import UserError
 
 SUFFIX = "_FILE"
-_LARGEST = 1 << 16  # bytes; a chain of certificates has a few thousand
+# Largest file in bytes. A chain of certificates has a few thousand.
+_LARGEST = 1 << 16
 
 
 def resolve_files(
     environ: Mapping[str, str], known: Callable[[str], bool]
 ) -> tuple[dict[str, str], set[str]]:
-    """Read the files that variables `<NAME>_FILE` name: each then is the value of `<NAME>`.
+    """Replace variables `<NAME>_FILE` by `<NAME>` with the content of the file.
 
     One newline at the end of a file is not part of the value. An empty variable counts as not set.
 
     Args:
         environ: All variables.
-        known: Whether a name is one of ours; what ends in `_FILE` and is known stays as it is.
+        known: Returns True for a variable of DOLL. A known variable that ends in `_FILE` is not
+            replaced.
 
     Returns:
-        Variables with the content of files in place of their names, and those that had one.
+        All variables with their values, and the names of those that were read from files.
 
     Raises:
-        UserError: If a variable is given both ways, or a file holds no value; no value is shown.
+        UserError: If `<NAME>` and `<NAME>_FILE` are both set, or a file has no valid value. The
+            message contains no value.
     """
     values, from_files = dict(environ), set[str]()
     for variable, path in environ.items():
@@ -42,9 +45,10 @@ def resolve_files(
 
 
 def _content(variable: str, path: str) -> str:
-    """The value in a file.
+    """Return the value in a file.
 
-    Neither path nor content is ever told: who sets the wrong variable has put the secret there.
+    Errors show neither the path nor the content: a user who sets the wrong variable has put the
+    secret where the path belongs.
     """
     try:
         with Path(path).open("rb") as file:

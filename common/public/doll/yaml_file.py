@@ -1,9 +1,9 @@
-"""A job file's text, or an experiment's, to plain data.
+"""Reads job files and experiment files, YAML or JSON, into plain data.
 
-YAML is read by its 1.2 core schema: `1e-3` is a number and `no` a word, unlike in YAML 1.1. Keys
-given twice, aliases and tags are refused: the first hide mistakes, the second let a small file grow
-without bound, the third have no counterpart in JSON. A text is read from the events of the parser,
-libyaml's where it is there, and a text that is too large or too deep is read no further.
+YAML follows the 1.2 core schema: `1e-3` is a number and `no` is a string, unlike in YAML 1.1.
+Duplicate keys are refused because they hide mistakes, aliases because they let a small file grow
+without bound, and tags because JSON lacks them. The reader consumes the parser's events, libyaml's
+if PyYAML has it, and stops at a text that is too large or too deep.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ import yaml
 
 from doll.errors import UserError
 
-_MOST_CHARACTERS = 1_000_000  # Kafka's default limit for the record that the job becomes
-_MOST_PURE_CHARACTERS = 50_000  # the parser that is written in Python needs a second for them
-_MOST_EVENTS = 20_000  # keys, values and ends: a long job file has some hundred
+# Kafka's default limit for a record, since the job is stored as one.
+_MOST_CHARACTERS = 1_000_000
+# The pure Python parser needs a second for this many characters.
+_MOST_PURE_CHARACTERS = 50_000
+# Keys, values and ends of collections. A long job file has a few hundred.
+_MOST_EVENTS = 20_000
 _MOST_LEVELS = 100
-_MOST_NUMBER_CHARACTERS = 100  # what is longer is a text: no type of ours has such a number
+# A longer scalar is a string: no field takes such a number.
+_MOST_NUMBER_CHARACTERS = 100
 _SHOWN_CHARACTERS = 60
 
-# Line of each field of a mapping or element of a list, from 1 on, and the lines inside.
+# Each field of a mapping or element of a list has its line, counted from 1, and the lines inside.
 Lines: TypeAlias = "dict[str, tuple[int, Lines]] | list[tuple[int, Lines]] | None"
 
 
@@ -34,16 +38,16 @@ def load_file(path: str | Path) -> dict[str, Any]:
     """Read a job file.
 
     Raises:
-        UserError: If it cannot be read, or does not parse.
+        UserError: If the file cannot be read or does not parse.
     """
     return load_text(read_text(path))
 
 
 def read_text(path: str | Path) -> str:
-    """Read a file that somebody wrote and names.
+    """Read a text file that the user names.
 
     Raises:
-        UserError: If there is none, or it is no text.
+        UserError: If the file does not exist or is not UTF-8 text.
     """
     try:
         return Path(path).read_text(encoding="utf-8-sig")
@@ -54,11 +58,11 @@ def read_text(path: str | Path) -> str:
 
 
 class YamlError(UserError):
-    """A text is no YAML.
+    """Invalid YAML.
 
     Args:
-        message: What is wrong, and where.
-        line: The first is 1.
+        message: Error message with line and column.
+        line: Line of the error, counted from 1.
     """
 
     def __init__(self, message: str, line: int) -> None:
@@ -67,23 +71,23 @@ class YamlError(UserError):
 
 
 def load_text(text: str, name: str = "job file") -> dict[str, Any]:
-    """Read YAML or JSON that holds one mapping.
+    """Parse YAML or JSON that holds one mapping.
 
     Args:
-        text: What the file holds.
-        name: What messages call it.
+        text: Content of the file.
+        name: Name of the file in error messages.
 
     Raises:
-        UserError: If it does not parse, with line and column.
+        UserError: If the text does not parse. The message has line and column.
     """
     return load_lines(text, name)[0]
 
 
 def load_lines(text: str, name: str = "job file") -> tuple[dict[str, Any], Lines]:
-    """Read YAML or JSON as `load_text` does, and where each field stands.
+    """Parse YAML or JSON as `load_text` does, and return the line of each field as well.
 
     Raises:
-        UserError: If it does not parse, with line and column.
+        UserError: If the text does not parse. The message has line and column.
     """
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{name}: {len(text):,} characters are above {_MOST_CHARACTERS:,}")
@@ -96,12 +100,14 @@ def load_lines(text: str, name: str = "job file") -> tuple[dict[str, Any], Lines
         # Tabs between tokens are common in JSON and forbidden in YAML; they never occur inside
         # JSON strings, and YAML forbids them as indentation anyway.
         spaced = text.replace("\t", " ")
-        if text.lstrip().startswith("{"):  # JSON may write a character as two halves, YAML may not
+        # JSON may escape a character as a surrogate pair; YAML may not.
+        if text.lstrip().startswith("{"):
             spaced = _HALVES.sub(lambda found: found[1] + json.loads(f'"{found[2]}"'), spaced)
         data, lines = _document(islice(yaml.parse(spaced, _Loader), _MOST_EVENTS))
     except yaml.MarkedYAMLError as error:
         line, column = (mark.line, mark.column) if (mark := error.problem_mark) else (0, 0)
-        if line > (last := text.count("\n")):  # libyaml's end of a text lies below it
+        # libyaml reports the end of a text one line too low.
+        if line > (last := text.count("\n")):
             line, column = last, len(text) - text.rfind("\n") - 1
         where = f"line {line + 1}, column {column + 1}: "
         raise YamlError(f"{name}: {where}{error.problem}", line + 1) from error
@@ -113,11 +119,11 @@ def load_lines(text: str, name: str = "job file") -> tuple[dict[str, Any], Lines
 
 
 def line_of(lines: Lines, path: str) -> int:
-    """Return the line of a field, or of the field that would have it; the first is 1.
+    """Return the line of a field, counted from 1. A missing field has the line of its parent.
 
     Args:
-        lines: As from `load_lines`.
-        path: As in messages: `records.fields.image.shape[1]`.
+        lines: Lines from `load_lines`.
+        path: Path of the field as in error messages: `records.fields.image.shape[1]`.
     """
     line = 1
     for step in re.findall(r"[^.\[\]]+", path):
@@ -129,10 +135,10 @@ def line_of(lines: Lines, path: str) -> int:
 
 
 def as_json(data: dict[str, Any], name: str = "job file") -> str:
-    """Turn plain data to JSON, so that one strict schema judges what came as YAML and as JSON.
+    """Convert plain data to JSON, so that one strict schema validates both YAML and JSON.
 
     Raises:
-        UserError: If it holds what JSON does not have.
+        UserError: If the data contains a value that JSON lacks.
     """
     try:
         return json.dumps(data, allow_nan=False)
@@ -141,7 +147,7 @@ def as_json(data: dict[str, Any], name: str = "job file") -> str:
 
 
 def shown(value: object) -> str:
-    """A value as JSON, cut where it is long."""
+    """Return a value as JSON, shortened to `_SHOWN_CHARACTERS`."""
     return _cut(json.dumps(value, default=str, ensure_ascii=False))
 
 
@@ -150,11 +156,11 @@ def _cut(text: str) -> str:
 
 
 def _document(events: Iterator[yaml.Event]) -> tuple[Any, Lines]:
-    """Return a text's only document, null if it has none, and the lines in it.
+    """Return the only document of a text, or None for an empty text, and its lines.
 
     Raises:
-        MarkedYAMLError: If the text does not parse, or holds what is not allowed.
-        ValueError: If it is too large or too deep.
+        MarkedYAMLError: If the text does not parse, or uses YAML that is not allowed.
+        ValueError: If the text is too large or too deep.
     """
     next(events)
     if isinstance(next(events), yaml.StreamEndEvent):
@@ -167,7 +173,7 @@ def _document(events: Iterator[yaml.Event]) -> tuple[Any, Lines]:
 
 
 def _check(event: yaml.Event | None, level: int) -> None:
-    """Refuse what JSON does not have, and what is nested too deep."""
+    """Refuse aliases, tags, and values that are nested too deep."""
     if level > _MOST_LEVELS:
         raise ValueError(f"nested deeper than {_MOST_LEVELS} levels")
     if isinstance(event, yaml.AliasEvent):
@@ -177,7 +183,7 @@ def _check(event: yaml.Event | None, level: int) -> None:
 
 
 def _node(event: yaml.Event | None, events: Iterator[yaml.Event], level: int) -> tuple[Any, Lines]:
-    """Return the value that an event begins, and the lines in it."""
+    """Return the value that starts with an event, and its lines."""
     _check(event, level)
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event), None
@@ -209,7 +215,7 @@ def _line(event: yaml.Event) -> int:
 
 
 def _scalar(event: yaml.ScalarEvent) -> object:
-    """Return what a scalar stands for; quoted ones are texts."""
+    """Return the value of a scalar. Quoted scalars are strings."""
     text: str = event.value
     if event.implicit[0] and len(text) <= _MOST_NUMBER_CHARACTERS:
         for pattern, read in _TYPES:

@@ -1,4 +1,4 @@
-"""The metrics of an admin service: its requests, its streams of events, the state of each job."""
+"""Metrics of an admin service: its requests, its event streams, and the state of each job."""
 
 from __future__ import annotations
 
@@ -14,25 +14,36 @@ _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"
 
 
 class ShownJob(NamedTuple):
-    """How a job is; None is what nobody knows."""
+    """State of a job. Unknown values are None.
+
+    Attributes:
+        job: Name of the job.
+        state: State of the job.
+        lag: Records that are in no update yet.
+        skipped: Records.
+        quarantined: Batches.
+        expired: Records.
+        lost: Records.
+        open_transactions_s: Time that a transaction has been open, by stream.
+    """
 
     job: str
     state: str
     lag: int | None
-    skipped: int | None  # records
-    quarantined: int | None  # batches
-    expired: int | None  # records
-    lost: int | None  # records
-    open_transactions_s: Mapping[str, float]  # by stream
+    skipped: int | None
+    quarantined: int | None
+    expired: int | None
+    lost: int | None
+    open_transactions_s: Mapping[str, float]
 
 
 class ApiMetrics(ProcessMetrics):
-    """The metrics of one admin process; threads may share it.
+    """Metrics of one admin process. Threads may share them.
 
     Args:
-        streams_open: Asked at each scrape.
-        jobs: Likewise; those that are not stopped, as far as they are known.
-        missing: Returns the number of entries of which a topic has no record any more, by topic.
+        streams_open: Returns the number of open event streams.
+        jobs: Returns the known jobs that are not stopped.
+        missing: Returns the number of entries that have no record in a topic any more, by topic.
     """
 
     def __init__(
@@ -66,10 +77,10 @@ class ApiMetrics(ProcessMetrics):
         """Count a request.
 
         Args:
-            route: Its path with the names of parameters: as many as there are routes.
-            method: Of HTTP; what we do not know is another.
-            status: Of the answer.
-            seconds: Until the answer began; None: a stream of events, whose length is no latency.
+            route: Path with the names of its parameters, so that the number of series is bounded.
+            method: HTTP method. Unknown ones are counted as `other`.
+            status: HTTP status of the response.
+            seconds: Time until the response began; None for an event stream.
         """
         known = method if method in _METHODS else "other"
         self._requests.labels(route, known, str(status)).inc()
@@ -77,7 +88,7 @@ class ApiMetrics(ProcessMetrics):
             self._seconds.labels(route, known).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is computed at each scrape."""
+        """Yield the metrics that are computed at each scrape."""
         yield from super().collect()
         jobs = list(self._shown())
         yield gauge(

@@ -1,8 +1,8 @@
-"""The metrics of a coordinator.
+"""Metrics of a coordinator.
 
-Counters count for as long as this replica takes part in a job. The gauges of a leader are computed
-at a scrape from its status, which ends with its leadership: a former leader reports no number
-beside those of its successor.
+Counters exist while this replica takes part in a job. The gauges of a leader are computed at a
+scrape from the leader's state, which ends with its leadership. So a former leader reports no
+gauges beside those of its successor.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ SHORT = ("linger", "missing", "quarantined")
 STAGES = ("wait", "gradients", "apply")
 REFUSED = ("gradient", "failed", "leaving", "malformed")
 QUARANTINED = ("poison", "expired")
-# A worker names a task's metrics in its gradients, and each name is a series: a ghost must not
-# make them many. The tasks that we ship have one.
+# Workers name the metrics of a task in their gradients, and each name is a series. The bound
+# protects against a faulty worker. The built-in tasks have one metric.
 MOST_METRICS = 16
-MOST_WORKERS = 100  # likewise; who has fewest batches is left out
-RECENT_GRADIENTS = 1000  # over which workers are compared: ten rounds of a hundred workers
+# The same bound for workers. Workers with the fewest batches are left out.
+MOST_WORKERS = 100
+# Number of gradients over which workers are compared: ten rounds of a hundred workers.
+RECENT_GRADIENTS = 1000
 
 
 class RecentGradient(NamedTuple):
-    """One that counted."""
+    """A gradient that counted."""
 
     worker: str
     batches: int
@@ -42,14 +44,19 @@ class RecentGradient(NamedTuple):
 
 
 class WorkerFigures(NamedTuple):
-    """What one worker does, of late."""
+    """Recent work of one worker.
 
-    batches_per_s: float  # while it computes
-    share: float  # of all batches
+    Attributes:
+        batches_per_s: Batches per second while the worker computes.
+        share: Share of all batches.
+    """
+
+    batches_per_s: float
+    share: float
 
 
 def by_worker(gradients: Iterable[RecentGradient]) -> dict[str, WorkerFigures]:
-    """Compare those workers who had most batches."""
+    """Return the recent work of the workers with the most batches."""
     batches, seconds = Counts[str](), dict[str, float]()
     for each in gradients:
         batches[each.worker] += each.batches
@@ -62,27 +69,46 @@ def by_worker(gradients: Iterable[RecentGradient]) -> dict[str, WorkerFigures]:
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """What the ends of a job's logs say; None where it is not known."""
+    """Figures that follow from the ends of a job's logs. Unknown values are None.
 
-    records: Mapping[str, int]  # arrived since the job's first position, by stream
-    lag: Mapping[str, int]  # of those, claimed by nobody yet
+    Attributes:
+        records: Records since the job's first position, by stream.
+        lag: Records that no claim contains yet, by stream.
+        arrivals_per_s: Records per second of all streams.
+        sufficient: Proposition 1: the job is stable below 1.
+        necessary: Proposition 1: the job is unstable from 1 on.
+    """
+
+    records: Mapping[str, int]
+    lag: Mapping[str, int]
     arrivals_per_s: float | None = None
-    sufficient: float | None = None  # Proposition 1: stable below 1
-    necessary: float | None = None  # unstable from 1 on
+    sufficient: float | None = None
+    necessary: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderFigures:
-    """State of a leader at one moment; replaced as a whole whenever it changes."""
+    """State of a leader at one moment. It is replaced as a whole when it changes.
+
+    Attributes:
+        epoch: Number of the leadership.
+        version: J of the newest version.
+        loss: Mean loss per sample of the newest update.
+        update: Newest update.
+        synchrony: Synchrony of the newest update.
+        status: Newest status that the leader published.
+        busy: Share of their time that workers computed.
+        group_size: K of an update that would begin now.
+    """
 
     epoch: int
     version: int
     loss: float | None = None
-    update: UpdateApplied | None = None  # the newest
-    synchrony: Synchrony | None = None  # of the newest update
-    status: LeaderStatus | None = None  # the newest
-    busy: float | None = None  # share of their time that workers computed
-    group_size: int | None = None  # K of an update that would begin now
+    update: UpdateApplied | None = None
+    synchrony: Synchrony | None = None
+    status: LeaderStatus | None = None
+    busy: float | None = None
+    group_size: int | None = None
 
 
 class GroupMetrics:
@@ -111,10 +137,10 @@ class GroupMetrics:
 
 
 class CoordinatorMetrics(MetricSet):
-    """The metrics of one job; its deciding thread writes them, scrapes read them.
+    """Metrics of one job. The thread of the job's actor writes them, scrapes read them.
 
     Args:
-        checkpoint_age_s: Asked at each scrape; None is left out.
+        checkpoint_age_s: Returns the age of the newest checkpoint, or None if unknown.
     """
 
     def __init__(self, checkpoint_age_s: Callable[[], float | None] = lambda: None) -> None:
@@ -122,7 +148,7 @@ class CoordinatorMetrics(MetricSet):
         self.held = False
         self.paused = False
         self.leading: LeaderFigures | None = None
-        # What a watch of the streams saw for the leader of an epoch; its own thread writes it.
+        # Epoch of a leader, and the figures of its streams. The thread that polls them writes it.
         self.streams: tuple[int, StreamFigures | None] = (-1, None)
         self.gradients = deque[RecentGradient](maxlen=RECENT_GRADIENTS)
         self._checkpoint_age_s = checkpoint_age_s
@@ -201,9 +227,10 @@ class CoordinatorMetrics(MetricSet):
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges; those of a leader only if this replica leads."""
-        leading = self.leading  # once: it may end meanwhile
-        # Who cannot begin to lead holds a job as well.
+        """Yield the gauges. Those of a leader come only if this replica leads."""
+        # Read once, since the leadership may end during the scrape.
+        leading = self.leading
+        # A candidate that cannot become leader also holds the job.
         held = float(self.held) if self.held or leading else None
         paused = float(self.paused and not self.held) if leading else None
         yield gauge(
@@ -301,7 +328,7 @@ class CoordinatorMetrics(MetricSet):
         )
 
     def _of_workers(self, leading: LeaderFigures | None) -> Iterator[Metric]:
-        # A copy: others come meanwhile.
+        # Copied, because the actor appends to it during the scrape.
         workers = by_worker(tuple(self.gradients)) if leading else {}
         yield gauge(
             "doll_workers_busy_ratio",

@@ -1,4 +1,4 @@
-"""The metrics of an evaluator: of the evaluation and of the tracking of a job."""
+"""Metrics of an evaluator: evaluation and tracking of a job."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 
 class EvaluatorMetrics(MetricSet):
-    """The metrics of the evaluation of one job.
+    """Metrics of the evaluation of one job.
 
     Args:
-        streams: The job's, whose counters begin at zero.
+        streams: Streams of the job. Their counters begin at zero.
     """
 
     def __init__(self, streams: Iterable[str]) -> None:
         super().__init__()
-        self.version: int | None = None  # J of the version that was evaluated last
+        # Version (J) that was evaluated last.
+        self.version: int | None = None
         self.test_means = self.gauge(
             "doll_test_metric",
             "Mean per record of the loss or of a metric of the task on the test set, for the"
@@ -61,7 +62,7 @@ class EvaluatorMetrics(MetricSet):
 
 
 class TrackerMetrics(MetricSet):
-    """The metrics of one job's tracking by an MLflow server."""
+    """Metrics of the tracking of one job in an MLflow server."""
 
     def __init__(self) -> None:
         super().__init__()

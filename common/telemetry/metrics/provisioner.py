@@ -1,4 +1,4 @@
-"""The metrics of a provisioner."""
+"""Metrics of a provisioner."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _AVAILABILITY = "availability."
 
 
 class ProvisionerMetrics(MetricSet):
-    """The metrics of one job, computed at a scrape from the newest report.
+    """Metrics of one job, computed at a scrape from the newest report.
 
     Args:
-        clock: Seconds since 1970.
+        clock: Returns the time in seconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
@@ -31,7 +31,7 @@ class ProvisionerMetrics(MetricSet):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; those of machines only if this replica rents."""
+        """Yield all metrics. Those of machines come only if this replica rents."""
         report, now_s = self.report, self._clock()
 
         yield gauge(

@@ -47,7 +47,7 @@ class MetricSet:
         self.registry = CollectorRegistry()
         self.gauge = partial(Gauge, registry=self.registry)
         self.counter = partial(Counter, registry=self.registry)
-        # Of durations, unless other buckets are named.
+        # Buckets are those of durations unless a metric names its own.
         self.histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
 
 
@@ -59,8 +59,8 @@ class ProcessMetrics(MetricSet):
     """
 
     def __init__(self, service: str) -> None:
-        # Nobody needs a further series of each counter that says when the counter was made.
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # of prometheus_client
+        # The `_created` series of counters would only double their number.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client's
         super().__init__()
         self._jobs = dict[tuple[str, type[MetricSet]], CollectorRegistry]()
         self._lock = threading.Lock()
@@ -84,27 +84,27 @@ class ProcessMetrics(MetricSet):
         self.registry.register(self)
 
     def count_faults(self, job: str) -> None:
-        """Let the faults of a job count from zero."""
+        """Expose the fault counters of a job, which begin at zero."""
         for kind in ("fault", "unavailable"):
             self.job_faults.labels(job, kind)
 
     def supervise(self, job: str) -> None:
-        """Let the faults and slow turns of a job count from zero, until `unsupervise`."""
+        """Expose the fault and slow-turn counters of a job from zero on, until `unsupervise`."""
         self.count_faults(job)
         self.slow_turns.labels(job)
 
     def unsupervise(self, job: str) -> None:
-        """Expose the faults and slow turns of a job no longer."""
+        """Stop exposing the fault and slow-turn counters of a job."""
         self.job_faults.remove_by_labels({"job_name": job})
         self.slow_turns.remove_by_labels({"job_name": job})
 
     def follow(self, job: str, metrics: MetricSet) -> None:
-        """Expose the metrics of a job until `forget`, instead of older ones of their kind."""
+        """Expose the metrics of a job until `forget`, in place of older ones of the same class."""
         with self._lock:
             self._jobs[job, type(metrics)] = metrics.registry
 
     def forget(self, metrics: MetricSet) -> None:
-        """Expose these metrics no longer; may be called twice."""
+        """Stop exposing these metrics. May be called twice."""
         with self._lock:
             for key, registry in list(self._jobs.items()):
                 if registry is metrics.registry:
@@ -141,7 +141,7 @@ def of(it: T | None, value: Callable[[T], Values]) -> Values:
 
 
 def _computed(kind: type[F], name: str, meaning: str, values: Values, *labels: str) -> F:
-    """Return a metric whose value was computed for a scrape."""
+    """Return a metric with values that were computed for a scrape."""
     family = kind(name, meaning, labels=labels)
     if isinstance(values, Mapping):
         for label, value in values.items():

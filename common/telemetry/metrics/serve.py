@@ -1,4 +1,4 @@
-"""The metrics of a model server."""
+"""Metrics of a model server."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from common.telemetry.metrics.registry import MetricSet
 
 
 class ServeMetrics(MetricSet):
-    """The metrics of the job whose model a server serves; threads may share it.
+    """Metrics of the job whose model a server serves. Threads may share them.
 
     Args:
-        version: Asked at each scrape for J of the version that answers.
-        behind_s: Asked at each scrape for how long there may have been a newer one.
+        version: Returns J of the version that answers.
+        behind_s: Returns the time since the server last confirmed that this version is the wanted
+            one.
     """
 
     def __init__(self, version: Callable[[], int], behind_s: Callable[[], float]) -> None:

@@ -1,9 +1,9 @@
-"""Answers scrapes, and whether the process is well, from a thread of its own.
+"""Serves metrics and the health of the process from a separate thread.
 
     GET /metrics    for Prometheus
-    GET /healthz    200, or 503 and the reason once a loop of the process makes no progress
+    GET /healthz    200, or 503 and the reason if a loop of the process makes no progress
 
-A server that is unavailable makes no process unhealthy: to start it again would not help.
+An unavailable server does not make a process unhealthy, since a restart would not help.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from common.errors import UserError
 from common.telemetry.logging import event_logger
 from common.telemetry.metrics.registry import EXPOSITION, ProcessMetrics
 
-# Connections, each a thread: who scrapes and who asks for health are a handful.
+# Connections, each with a thread. Usually there are a handful of scrapers and health checks.
 MOST_OPEN = 32
-STILL_S = 60.0  # without a turn of its loop a process is unhealthy: longer than any wait in one
+# Time without an iteration after which a loop is unhealthy: longer than any wait in a loop.
+STILL_S = 60.0
 
 
 class Watchdog:
-    """When a loop of this process turned last; may be shared between threads.
+    """Detects that a loop of this process makes no progress. May be shared between threads.
 
     Args:
-        clock: Seconds that never go back.
-        what: Names the loop.
-        limit_s: Without a turn for so long it is unhealthy.
+        clock: Monotonic clock, in seconds.
+        what: Name of the loop in messages.
+        limit_s: Time without a beat after which the loop is unhealthy.
     """
 
     def __init__(
@@ -47,20 +48,20 @@ class Watchdog:
         self._beat_at = clock()
 
     def beat(self) -> None:
-        """Say that the loop has turned."""
+        """Record that the loop makes progress."""
         self._beat_at = self._clock()
 
     def complaint(self) -> str:
-        """Why it is unhealthy; empty: it is healthy."""
+        """Return why the loop is unhealthy; empty if it is healthy."""
         still_s = self._clock() - self._beat_at
         return f"{self._what} has made no progress for {still_s:.0f} s" * (still_s >= self._limit_s)
 
 
 class Watchdogs:
-    """Those of a process with several loops; may be shared between threads.
+    """Watchdogs of a process with several loops. May be shared between threads.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -75,40 +76,41 @@ class Watchdogs:
         return watchdog
 
     def watch(self, watchdog: Watchdog) -> None:
-        """As `begin`, with a watchdog that was made before; its first beat is now."""
+        """Expect beats of an existing watchdog from now on, until `end`."""
         watchdog.beat()
         with self._lock:
             self._watchdogs.append(watchdog)
 
     def end(self, watchdog: Watchdog) -> None:
-        """Expect none of it any more, as the loop has come to its end; may be told twice."""
+        """Expect no further beats, since the loop has ended. May be called twice."""
         with self._lock, suppress(ValueError):
             self._watchdogs.remove(watchdog)
 
     def complaint(self) -> str:
-        """Why the process is unhealthy; empty: it is healthy."""
+        """Return why the process is unhealthy; empty if it is healthy."""
         with self._lock:
             watchdogs = tuple(self._watchdogs)
         return "; ".join(filter(None, (watchdog.complaint() for watchdog in watchdogs)))
 
 
 def serve(metrics: ProcessMetrics, watchdog: Watchdog | Watchdogs, host: str, port: int) -> int:
-    """Answer until the process ends; returns the port.
+    """Serve metrics and health until the process ends; return the port.
 
     Args:
-        metrics: What scrapes get.
-        watchdog: Of the loop, or of all loops.
-        host: The address.
-        port: 0 for any that is free.
+        metrics: Metrics of the process.
+        watchdog: Watchdog of the loop, or of all loops.
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free one.
 
     Raises:
-        UserError: If the address cannot be had.
+        UserError: If the address cannot be used.
     """
 
     class Handler(BaseHTTPRequestHandler):
-        """One request."""
+        """Answers one request."""
 
-        timeout = 10.0  # of a client that says nothing
+        # Longest silence of a client, in seconds.
+        timeout = 10.0
 
         def do_GET(self) -> None:
             path, complaint = self.path.partition("?")[0], watchdog.complaint()
@@ -125,7 +127,7 @@ def serve(metrics: ProcessMetrics, watchdog: Watchdog | Watchdogs, host: str, po
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
-            """Scrapes are not logged."""
+            """Do not log requests."""
 
     try:
         server = _Server(host, port, Handler)
@@ -139,9 +141,10 @@ def serve(metrics: ProcessMetrics, watchdog: Watchdog | Watchdogs, host: str, po
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """A thread for each connection; of too many the oldest goes, so that health is always told.
+    """Server with a thread for each connection.
 
-    Not Python's own HTTPServer, which asks the DNS for the host's name before it listens.
+    If there are too many connections, the oldest is closed, so that health checks always succeed.
+    Python's `HTTPServer` is not used because it looks up the host's name before it listens.
     """
 
     daemon_threads = True
@@ -151,18 +154,21 @@ class _Server(ThreadingMixIn, TCPServer):
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         found = {each[0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         if socket.AF_INET not in found:
-            self.address_family = socket.AF_INET6  # of :: that takes IPv4 too
+            self.address_family = socket.AF_INET6
         self._lock = threading.Lock()
-        self._open = dict[socket.socket, None]()  # in the order in which they came
+        # Open connections, oldest first.
+        self._open = dict[socket.socket, None]()
         super().__init__((host, port), handler)
 
-    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]  # also of datagrams
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]  # typeshed allows datagrams
         with self._lock:
             if len(self._open) >= MOST_OPEN:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                with suppress(OSError):  # it may have gone by itself
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread hears of it and ends
+                # The thread of the connection notices the shutdown and ends. OSError means that
+                # the client has already closed the connection.
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
             self._open[request] = None
         super().process_request(request, client_address)
 
@@ -171,7 +177,7 @@ class _Server(ThreadingMixIn, TCPServer):
             self._open.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 -- its names
-        """Who hangs up is no news; a fault of ours is told as all others are."""
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 -- `TCPServer`'s names
+        """Log a fault, but not a client that closes its connection."""
         if not isinstance(sys.exception(), OSError):
             event_logger("metrics").exception("scrape_failed")

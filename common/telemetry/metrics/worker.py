@@ -1,4 +1,4 @@
-"""The metrics of a worker at one job."""
+"""Metrics of a worker for one job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ STAGES = ("indicator", "fetch", "gradient", "push")
 
 
 class WorkerMetrics(MetricSet):
-    """What one worker measures of one job; threads may share it.
+    """Metrics that one worker measures for one job. Threads may share them.
 
     Args:
-        streams: The job's, whose counters begin at zero.
+        streams: Streams of the job. Their counters begin at zero.
     """
 
     def __init__(self, streams: tuple[str, ...]) -> None:
