@@ -204,8 +204,8 @@ async def create_job(
 ) -> Response:
     """Submit a job as JSON or as a job file in YAML.
 
-    The answer comes after the job is checked. The check builds a custom task, which may take up to
-    60 s.
+    The answer comes after the job is checked. The check builds the job's own task, which takes up
+    to 60 s.
     """
     # Invalid options are refused before the request waits for its turn.
     check_options(spec)
