@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from common.storage.port import Blobs
     from services.admin.stores import Stores
 
-# Seconds for which a result is reused.
+# Seconds that a result is reused.
 FRESH_S = 3.0
 PATIENCE_S = 3.0
 # Seconds between checks that no request triggers.

@@ -37,8 +37,8 @@ ALGORITHMS = [
 ]
 # Maximum time in seconds that a withdrawn key still counts.
 FRESH_S = 300.0
-# Minimum time between requests for keys. A new key counts after this time at the latest, no matter
-# which tokens others send.
+# Minimum time between requests for keys, no matter how many tokens name unknown keys. A new key
+# counts after this time at the latest.
 AGAIN_S = 2.0
 PATIENCE_S = 5.0
 # Maximum number of concurrent sign-ins, so that they cannot keep the keys from being read.

@@ -48,7 +48,7 @@ ORDERS = 64
 # Number of changes that wait for a broker's confirmation at the same time. A change spends most of
 # its time waiting, so more threads than cores pay off.
 WRITERS = 4
-# Seconds for which a change that Kafka did not accept is reported.
+# Seconds that a change that Kafka refused is reported.
 REFUSED_S = 60.0
 # Time limit for a thread to end. One that waits for Kafka ends with the process.
 END_S = 2.0

@@ -71,7 +71,7 @@ class OfferedVersions:
         return self._predicted[-1] if self._predicted else -1
 
     def feed(self, offset: int, record: AuditRecord | None) -> None:
-        """Fold the record at `offset`; it is None if it cannot be parsed.
+        """Fold the record at `offset`; a malformed record is None.
 
         Raises:
             ValueError: If `offset` was fed before.

@@ -163,7 +163,7 @@ class JobTracker:
         """The tracking server.
 
         Raises:
-            UserError: If this evaluator has none.
+            UserError: If DOLL_MLFLOW is not set.
         """
         if self._opened is None:
             raise UserError(
@@ -242,7 +242,7 @@ class JobTracker:
         return len(records), self._updates.position
 
     def _send(self, run: str, position: int) -> None:
-        """Send all pending points together with the position up to which they were read."""
+        """Send all pending points together with the position after the records read."""
         position = max(position, self._sent)
         self._tracking.log(run, self._pending, {POSITION: str(position)})
         self._metrics.sent.inc(len(self._pending))

@@ -126,7 +126,7 @@ async def page_asset(
     own, found = _own()
     if name not in found or name.endswith(".html"):
         return Response("There is no such file.", status_code=404, media_type="text/plain")
-    # While replicas are being replaced, a page of another release gets this release's file.
+    # A page of another release gets this release's file while replicas are being replaced.
     kept = _FOREVER if folder == own else "no-store"
     return _answer(name, found[name], accept_encoding, _HEADERS | {"Cache-Control": kept})
 

@@ -31,7 +31,7 @@ def audit(
     as_json: AsJson = False,
     last: Annotated[int, typer.Option(min=0, help="How many versions to show.")] = 10,
 ) -> None:
-    """Prove from Kafka alone that every record was used once, and show which batches built what.
+    """Prove from Kafka alone that every record was used once, and show what built each version.
 
     Exits with 0 if every record is accounted for (used once, skipped, quarantined or expired), with
     5 if there is a gap, an overlap or a batch used twice, and with 6 if the topics no longer reach

@@ -66,12 +66,12 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
 ) -> None:
-    """Write records that could not be used to a topic again, for all of its readers.
+    """Write unusable records to a topic again, for all of its readers.
 
     They become new records with their keys and headers, and a header `replayed_from` with the
-    original address. Each is written once; if the command is interrupted, run it again and it
-    continues where it stopped. Quarantined batches are made final first, so that `doll job requeue`
-    cannot train them, too.
+    original address. Each is written once; if the command is interrupted, run it again to write the
+    rest. The quarantine of batches is made final first, so that `doll job requeue` cannot train
+    them, too.
 
     Example: [bold]doll dlq replay clinic-a --reason "label: is missing" --dry-run[/]
     """

@@ -94,7 +94,7 @@ def submit(
 
 @app.command("list")
 def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List all jobs with state, lag, and numbers of unused records.
+    """List all jobs with state, lag, and counts of data that was not used or was lost.
 
     Lag, skipped, expired and lost count records; quarantined counts batches. Lost records were
     trained before Kafka lost them. "-" means unknown.
@@ -160,7 +160,7 @@ def show(context: typer.Context, job: JobName) -> None:
 
 @app.command()
 def pause(context: typer.Context, job: JobName, reason: Reason = "") -> None:
-    """Pause a job; its records wait in Kafka, and `resume` continues where it stopped.
+    """Pause a job; its records wait in Kafka until `resume`.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
     """
@@ -194,7 +194,7 @@ def resume(
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Resume a paused, stopped or held job exactly where it was.
+    """Resume a paused, stopped or held job at exactly the same point.
 
     The reason of a held job says which options to give and what will be lost.
 

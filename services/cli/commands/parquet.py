@@ -38,8 +38,8 @@ class Rows:
         leave_out: Columns that are not sent.
 
     Raises:
-        UserError: If there are no Parquet files, a column does not exist, or the folder is a table
-            in which not every file counts.
+        UserError: If there are no Parquet files, a column does not exist, or the folder is a Delta
+            or Iceberg table.
     """
 
     def __init__(self, source: str, leave_out: Sequence[str] = ()) -> None:

@@ -123,7 +123,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
 ) -> None:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
-    If no mix meets it, `feasible` is false, and the exit status is 0, too.
+    If no mix meets it, `feasible` is false, but the exit status is 0.
 
     Example: [bold]doll plan --workers 64 --rate 125 --group-size 20 --batch-size 256
     --updates 10000 --deadline 6720 --availability 0.9 --spot-price 0.158

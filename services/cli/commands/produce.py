@@ -75,7 +75,7 @@ def produce(  # noqa: PLR0913 -- the options of a command
     """Send a data set to a topic, once or forever; after a stall it catches up with the rate.
 
     Rows of Parquet are sent as JSON objects, in order and each once. If the command is interrupted,
-    run it again and it continues where it stopped.
+    run it again to send the rest.
 
     Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
     --create-partitions 4[/]

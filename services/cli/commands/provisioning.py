@@ -31,7 +31,7 @@ app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented mac
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Show the plan in force and its reason, estimates, and the cost so far with comparisons.
+    """Show the plan in force and its reason, estimates, and the cost compared with on demand.
 
     Example: [bold]doll provisioning show digits[/]
     """

@@ -68,8 +68,8 @@ def replay(
     Use this if other systems need the records, too; `doll job requeue` is for the job alone. The
     batch stays quarantined for good. Its records return as new ones, with their keys and a header
     `replayed_from`. Each batch is written completely and once; if the command is interrupted, run
-    it again and it continues where it stopped. `doll dlq replay` replays records that did not
-    decode, and all dead letters with a given reason.
+    it again to write the rest. `doll dlq replay` replays records that did not decode, and all dead
+    letters with a given reason.
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """

@@ -20,7 +20,7 @@ _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 
 
 def add_services(app: typer.Typer) -> None:
-    """Add a command for each service, which replaces the process."""
+    """Add a command for each service; the process becomes the service."""
     for service in SERVICES:
         what = _SAID.get(service, service)
         about = f"Run one {what} in this process: see `doll {service} --help`."

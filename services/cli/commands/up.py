@@ -77,7 +77,7 @@ def up(
     """
     from common.embedded.fork_server import prepare
 
-    # This runs while the servers start, in the order in which the processes are needed.
+    # The modules load while the servers start, sorted by the time when they are needed.
     prepare("coordinator", *["provisioner"] * (market is not None), *["evaluator"] * evaluator)
     prepare(*["worker"] * (workers is None or workers > 0), "admin")
     from common.embedded.services import stop_all
@@ -184,7 +184,7 @@ def _start_kafka(
 def _tend(
     servers: Iterable[Kept], guests: Iterable[Kept], ending: Ending, console: Console
 ) -> None:
-    """Restart processes that end, until this process is asked to end.
+    """Restart processes that end, until this process should end.
 
     Args:
         servers: Processes that all others need.

@@ -138,7 +138,7 @@ def _perform(
     from services.cli.demo.run import Demo
     from services.cli.demo.screen import Screen
 
-    # This precedes the submission, from which the deadline counts.
+    # This precedes the submission, because the deadline counts from there.
     digits = load_digits()
     with (
         Screen(Console(highlight=False), began) as screen,

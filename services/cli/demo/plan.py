@@ -73,7 +73,7 @@ class DemoPlan:
     name: str
     records: int
     rate_per_s: float
-    workers: int  # with a market, N_tot
+    workers: int  # N_tot
     # Seed of weights, order and warps.
     seed: int = 0
     # Time without a market that the killed worker is gone.

@@ -47,7 +47,7 @@ _START_S = 90.0
 _DRAIN_S = 60.0
 # Workers finish their current gradient before they leave.
 _RELEASE_S = 60.0
-# Time past its deadline by which a job must have ended.
+# Time past its deadline until a job must have ended.
 _LATE_S = 30.0
 _CHECKPOINT_S = 30.0
 _FLUSH_S = 30.0
@@ -193,7 +193,7 @@ class Demo:
         """Stream until every record is settled or the job ends; wait for the last checkpoint.
 
         Raises:
-            typer.Exit: If this process was asked to end.
+            typer.Exit: If this process should end early.
             DollError: If a process ended by itself, or a time limit was exceeded.
         """
         if self.plan.provision:
@@ -227,7 +227,7 @@ class Demo:
         self._enter("judging", "all machines are given back")
 
     def _stream(self, data: Records, records: int | None) -> None:
-        """Send a number of records, or send until the job ends if it is None."""
+        """Send `records` records. If it has no value, send until the job ends."""
         plan, spec, writer = self.plan, self.record.spec, self.log.writer()
         values = sources.stream(
             data, spec.records.codec, np.random.default_rng(plan.seed), repeat=True, warp=True
@@ -336,7 +336,7 @@ class Demo:
         return sum(settled.get(place, at) - at for place, at in self.record.first.items())
 
     def _at_rest(self) -> bool:
-        """Return True if everything sent is settled and the killed worker is back."""
+        """Return True if everything sent is settled and the killed worker works again."""
         claimed = self.progress.claims.claimed
         drained = self.progress.waiting == 0 and all(
             claimed.get(place, 0) >= end for place, end in self.ends.items()

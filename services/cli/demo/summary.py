@@ -75,7 +75,8 @@ class DemoSummary:
     preemptions: int
     # Seconds until the next update if one worker was killed.
     pause_after_preemption_s: float | None
-    bill: DemoBill | None = None  # with a market
+    # None without a market.
+    bill: DemoBill | None = None
     kafka: str = ""
     redis: str = ""
     # Duration of the whole command.

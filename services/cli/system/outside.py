@@ -72,7 +72,8 @@ def _found(open_log: Callable[[], TransactionalLog]) -> TransactionalLog:
     except UnavailableError:
         raise
     except OutsideError:
-        pass  # A broker answered; the command says itself which right or topic it lacks.
+        # A broker answered. The command itself reports a missing right or topic.
+        pass
     return log
 
 
