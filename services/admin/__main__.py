@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-# Set before the other imports; see `keep_imports`.
+# This comes before the other imports: see `keep_imports`.
 if __name__ == "__main__":
     gc.disable()
 

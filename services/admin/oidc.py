@@ -1,8 +1,8 @@
-"""People who sign in at an OpenID Connect issuer: how they get access tokens, and token checks.
+"""Sign-in of people at an OpenID Connect issuer: requests for access tokens, and their checks.
 
 A token signed by a known key is checked here without a request to the issuer, so that people stay
-signed in while the issuer is unavailable. The keys are read again every `FRESH_S`, so that a
-withdrawn key stops counting, and when a token names an unknown key.
+signed in while the issuer is unavailable. The keys are read again when a token names an unknown
+key, and every `FRESH_S`, so that a withdrawn key stops counting.
 """
 
 from __future__ import annotations

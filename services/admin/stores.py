@@ -39,7 +39,7 @@ NEWS_S = 0.05
 AGAIN_S = 0.5
 # Time that a request waits for the first fold.
 READY_S = 5.0
-# Seconds between its checks.
+# Seconds between a waiting request's checks for the first fold.
 LOOK_S = 0.01
 # Time limit for a request's turn and its work; the store gives up after 15 s.
 WRITE_S = 20.0
@@ -48,7 +48,7 @@ ORDERS = 64
 # Number of changes that wait for a broker's confirmation at the same time. A change spends most of
 # its time waiting, so more threads than cores pay off.
 WRITERS = 4
-# Seconds that a change that Kafka refused is reported.
+# Seconds that readiness checks report a change that Kafka refused.
 REFUSED_S = 60.0
 # Time limit for a thread to end. One that waits for Kafka ends with the process.
 END_S = 2.0

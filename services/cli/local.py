@@ -1,4 +1,4 @@
-"""Parts of this machine that `doll up` and `doll demo` start: services, a market, the live page."""
+"""Local services, market and live page that `doll up` and `doll demo` start."""
 
 from __future__ import annotations
 

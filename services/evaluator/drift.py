@@ -57,7 +57,7 @@ class ErrorWatch:
         return rise._replace(after=max(rise.after, self._window.estimation))
 
     def _forgotten(self, error: float) -> float | None:
-        """Add one error; return the mean of the part that ADWIN dropped, if any."""
+        """Add one error; return the mean of the dropped part if ADWIN dropped one."""
         window = self._window
         total, width = window.total + error, window.width + 1
         window.update(error)  # type: ignore[no-untyped-call]  # river has no types

@@ -152,7 +152,7 @@ class JobEvaluator:
         """
         if not stopped and monotonic() < self._look_at:
             return False
-        # This precedes the look at the offer, because a leader offers everything before it releases
+        # This precedes the read of the offer, because a leader offers everything before it releases
         # the lease.
         over = stopped and not self._board.is_leased()
         found = self._board.offered_model(self._known)

@@ -1,4 +1,4 @@
-"""A job's model on this machine's device, and the records that evaluate its versions."""
+"""A job's model on this machine's device, and the records that its versions are evaluated on."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ModelEvaluator:
 
 
 class TestRecords:
-    """Records for evaluations: the test set, read once, and records that the model learned next.
+    """Records for evaluations: the test set, read once, and those that the model learns from next.
 
     Args:
         job: Id of the job.

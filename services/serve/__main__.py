@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-# Set before the other imports; see `keep_imports`.
+# This comes before the other imports: see `keep_imports`.
 if __name__ == "__main__":
     gc.disable()
 
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 # Seconds between attempts while Kafka is unavailable.
 AGAIN_S = 0.5
-# Connections of all clients together; the same as the number of waiting requests.
+# Connections of all clients together; the same as the limit of waiting requests.
 MOST_CONNECTIONS = 1000
 
 

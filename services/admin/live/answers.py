@@ -51,7 +51,7 @@ def verdict_event(record: Evaluated | Drifted) -> EvaluationEvent | DriftAnswer:
 
 
 def plan_event(ledger: FleetLedger, record: PlanRecord) -> Answer | None:
-    """Return a counting record of the plans topic as an event, or None if it causes none."""
+    """Return the event of a record of the plans topic that counts, or None if it has none."""
     match record:
         case Planned():
             return plan_answer(record)

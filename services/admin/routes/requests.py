@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from doll.yaml_file import Lines
 
-# The pattern is documented and not enforced: an invalid name is that of no job, so 404.
+# The pattern is documented and not enforced: an invalid name matches no job, so the answer is 404.
 JobName: TypeAlias = Annotated[
     str,
     Path(
@@ -134,7 +134,7 @@ def line_in_job_file(scope: Mapping[str, Any], field: str) -> int | None:
 
 
 def strictly(kind: Any) -> WrapValidator:  # noqa: ANN401 -- a model or a typed dictionary
-    """Parse a strict model as JSON, which accepts a list as a tuple, and not as Python objects.
+    """Return a validator that parses a strict model as JSON, where a list is valid for a tuple.
 
     For a `BodyRoute`. A body with too many values is refused before it is parsed.
     """

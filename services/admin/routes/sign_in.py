@@ -45,7 +45,7 @@ async def come_back(
     state: Annotated[str, Query(max_length=200)] = "",
     kept: Annotated[str, Cookie(alias=_COOKIE)] = "",
 ) -> Response:
-    """Exchange the code that the issuer sent with the browser for a token.
+    """Exchange the issuer's code, which the browser brings, for a token.
 
     Raises:
         UserError: If this browser did not start the sign-in, or the token is not for this service.

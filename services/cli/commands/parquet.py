@@ -1,7 +1,7 @@
 """Rows of Parquet files for `doll produce`, as JSON objects, in order and each once.
 
 One transaction of Kafka holds some rows and, in a compacted topic, the number of rows sent so far.
-So an interrupted run has written all of them or none, and the next run continues after them.
+So an interrupted run leaves only complete transactions, and the next run continues after them.
 """
 
 from __future__ import annotations

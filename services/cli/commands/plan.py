@@ -27,7 +27,7 @@ _FIELDS_SHOWN = (
 _RANGES = 8
 # Approximate number of points of the curve, which fit on a screen.
 _POINTS = 12
-# Width in characters.
+# Maximum width of a bar in characters.
 _BAR = 30
 # Options that are named differently from their fields.
 _OPTIONS = {

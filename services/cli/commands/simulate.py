@@ -1,4 +1,4 @@
-"""`doll simulate`: cost and punctuality of policies over many simulated runs."""
+"""`doll simulate`: cost, runtime and deadlines met by policies over many simulated runs."""
 
 from __future__ import annotations
 

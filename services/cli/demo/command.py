@@ -86,7 +86,7 @@ def demo(
     from services.cli.local import made, with_market
 
     base = outside_of(context).settings
-    # The environment may still name the servers of `doll up`, so it does not count alone.
+    # DOLL_REDIS counts only with --kafka, because it may still name the server of `doll up`.
     kafka = context.find_root().params.get("kafka", "")
     redis = base.redis if kafka and "redis" in base.model_fields_set else ""
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)

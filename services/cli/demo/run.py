@@ -227,7 +227,7 @@ class Demo:
         self._enter("judging", "all machines are given back")
 
     def _stream(self, data: Records, records: int | None) -> None:
-        """Send `records` records. If it has no value, send until the job ends."""
+        """Send a given number of records. Without a number, send until the job ends."""
         plan, spec, writer = self.plan, self.record.spec, self.log.writer()
         values = sources.stream(
             data, spec.records.codec, np.random.default_rng(plan.seed), repeat=True, warp=True
