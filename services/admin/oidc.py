@@ -303,7 +303,7 @@ class Issuer:
         found = await self._answer("GET", document.jwks_uri, _KEYS)
         try:
             # The library validates the keys.
-            keys = KeySet.import_key_set({"keys": found.keys})
+            keys = KeySet.import_key_set({"keys": found.keys})  # type: ignore[typeddict-item]
         except _MALFORMED as error:
             raise self._strange(error) from error
         places = document.authorization_endpoint, document.token_endpoint
