@@ -198,7 +198,7 @@ class TopicAnswerer:
         return NewRecord(self._positions, str(offset).encode(), b"position", (), index)
 
     def _answered(self, records: Sequence[LogRecord]) -> list[dict[str, Any]]:
-        """Return an answer for each record, or the reason why there is none."""
+        """Return an answer for each record, or the reason why it has no answer."""
         columns, wrong = self._inputs.decode([record.value for record in records])
         good = [number for number in range(len(records)) if number not in wrong]
         answered = {number: {"error": reason} for number, reason in wrong.items()}
