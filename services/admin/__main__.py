@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+# This comes before the other imports: see `keep_imports`.
+if __name__ == "__main__":
     gc.disable()
 
 import sys
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run until told to end; returns the exit status."""
+    """Run until a signal ends the process; return its exit status."""
     name = command_line("admin").name
-    return run("admin", name, _serve)  # once uvicorn has ended by a signal, it raises that again
+    # uvicorn raises the signal again after it has shut down.
+    return run("admin", name, _serve)
 
 
 def _serve(process: ServiceProcess) -> int:
-    # Its beginning and end are told by us, and of clients that speak no HTTP nobody is told.
+    # This module logs the start and the end. Clients that do not speak HTTP are not worth a log
+    # event.
     getLogger("uvicorn").setLevel("ERROR")
     settings = process.settings
     app = create_app(connect(settings))

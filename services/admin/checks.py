@@ -1,4 +1,4 @@
-"""Checks of the servers behind this one: in the background, with a time limit."""
+"""Health checks of the servers behind this process, in the background with a time limit."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ if TYPE_CHECKING:
     from common.storage.port import Blobs
     from services.admin.stores import Stores
 
-FRESH_S = 3.0  # an answer counts for so long
+# Seconds that a result is reused.
+FRESH_S = 3.0
 PATIENCE_S = 3.0
-LOOK_S = 5.0  # between looks that nobody asks for
+# Seconds between checks that no request triggers.
+LOOK_S = 5.0
 _SERVERS = ("kafka", "redis", "storage", "schema_registry")
 # Time after which the key that a check has written to Redis expires.
 PROBE_S = 10.0
-_ABSENT = "Readyz"  # a blob that is not there, and no name that a job can have
+# Name of a blob that does not exist. No job can have this name.
+_ABSENT = "Readyz"
 
 _log = event_logger(__name__)
 
 
 class Check(Answer):
-    """One server."""
+    """Health of one server."""
 
     ok: bool = Field(description="Whether all processes that use it can.")
     reason: str = Field(default="", description="Why not; or a remark although they can.")
@@ -48,12 +51,13 @@ class Check(Answer):
 
 
 class Checks:
-    """Asks each server in a thread of its own. One that still hangs is not asked again.
+    """Checks each server in a thread of its own; a check that still hangs is not started again.
 
     Args:
-        ask: By server: raises DollError if it is unavailable, else returns a remark or "".
-        clock: Seconds that never go back.
-        patience_s: Time limit of one question.
+        ask: Check of each server, by name. It raises DollError if the server is unavailable;
+            otherwise it returns a remark or "".
+        clock: Monotonic clock in seconds.
+        patience_s: Time limit of one check.
         reported: Returns the outages that other processes report, by server.
     """
 
@@ -76,21 +80,22 @@ class Checks:
         self._looking: asyncio.Task[dict[str, Check]] | None = None
 
     async def look(self) -> dict[str, Check]:
-        """How each server is, as of a few seconds ago at most."""
+        """Return the health of each server, at most a few seconds old."""
         if self._found and self._clock() - self._found_at < FRESH_S:
             return self._found
-        if self._looking is None or self._looking.done():  # one look for all who wait for it
+        # All waiting requests share one round of checks.
+        if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
 
     async def keep_looking(self) -> None:
-        """Look again and again, so that outages are known although nobody asks."""
+        """Check forever, so that outages are noticed without requests."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all checks."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -111,7 +116,8 @@ class Checks:
             check = self._found[name]
             if check.ok:
                 outage.over()
-            # Otherwise other parts of this process know it better: jobs may only be unread.
+            # Otherwise other parts of this process know more about Kafka: perhaps only the jobs are
+            # unread.
             elif name != "kafka" or check is slow:
                 outage.met(UnavailableError(check.reason))
         for name, (since_s, reason) in {**self._reported(), **ongoing()}.items():
@@ -125,13 +131,13 @@ def _checked(ask: Callable[[], str]) -> Check:
         return Check(ok=True, reason=ask())
     except DollError as error:
         return Check(ok=False, reason=" ".join(str(error).split()))
-    except Exception as error:  # noqa: BLE001 -- else nobody would look any more
+    except Exception as error:  # noqa: BLE001 -- an exception here would end all checks
         _log.exception("check_failed")
         return Check(ok=False, reason=f"{type(error).__name__}: {error}")
 
 
 class Servers:
-    """How each server is asked whether it is well; opens it when first asked."""
+    """Checks of the individual servers; connects to each one at its first check."""
 
     def __init__(self, outside: Outside, log: Callable[[], Log], stores: Stores) -> None:
         self._outside = outside
@@ -139,11 +145,11 @@ class Servers:
         self._stores = stores
 
     def asked(self) -> dict[str, Callable[[], str]]:
-        """For `Checks`."""
+        """Return the checks for `Checks`, by server."""
         return {"kafka": self._kafka, "redis": self._redis, "storage": self._storage}
 
     def close(self) -> None:
-        """Let go of what was opened here."""
+        """Close the connections that were opened here."""
         if "_board" in vars(self):
             self._board.close()
 
@@ -162,7 +168,7 @@ class Servers:
         return ""
 
     def _redis(self) -> str:
-        # Redis that is full, or has become a replica, answers reads and refuses writes.
+        # A Redis that is full or has become a replica answers reads and refuses writes.
         self._board.put_unable("admin", "readiness check", PROBE_S)
         return ""
 

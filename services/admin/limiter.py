@@ -1,4 +1,4 @@
-"""Work in threads that may hang with a server: few at a time, and nobody waits for long."""
+"""Blocking work in a bounded number of threads, with a time limit for each caller."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ T = TypeVar("T")
 
 
 class Limiter:
-    """Takes turns; belongs to the event loop.
+    """Runs work in a small pool of threads; belongs to the event loop.
 
-    Those who wait for a server that hangs would else hold all threads there are, and each would
-    wait as long as all before it together.
+    Without a limit, callers of a server that hangs would occupy all threads, and each caller would
+    wait as long as all earlier ones together.
 
     Args:
-        what: That is done, for whoever waited in vain.
-        at_once: Threads.
-        patience_s: How long one waits, for its turn and its work together.
+        what: Name of the work, for the error message of a timeout.
+        at_once: Maximum number of threads.
+        patience_s: Maximum time for the wait and the work together.
     """
 
     def __init__(self, what: str, at_once: int, patience_s: float) -> None:
         self._what = what
         self._patience_s = patience_s
-        self._threads = ThreadPoolExecutor(at_once, what)  # begin when there is work
+        # Threads start when there is work.
+        self._threads = ThreadPoolExecutor(at_once, what)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do something in a thread.
+        """Run `work` in a thread.
 
         Raises:
-            UnavailableError: If it takes long; what has begun goes on, and holds its turn.
-            DollError: What `work` raises.
+            UnavailableError: If it takes too long. Work that has started continues and keeps its
+                thread.
+            DollError: Anything that `work` raises.
         """
         asked = asyncio.wrap_future(self._threads.submit(work))
         try:
@@ -45,5 +47,5 @@ class Limiter:
             ) from None
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no more work."""
         self._threads.shutdown(wait=False)

@@ -1,8 +1,8 @@
-"""People who sign in at an OpenID Connect issuer: whose access token it is, and how they get one.
+"""Sign-in of people at an OpenID Connect issuer: requests for access tokens, and their checks.
 
-What is signed by a key that is known is judged here, without a question to anybody, so that people
-who are signed in go on while the issuer is away. Keys are asked for anew now and then, so that one
-that was withdrawn counts no more, and when a token names one that is not known.
+A token signed by a known key is checked here without a request to the issuer, so that people stay
+signed in while the issuer is unavailable. The keys are read again when a token names an unknown
+key, and every `FRESH_S`, so that a withdrawn key stops counting.
 """
 
 from __future__ import annotations
@@ -30,21 +30,25 @@ if TYPE_CHECKING:
     from common.api.keys import Role
     from common.config.settings import Settings
 
-# What a public key can check: with HS256 the issuer's public key would be everybody's secret.
+# Asymmetric algorithms only: with HS256 the issuer's public key would act as a shared secret.
 ALGORITHMS = [
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "Ed25519", "EdDSA"),
 ]
-FRESH_S = 300.0  # a key that was withdrawn is believed for so long
-# Time between questions that tokens with unknown keys may cause: a new key counts so soon, whatever
-# tokens others send.
+# Maximum time in seconds that a withdrawn key still counts.
+FRESH_S = 300.0
+# Minimum time between requests for keys, no matter how many tokens name unknown keys. A new key
+# counts after this time at the latest.
 AGAIN_S = 2.0
 PATIENCE_S = 5.0
-SIGN_INS = 4  # at once; others wait, and none keeps keys from being read
-LEEWAY_S = 30  # that clocks differ
+# Maximum number of concurrent sign-ins, so that they cannot keep the keys from being read.
+SIGN_INS = 4
+# Tolerated difference between clocks, in seconds.
+LEEWAY_S = 30
 _LONGEST_NAME = 100
-_LATEST_S = 1e11  # since 1970, in the year 5138
-# What `joserfc` raises for bytes that are no token or no key, beside errors of its own.
+# Seconds since 1970; in the year 5138.
+_LATEST_S = 1e11
+# Exceptions that `joserfc` raises for malformed tokens or keys, besides its own.
 _BUILT_IN = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 _MALFORMED = JoseError, WireError, *_BUILT_IN
 
@@ -72,7 +76,7 @@ class _Granted(msgspec.Struct, frozen=True):
 class _Header(msgspec.Struct, frozen=True):
     alg: str
     kid: str | None = None
-    # Extensions that must be understood. None is, so there may be none.
+    # Extensions that must be understood. None is supported, so there must be none.
     crit: None = None
 
 
@@ -83,20 +87,22 @@ _HEADER = msgspec.json.Decoder(_Header)
 
 
 class Person(NamedTuple):
-    """Who is signed in."""
+    """Person who is signed in."""
 
-    name: str  # with a colon, which no API key's has
+    # Contains a colon, unlike names of API keys.
+    name: str
     role: Role
-    until_s: float  # the token is valid, since 1970
+    # End of the token's validity, in seconds since 1970.
+    until_s: float
 
     def may(self, needed: Role) -> bool:
-        """Whether they may do what needs a role."""
+        """Return True if the person has the given role."""
         return needed in ("viewer", self.role)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the issuer says of itself."""
+    """Endpoints and keys that the issuer publishes."""
 
     name: str
     authorization: str
@@ -109,9 +115,9 @@ class Issuer:
     """One issuer; belongs to the event loop.
 
     Args:
-        settings: `oidc_*`, of which `oidc_issuer` is there.
-        clock: Seconds since 1970.
-        transport: None: the network.
+        settings: Settings `oidc_*`; `oidc_issuer` must be set.
+        clock: Returns seconds since 1970.
+        transport: Optional. If unset, the network.
     """
 
     def __init__(
@@ -128,23 +134,25 @@ class Issuer:
         self._lock = asyncio.Lock()
         self._known: _Known | None = None
         self._asked_s = -AGAIN_S
-        self._away: UnavailableError | None = None  # what became of the last question
+        # Error of the last request to the issuer, or None.
+        self._away: UnavailableError | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
     @property
     def signs_in(self) -> bool:
-        """Whether browsers are sent there."""
+        """True if browsers are sent to the issuer to sign in."""
         return bool(self._settings.oidc_client_id)
 
     async def person(self, token: str) -> Person | None:
-        """Whose access token it is; None: it is not valid.
+        """Return the owner of an access token, or None if the token is invalid.
 
         Raises:
-            UnavailableError: If its key is not known and the issuer does not say.
+            UnavailableError: If its key is unknown and the issuer is unavailable.
         """
         try:
             return self._judged(token, await self._fresh())
-        except (InvalidKeyIdError, BadSignatureError) as error:  # or by a new key of the same name
+        # A bad signature may come from a new key of the same name.
+        except (InvalidKeyIdError, BadSignatureError) as error:
             unknown = isinstance(error, InvalidKeyIdError)
         try:
             return self._judged(token, await self._ask())
@@ -156,12 +164,12 @@ class Issuer:
             return None
 
     async def way_in(self, back: str, state: str, verifier: str) -> str:
-        """Where a browser goes to sign in (authorization code with PKCE).
+        """Return the URL where a browser signs in (authorization code with PKCE).
 
         Args:
-            back: The URL that it comes back to.
-            state: Comes back with it.
-            verifier: Who asks for the token shows it.
+            back: URL that the issuer redirects the browser to.
+            state: Value that the issuer returns with the redirect.
+            verifier: Secret that must accompany the request for the token.
 
         Raises:
             UnavailableError: If the issuer is unavailable.
@@ -182,11 +190,11 @@ class Issuer:
         )
 
     async def token(self, code: str, back: str, verifier: str) -> str:
-        """The access token for a code that a browser came back with.
+        """Exchange an authorization code for an access token.
 
         Raises:
-            UserError: If the issuer does not give one.
-            UnavailableError: If it is unavailable.
+            UserError: If the issuer refuses.
+            UnavailableError: If the issuer is unavailable.
         """
         known = await self._fresh()
         form = {
@@ -204,16 +212,16 @@ class Issuer:
         return granted.access_token
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Send no more requests."""
         self._turns.close()
         self._http.close()
 
     def _judged(self, token: str, known: _Known) -> Person | None:
-        """Whose it is by the keys that are known.
+        """Return the owner of a token according to known keys, or None if it is invalid.
 
         Raises:
-            InvalidKeyIdError: If it is by another one.
-            BadSignatureError: If it is by another one of the same name, or by nobody.
+            InvalidKeyIdError: If the token names an unknown key.
+            BadSignatureError: If no known key of that name made the signature.
         """
         now = self._clock()
         registry = jwt.JWTClaimsRegistry(
@@ -244,10 +252,10 @@ class Issuer:
         return Person(f"oidc:{shown}", "operator" if operator else "viewer", until_s)
 
     async def _fresh(self) -> _Known:
-        """What is known; asks for it anew in the background where that was long ago.
+        """Return the published data, and refresh it in the background if it is old.
 
         Raises:
-            UnavailableError: If nothing is known, and the issuer is unavailable.
+            UnavailableError: If nothing is known and the issuer is unavailable.
         """
         if self._known is None:
             return await self._ask()
@@ -260,13 +268,14 @@ class Issuer:
         try:
             await self._ask()
         except OutsideError:
-            return  # what was known counts on
+            # The data known so far stays valid.
+            return
 
     async def _ask(self) -> _Known:
-        """Ask the issuer, unless somebody just did: what came of that counts.
+        """Read the published data; reuse the result of a request less than `AGAIN_S` ago.
 
         Raises:
-            UnavailableError: If it is unavailable.
+            UnavailableError: If the issuer is unavailable.
         """
         async with self._lock:
             if self._clock() - self._asked_s >= AGAIN_S:
@@ -280,10 +289,10 @@ class Issuer:
             return self._known
 
     async def _read(self) -> _Known:
-        """Read what it says of itself, and its keys.
+        """Read the issuer's endpoints and keys.
 
         Raises:
-            UnavailableError: If it does not say.
+            UnavailableError: If the issuer does not answer correctly.
         """
         place = f"{self._settings.oidc_issuer}/.well-known/openid-configuration"
         document = await self._answer("GET", place, _DOCUMENT)
@@ -293,7 +302,8 @@ class Issuer:
             )
         found = await self._answer("GET", document.jwks_uri, _KEYS)
         try:
-            keys = KeySet.import_key_set({"keys": found.keys})  # type: ignore[typeddict-item]  # judged there
+            # The library validates the keys.
+            keys = KeySet.import_key_set({"keys": found.keys})  # type: ignore[typeddict-item]
         except _MALFORMED as error:
             raise self._strange(error) from error
         places = document.authorization_endpoint, document.token_endpoint
@@ -306,11 +316,11 @@ class Issuer:
         decoder: msgspec.json.Decoder[T],
         form: dict[str, str] | None = None,
     ) -> T:
-        """Ask for JSON.
+        """Request JSON.
 
         Raises:
             UserError: If the issuer refuses.
-            UnavailableError: If it is unavailable.
+            UnavailableError: If the issuer is unavailable.
         """
         status, body = await self._http.answer(method, url, data=form)
         if form is not None and 400 <= status < 500:

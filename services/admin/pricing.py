@@ -1,4 +1,4 @@
-"""What machines cost now, asked in a thread and kept for a few seconds: EC2 counts questions."""
+"""Current prices of machines, cached for a few seconds because EC2 limits requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
     from common.spot.market.market_file import Market
 
-FRESH_S = 5.0  # prices of EC2 change a few times a day, replayed ones as fast as they are told to
+# Seconds. Prices of EC2 change a few times a day, replayed ones at a configured speed.
+FRESH_S = 5.0
 
 
 class PriceCache:
-    """The market's prices, for all who ask; belongs to the event loop.
+    """Prices of the market, shared by all callers; belongs to the event loop.
 
     Args:
-        settings: They name the market.
-        clock: Seconds since 1970.
+        settings: Settings that name the market.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
@@ -37,16 +38,17 @@ class PriceCache:
         self._looking: asyncio.Task[PricesAnswer] | None = None
 
     async def now(self) -> PricesAnswer:
-        """The prices, as of a few seconds ago at most.
+        """Return the prices, at most a few seconds old.
 
         Raises:
-            NotFoundError: If there is no market.
+            NotFoundError: If no market is configured.
             UnavailableError: If the source of prices is unavailable.
-            OutsideError: If it refuses, or the market file makes no sense.
+            OutsideError: If the source refuses, or the market file is invalid.
         """
         if self._known is not None and monotonic() < self._known_at + FRESH_S:
             return self._known
-        if self._looking is None or self._looking.done():  # one look for all who wait for it
+        # All waiting requests share one look-up.
+        if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(asyncio.to_thread(self._look))
         return await asyncio.shield(self._looking)
 
@@ -59,7 +61,8 @@ class PriceCache:
             known = prices_answer(market, by_pool(prices.look()), self._clock())
         except NotFoundError:
             raise
-        except UserError as error:  # of whoever runs this service, not of whoever asks
+        # An error of the operator of this service, not of the client.
+        except UserError as error:
             raise OutsideError(f"DOLL_MARKET: {error}") from error
         self._known, self._known_at = known, monotonic()
         return known

@@ -1,4 +1,4 @@
-"""The application behind its address, ended together with the service."""
+"""HTTP server of the application, which ends together with the service."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
     from services.admin.service import AdminService
 
-LOOK_S = 0.5  # between looks whether a thread has failed
-SPARE_CONNECTIONS = 1000  # besides streams of events
+# Seconds between checks for a failed thread.
+LOOK_S = 0.5
+# Number of connections besides event streams.
+SPARE_CONNECTIONS = 1000
 
 
 class Server(HttpServer):
-    """Serves the application of a service until it is told to end, or a thread of it has failed.
+    """Serves an application until it is asked to end or one of the service's threads has failed.
 
     Args:
-        request_s: For a request to arrive, and for a handshake of TLS.
+        request_s: Time limit for a request to arrive, and for a TLS handshake.
 
     Raises:
-        UserError: If certificate or key cannot be used.
+        UserError: If the certificate or the key cannot be used.
     """
 
     def __init__(self, app: FastAPI, request_s: float = REQUEST_S) -> None:
@@ -43,17 +45,17 @@ class Server(HttpServer):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See the library; it would wait for streams of events."""
+        """See the library, which would wait for event streams."""
         self.end()
         super().handle_exit(sig, frame)
 
     def end(self) -> None:
-        """Take no more requests, finish those under way."""
+        """Accept no more requests, and finish the current ones."""
         self._service.ending.set()
         self.should_exit = True
 
     def watch(self) -> None:
-        """End when a thread of the service has failed."""
+        """End the server when a thread of the service has failed."""
         while not self.should_exit and self._service.fault is None:
             self._service.ending.wait(LOOK_S)
         self.end()

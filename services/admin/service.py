@@ -1,4 +1,4 @@
-"""What the routes of one admin process share: settings, the outside, what it follows."""
+"""State that the routes of one admin process share: settings, connections, followers."""
 
 from __future__ import annotations
 
@@ -42,34 +42,44 @@ if TYPE_CHECKING:
     from services.admin.middleware.access import Caller
 
 T = TypeVar("T")
-MODELS_AT_ONCE = 2  # read for requests: each is in memory several times
-HISTORIES_AT_ONCE = 2  # of jobs, read whole for a request
-QUESTIONS_AT_ONCE = 2  # to whoever provisions
-# Tasks that are built for requests at once, each in a process of its own: one per core.
+# Models read for requests at the same time; each is in memory several times.
+MODELS_AT_ONCE = 2
+# Complete histories of jobs read for requests at the same time.
+HISTORIES_AT_ONCE = 2
+# Requests for a new plan sent at the same time.
+QUESTIONS_AT_ONCE = 2
+# Tasks built for requests at the same time, each in a process of its own: one per core.
 TASKS_AT_ONCE = max(2, len(os.sched_getaffinity(0)))
-CHECK_S = 2 * PATIENCE_S  # that a request waits
-READ_S = 45.0  # that a request waits: a million updates take half of that
-ASK_S = 20.0  # likewise, as for a change of a job
+# Time limit of a request's check.
+CHECK_S = 2 * PATIENCE_S
+# Time limit of a read for a request; a million updates take half of it.
+READ_S = 45.0
+# Time limit of a request for a new plan, the same as for a change of a job.
+ASK_S = 20.0
 
 
 class Limits(NamedTuple):
-    """What one admin process takes before it refuses: far above people and scripts at work."""
+    """Limits of one admin process, far above the needs of people and scripts."""
 
-    requests_per_s: float = 1000.0  # of one key, on average; twice that at once
-    streams: int = 200  # of events, open at once: each follows a job
-    connections: int = CONNECTIONS  # of one address
-    simulate_s: float = 20.0  # of one simulation
+    # Average per key; bursts may have twice as many.
+    requests_per_s: float = 1000.0
+    # Open event streams; each follows a job.
+    streams: int = 200
+    # Connections per address.
+    connections: int = CONNECTIONS
+    # Time limit of one simulation.
+    simulate_s: float = 20.0
 
 
 class AdminService:
-    """One admin process. Making it opens nothing; `close` lets go of what was opened.
+    """One admin process. The constructor opens nothing; `close` releases everything.
 
     Attributes:
-        ending: Set when streams of events should come to their end.
-        streams: Streams of events that are open.
+        ending: Set when event streams should end.
+        streams: Number of open event streams.
 
     Args:
-        clock: Seconds since 1970.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(self, outside: Outside, limits: Limits, clock: Callable[[], float] = time) -> None:
@@ -107,10 +117,10 @@ class AdminService:
         self.checks = Checks(self._servers.asked(), reported=self.followers.outages)
 
     def log(self) -> TransactionalLog:
-        """Kafka, opened when first wanted, shared by all threads.
+        """Return Kafka, opened at the first call and shared by all threads.
 
         Raises:
-            UnavailableError: If the settings name an embedded broker that is gone.
+            UnavailableError: If the settings name an embedded broker that has ended.
         """
         with self._lock:
             if self._log is None:
@@ -118,10 +128,10 @@ class AdminService:
             return self._log
 
     def job(self, name: str) -> JobRecord:
-        """One job, as last read.
+        """Return a job as last read.
 
         Raises:
-            NotFoundError: If there is none of this name.
+            NotFoundError: If the job does not exist.
         """
         try:
             return self.stores.jobs[name]
@@ -129,13 +139,13 @@ class AdminService:
             raise NotFoundError(f'there is no job "{name}"') from None
 
     async def check(self, spec: JobSpec, *, unchecked: bool = False) -> Unchecked | None:
-        """Refuse a job that could not run, in a turn of its own: that may take seconds.
+        """Refuse a job that could not run; waits for its turn and may take seconds.
 
         Returns:
-            Why its task was not checked; None if it was.
+            Reason why its task was not checked, or None if it was.
 
         Raises:
-            GivenError: By the field.
+            GivenError: If the job is invalid; names the field.
         """
         settings = self.settings
         most_mib = settings.coordinator_memory_mib
@@ -149,11 +159,11 @@ class AdminService:
         return await self.tasks.run(checked)
 
     async def write(self, caller: Caller, act: Callable[[JobService], T]) -> T:
-        """Change jobs in a caller's name; see `Stores.write`."""
+        """Change jobs on behalf of a caller; see `Stores.write`."""
         return await self.stores.write(lambda store: act(self._jobs(store, caller)))
 
     async def apart(self, caller: Caller | None, act: Callable[[JobService], T]) -> T:
-        """Do what takes too long to be a `write`, with a reader of the jobs topic of its own."""
+        """Run a change that takes too long for `write`, with its own reader of the jobs topic."""
 
         def acted() -> T:
             with closing(JobOperations(self.log(), self.clock)) as store:
@@ -166,18 +176,18 @@ class AdminService:
         return JobService(by, self.outside, lambda record: check_given_back(record, self.log()))
 
     def lets_in(self, caller: Caller) -> bool:
-        """Whether whoever came in would still get in."""
+        """Return True if a caller still has access."""
         if isinstance(caller, KeyRecord):
             return caller in self.stores.keys
         return self.clock() < caller.until_s
 
     def start(self) -> None:
-        """Begin to follow jobs and keys, unless that has begun."""
+        """Start to follow jobs and keys, unless already started."""
         self.stores.start()
         self.followers.start()
 
     def close(self) -> None:
-        """Let go of everything that was opened."""
+        """Release everything that was opened."""
         self.ending.set()
         self.followers.close()
         self.checks.close()
@@ -190,29 +200,30 @@ class AdminService:
 
     @property
     def fault(self) -> Exception | None:
-        """Why a thread of this process cannot go on; None: all can."""
+        """Error that ended a thread of this process, or None."""
         return self.stores.fault or self.followers.fault
 
     def _shown_jobs(self) -> Iterator[ShownJob]:
-        """How each job is: asked in a thread of scrapes, or by a request."""
+        """Yield the state of each job, for scrape threads and for requests."""
         names = ("lag", "skipped", "quarantined", "expired", "lost")
         for job, (state, known, _, open_transactions_s) in self.followers.shown():
             counts = (getattr(known, name, None) for name in names)
             yield ShownJob._make((job, state.word, *counts, open_transactions_s))
 
     def _billing(self) -> dict[str, Billing]:
-        """How machines are paid for, by pool, as far as the market file says."""
+        """Return how machines are paid for, by pool, as far as the market file says."""
         if not self.settings.market:
             return {}
         try:
             return billing_of(market_of(self.settings))
         except (UserError, OutsideError):
-            return {}  # prices tell why; what was spent is shown without
+            # Requests for prices report the reason; costs so far are shown without it.
+            return {}
 
 
 async def _answering(request: HTTPConnection) -> AdminService:
     return cast("AdminService", request.app.state.service)
 
 
-# For routes that must know whose request it is.
+# Parameter of routes that need the service.
 Answering: TypeAlias = Annotated[AdminService, Depends(_answering)]

@@ -1,4 +1,4 @@
-"""Simulations in processes of their own, few at a time, none for long."""
+"""Simulations in separate processes, with limits on their number and time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from common.telemetry.logging import event_logger
 if TYPE_CHECKING:
     from common.spot.planning.simulation import SimulateRequest
 
-AT_ONCE = 2  # each keeps a core busy
+# Each keeps a core busy.
+AT_ONCE = 2
 RETRY_S = 5
-_SAID = 2000  # characters of its last words that are logged
-# Each library would start a thread for each core, to wait for each other.
+# Maximum number of characters of stderr that are logged.
+_SAID = 2000
+# Each library would start one thread per core, and they would wait for each other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 _log = event_logger(__name__)
@@ -30,10 +32,10 @@ class Simulations:
     """Runs simulations; belongs to the event loop.
 
     Attributes:
-        running: How many run now.
+        running: Number of running simulations.
 
     Args:
-        longest_s: Of one; then it is killed.
+        longest_s: Time after which a simulation is killed.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -41,12 +43,12 @@ class Simulations:
         self.running = 0
 
     async def run(self, asked: SimulateRequest) -> bytes:
-        """Simulate, and give the results as JSON.
+        """Simulate, and return the results as JSON.
 
         Raises:
-            HTTPException: 429 while as many run as may.
-            GivenError: If it takes too long; says what to do.
-            UserError: If a number makes no sense.
+            HTTPException: 429 if `AT_ONCE` simulations are running.
+            GivenError: If it takes too long; the message says what to change.
+            UserError: If a number is invalid.
         """
         if self.running >= AT_ONCE:
             headers = {"Retry-After": str(RETRY_S)}
@@ -58,7 +60,7 @@ class Simulations:
             self.running -= 1
 
     async def _run(self, asked: SimulateRequest) -> bytes:
-        # Settings and their secrets are none of its business.
+        # The process needs no settings, which contain secrets.
         environment = {name: v for name, v in os.environ.items() if not name.startswith("DOLL_")}
         process = await asyncio.create_subprocess_exec(
             *command_of("common.spot.planning.simulation_process"),
@@ -90,7 +92,7 @@ class Simulations:
 
 
 async def _converse(process: asyncio.subprocess.Process, order: bytes) -> tuple[bytes, bytes]:
-    """Say what to do, and hear what came of it; its input stays open, or it would end."""
+    """Send the request and return stdout and stderr; stdin stays open, or the process would end."""
     stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
     if stdin is None or stdout is None or stderr is None:
         raise RuntimeError("a process without pipes")
@@ -99,7 +101,8 @@ async def _converse(process: asyncio.subprocess.Process, order: bytes) -> tuple[
         stdin.write(order)
         await stdin.drain()
     except ConnectionError:
-        pass  # it has ended: why is in its last words
+        # The process has ended; stderr explains why.
+        pass
     answer, said = await output
     await process.wait()
     return answer, said

@@ -1,8 +1,8 @@
-"""The threads that follow the jobs and keys topics and that write jobs.
+"""Threads that follow the jobs and keys topics, and threads that write jobs.
 
-One thread follows both topics. Several threads write jobs side by side: `CompactedTable` orders
+One thread follows both topics. Several threads write jobs in parallel; `CompactedTable` orders
 their changes. A writer folds its own change before it answers. Requests read the last fold, which
-costs no call of a server.
+calls no server.
 """
 
 from __future__ import annotations
@@ -33,17 +33,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NEWS_S = 0.05  # between looks at the topics: so soon counts a key, or a job made elsewhere
-AGAIN_S = 0.5  # after Kafka did not answer
-READY_S = 5.0  # that a request waits for the first fold
-LOOK_S = 0.01  # between its looks
-WRITE_S = 20.0  # that a request waits for its turn and its work: a store gives up after 15
-ORDERS = 64  # that wait for their turn
-# Changes that wait for a broker's confirmation at the same time. A change waits most of its time,
-# so that more threads than cores pay.
+# Seconds between reads of the topics: the delay until a new key or a job from elsewhere counts.
+NEWS_S = 0.05
+# Seconds before a retry after Kafka did not answer.
+AGAIN_S = 0.5
+# Time that a request waits for the first fold.
+READY_S = 5.0
+# Seconds between a waiting request's checks for the first fold.
+LOOK_S = 0.01
+# Time limit for a request's turn and its work; the store gives up after 15 s.
+WRITE_S = 20.0
+# Maximum number of changes that wait for their turn.
+ORDERS = 64
+# Number of changes that wait for a broker's confirmation at the same time. A change spends most of
+# its time waiting, so more threads than cores pay off.
 WRITERS = 4
-REFUSED_S = 60.0  # that a change which Kafka did not take counts as news
-END_S = 2.0  # a thread that waits for Kafka ends with the process
+# Seconds that readiness checks report a change that Kafka refused.
+REFUSED_S = 60.0
+# Time limit for a thread to end. One that waits for Kafka ends with the process.
+END_S = 2.0
 
 _log = event_logger(__name__)
 
@@ -52,15 +60,15 @@ class Stores:
     """Jobs and keys as of the last fold.
 
     Attributes:
-        jobs: All of them, by name.
-        unreadable: Records of jobs that do not parse, by their keys.
-        keys: Who may come in.
-        missing: Number of jobs and of keys of which Kafka has no record any more, by topic.
-        fault: Why this process cannot go on; None: it can.
+        jobs: All jobs by name.
+        unreadable: Records of jobs that cannot be parsed, by key.
+        keys: Keys that have access.
+        missing: Number of jobs and of keys whose records Kafka has lost, by topic.
+        fault: Error that ended the thread, or None.
 
     Args:
-        open_log: Where the topics are; called in the thread, again after each failure.
-        clock: Seconds since 1970, for what is written.
+        open_log: Opens Kafka; called in the thread, and again after each failure.
+        clock: Returns seconds since 1970, for timestamps in records.
     """
 
     def __init__(self, open_log: Callable[[], Log], clock: Callable[[], float]) -> None:
@@ -68,16 +76,17 @@ class Stores:
         self._clock = clock
         self._orders: Queue[Order] = Queue(ORDERS)
         self._lock = threading.Lock()
-        # The lock of folds: a later fold must not give way to an earlier one.
+        # Held while folding, so that an earlier fold does not replace a later one.
         self._fold_lock = threading.Lock()
         self._threads = list[threading.Thread]()
         self._end_asked = threading.Event()
-        # True once no thread takes orders any more.
+        # True once no thread accepts orders any more.
         self._ended = False
         self._opened: tuple[JobOperations, KeyStore] | None = None
         self._read = False
         self._away = ""
-        self._refused = "", 0.0  # why the newest change was not made, and when
+        # Reason why the newest change was not made, and the time of the failure.
+        self._refused = "", 0.0
         self._records: Mapping[str, KeyRecord] = {}
         self.jobs: Mapping[str, JobRecord] = {}
         self.unreadable: Mapping[str, Unreadable] = {}
@@ -87,7 +96,7 @@ class Stores:
 
     @property
     def unread(self) -> str:
-        """Why the last fold is not the newest or not in Kafka any more; empty: it is."""
+        """Reason why the last fold is outdated or Kafka has lost records, or an empty string."""
         if self._away or not self._read:
             return self._away or "jobs and keys are still being read"
         lost = [f"{topic} ({count})" for topic, count in self.missing.items() if count]
@@ -97,12 +106,12 @@ class Stores:
 
     @property
     def unwritten(self) -> str:
-        """Why Kafka did not take the newest change; empty if it did, or if that is long ago."""
+        """Reason why Kafka refused the newest change less than `REFUSED_S` ago, or empty."""
         reason, at_s = self._refused
         return reason if monotonic() - at_s < REFUSED_S else ""
 
     def start(self) -> None:
-        """Begin to follow, unless that has begun or ended."""
+        """Start to follow, unless already started or ended."""
         with self._lock:
             if self._threads or self._end_asked.is_set():
                 return
@@ -112,7 +121,7 @@ class Stores:
                 self._threads[-1].start()
 
     def close(self) -> None:
-        """End the threads; what waits for its turn is refused."""
+        """End the threads and refuse all waiting changes."""
         with self._lock:
             self._end_asked.set()
         until = monotonic() + END_S
@@ -125,7 +134,7 @@ class Stores:
         """Wait until both topics have been read once.
 
         Raises:
-            UnavailableError: If Kafka is unavailable, or takes long.
+            UnavailableError: If Kafka is unavailable or slow.
         """
         if self._read:
             return
@@ -137,14 +146,14 @@ class Stores:
             await asyncio.sleep(LOOK_S)
 
     async def write(self, act: Callable[[JobOperations], T]) -> T:
-        """Have a thread do something, and wait for it; what it changed is in `jobs` then.
+        """Run a change in a thread and wait for it; afterwards `jobs` includes it.
 
         Raises:
-            UnknownOutcomeError: If it began and did not end in time: it may be done, or be done
-                later.
-            UnavailableError: If Kafka is unavailable, or it did not begin in time: nothing was
-                changed.
-            DollError: What `act` raises.
+            UnknownOutcomeError: If it started and did not end in time. The change may have been
+                made, or may be made later.
+            UnavailableError: If Kafka is unavailable, or the change did not start in time. Nothing
+                was changed.
+            DollError: Anything that `act` raises.
         """
         await self.ready()
         asked = Future[T]()
@@ -154,7 +163,8 @@ class Stores:
             raise UnavailableError(
                 f"{ORDERS} changes of jobs wait for their turn; nothing was changed: try again"
             ) from None
-        if self._ended:  # it may have looked for orders before there was this one
+        # The threads may have emptied the queue before this order was added.
+        if self._ended:
             self._refuse()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), WRITE_S)
@@ -186,7 +196,7 @@ class Stores:
             self._end()
 
     def _follow(self) -> None:
-        """Look for news, then wait until it is time to look again.
+        """Read both topics, then wait until it is time to read again.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -209,7 +219,7 @@ class Stores:
         self._end_asked.wait(NEWS_S)
 
     def _fold(self, store: JobOperations) -> None:
-        """Take over what the jobs topic says.
+        """Take over the content of the jobs topic.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -220,18 +230,20 @@ class Stores:
                 self.jobs = jobs
 
     def _write(self) -> None:
-        """Do what is asked, one thing after the other, until the end."""
+        """Carry out orders one after the other, until the end."""
         while (order := self._orders.get()) is not None:
             act, asked = order
             if not asked.set_running_or_notify_cancel():
-                continue  # whoever asked has gone
+                # The caller has given up.
+                continue
             try:
                 store = self._jobs_store()
                 done = act(store)
                 self._refused = "", 0.0
-                with suppress(UnavailableError):  # the change was made: the follower folds it later
+                # The change was made, and the follower folds it later.
+                with suppress(UnavailableError):
                     self._fold(store)
-            except Exception as error:  # noqa: BLE001 -- told to whoever asked
+            except Exception as error:  # noqa: BLE001 -- reported to the caller
                 if isinstance(error, UnavailableError) and error.server in ("", "kafka"):
                     self._refused = str(error), monotonic()
                 asked.set_exception(error)
@@ -250,7 +262,7 @@ class Stores:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Tell all who wait that nobody will do what they asked, and end the threads that write."""
+        """Refuse all waiting orders, and end the writing threads."""
         with suppress(Empty):
             while True:
                 order = self._orders.get_nowait()

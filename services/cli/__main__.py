@@ -1,4 +1,4 @@
-"""Runs `doll`: gives the commands real Kafka, Redis and storage."""
+"""Run `doll`, whose commands connect to real Kafka, Redis and storage."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The `doll` command: global options, the groups of commands, and how errors are told.
+"""The `doll` command: global options, groups of commands, and error messages.
 
 A command is a function with a typer signature; it raises `DollError` and never prints one. To add a
-command, write it in a file of its own and register it at the end of this one.
+command, write it in its own file and register it at the end of this file.
 """
 
 from __future__ import annotations
@@ -37,19 +37,22 @@ from services.cli.system.outside import CHOSEN_WITH, Reached, Ways
 
 
 class _Commands(TyperGroup):
-    """Tells errors in one line: what was wrong and what to do."""
+    """Prints an error in one line: what is wrong and what to do."""
 
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- the library's, whatever they are
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- the library defines them
         super().__init__(**settings)
         _join_lines(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 -- the library's class has no public name
-        if args and args[0] in self.commands:  # no option of ours was given
-            self.params = []  # whose values would be converted, for which pydantic is loaded
+        # None of the global options was given.
+        if args and args[0] in self.commands:
+            # Conversion of their values would load pydantic.
+            self.params = []
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- likewise
-        gc.enable()  # see `doll.distribution`
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- the library's class has no public name
+        # See `doll.distribution`.
+        gc.enable()
         try:
             return super().invoke(ctx)
         except DollError as error:
@@ -65,8 +68,8 @@ class _Commands(TyperGroup):
             raise typer.Exit(code) from error
 
 
-def _join_lines(command: Any) -> None:  # noqa: ANN401 -- likewise
-    """Let paragraphs of help be as wide as the terminal, which typer does with the first alone."""
+def _join_lines(command: Any) -> None:  # noqa: ANN401 -- typer's classes have no public names
+    """Make all paragraphs of help as wide as the terminal; typer does this for the first only."""
     paragraphs = cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
     for each in getattr(command, "commands", {}).values():
@@ -112,9 +115,9 @@ def settings(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Keep what is given here, which stands above the environment."""
+    """Remember the given options, which take precedence over the environment."""
     given = {"DOLL_KAFKA": kafka, "DOLL_API": api, "DOLL_API_KEY": api_key}
-    # Until here the context holds ways to connect: `main` gives adapters, tests give fakes.
+    # The context still holds functions that connect: `main` passes adapters, tests pass fakes.
     ways: Ways = context.obj
     context.obj = Reached(ways, {name: value for name, value in given.items() if value})
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands have."""
+"""Arguments of several commands."""
 
 from __future__ import annotations
 

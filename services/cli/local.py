@@ -1,4 +1,4 @@
-"""What `doll up` and `doll demo` start on this machine: folders, a market, the live page."""
+"""Local services, market and live page that `doll up` and `doll demo` start."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
     from common.config.settings import Settings
 
 
-READY_S = 60.0  # a busy machine loads the service in half of that
-_PAUSE_S = 0.1  # between looks whether it answers
+# A busy machine loads the service in half of this time.
+READY_S = 60.0
+# Seconds between checks if the service answers.
+_PAUSE_S = 0.1
 
 
 class Page(NamedTuple):
-    """Where it is, and how to get in."""
+    """Live page, with its address and a key."""
 
     service: EmbeddedService
     url: str
     key: str
 
     def await_ready(self, ends: Callable[[], bool]) -> None:
-        """Wait until the service answers, but no longer than `READY_S`, or until it ends.
+        """Wait until the service answers, it ends, or `READY_S` have passed.
 
         Args:
-            ends: True if nobody wants it any more.
+            ends: Returns True if the wait should be cancelled.
         """
         until = monotonic() + READY_S
         while monotonic() < until and not ends() and self.service.exit_code is None:
@@ -54,17 +56,17 @@ class Page(NamedTuple):
 
 
 def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int = 0) -> Page:
-    """Start an admin service on this machine alone.
+    """Start an admin service that listens on this machine only.
 
     Args:
-        settings: Of the servers.
-        logs: Folder for what it says.
-        name: Of the key, which no other may have.
-        role: What the key may do.
-        port: 0 for any that is free.
+        settings: Settings that name the servers.
+        logs: Folder for its log.
+        name: Name of the key, which must be new.
+        role: Role of the key.
+        port: Port to listen on; 0 selects a free one.
 
     Raises:
-        ConflictError: If there is a key of this name.
+        ConflictError: If a key of this name exists.
         UnavailableError: If Kafka is unavailable.
     """
     with closing(KeyStore(open_log(settings, "key"))) as key_store:
@@ -77,14 +79,14 @@ def open_page(settings: Settings, logs: Path, name: str, role: Role, port: int =
 def start_services(
     settings: Settings, logs: Path, workers: int, *, job: str = "", evaluator: bool = False
 ) -> list[EmbeddedService]:
-    """Start a coordinator, a provisioner where settings name a market, and workers.
+    """Start a coordinator, workers, and a provisioner if the settings name a market.
 
     Args:
-        settings: Of the servers.
-        logs: Folder for what they say.
-        workers: How many.
-        job: The only one that they work for; empty: any.
-        evaluator: Whether to start one, too.
+        settings: Settings that name the servers.
+        logs: Folder for their logs.
+        workers: Number of workers.
+        job: The only job that the workers serve; if empty, all.
+        evaluator: True to start an evaluator, too.
     """
     own = settings.model_copy(update={"threads": 1})
     kinds: list[Kind] = ["coordinator"]
@@ -99,21 +101,22 @@ def start_services(
 
 
 def with_market(settings: Settings, market: Path, machines: Path) -> Settings:
-    """Settings for renting machines that are processes, and end with this one."""
+    """Return settings for rented machines that are processes and end with this process."""
     return settings.model_copy(
         update={
             "market": str(market.absolute()),
             "fleet_directory": str(machines.absolute()),
-            "owner_pid": os.getpid(),  # whatever becomes of the provisioner
+            # The machines end with this process, even if the provisioner is gone.
+            "owner_pid": os.getpid(),
         }
     )
 
 
 def made(folder: Path) -> Path:
-    """Make a folder, if it is not there.
+    """Create a folder if it does not exist.
 
     Raises:
-        UserError: If it cannot be made.
+        UserError: If it cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

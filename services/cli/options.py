@@ -1,4 +1,4 @@
-"""What is wrong with a request is told by the options of the command that made it."""
+"""Error messages that name a command's options instead of the request's fields."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from common.errors import GivenError, UserError
 
 @contextmanager
 def complaints_by(option_of: Callable[[str], str]) -> Iterator[None]:
-    """Tell what is wrong with a field by what gave it.
+    """Convert errors about fields to errors about options.
 
     Args:
-        option_of: The option that gave the field at a path.
+        option_of: Returns the option that gave the field at a path.
 
     Raises:
-        UserError: Instead of pydantic's error, and of `GivenError`.
+        UserError: Instead of pydantic's error or `GivenError`.
     """
     try:
         yield

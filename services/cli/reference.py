@@ -1,6 +1,7 @@
 """Writes the references of docs/ from the code: `python -m services.cli.reference`.
 
-The job file from `JobSpec`, the settings from `Settings`, the commands from `doll` itself.
+The job file comes from `JobSpec`, the settings from `Settings`, and the commands from `doll`
+itself.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 
 def documents() -> dict[str, str]:
-    """Each document's text, by its name in docs/reference."""
+    """Return each document's text, by its name in docs/reference."""
     return {
         "job-file.md": "\n".join(_job_file()),
         "settings.md": "\n".join(_settings()),
@@ -68,7 +69,7 @@ def _job_file() -> Iterator[str]:
 
 
 def models(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """A model and those of its fields, with the path of each in a job file."""
+    """Yield a model and those of its fields, with the path of each in a job file."""
     yield path, model
     for name, field in model.model_fields.items():
         for inner in _parts(field.annotation):
@@ -99,12 +100,12 @@ def _settings() -> Iterator[str]:
 
 
 def _value(field: FieldInfo) -> str:
-    """What a field may hold, in words."""
+    """Describe the values of a field in words."""
     limits = [_limit(each) for each in [*field.metadata, *_metadata(field.annotation)]]
     return ", ".join([_kind(field.annotation), *filter(None, limits)]).replace("|", "\\|")
 
 
-def _kind(annotation: Any) -> str:  # noqa: ANN401 -- whatever a field is declared as
+def _kind(annotation: Any) -> str:  # noqa: ANN401 -- annotations have no common type
     if get_origin(annotation) is Annotated:
         return _kind(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -120,12 +121,12 @@ def _kind(annotation: Any) -> str:  # noqa: ANN401 -- whatever a field is declar
     return ", ".join(_WORDS[p] if isinstance(p, type) else f"`{p}`" for p in parts)
 
 
-def _is_mapping(annotation: Any) -> bool:  # noqa: ANN401 -- likewise
+def _is_mapping(annotation: Any) -> bool:  # noqa: ANN401 -- annotations have no common type
     return get_origin(annotation) is dict
 
 
-def _parts(annotation: Any) -> list[Any]:  # noqa: ANN401 -- likewise
-    """The types and words that an annotation allows."""
+def _parts(annotation: Any) -> list[Any]:  # noqa: ANN401 -- annotations have no common type
+    """Return the types and literals that an annotation allows."""
     origin = get_origin(annotation)
     if origin is Annotated or origin is tuple:
         return _parts(get_args(annotation)[0])
@@ -138,7 +139,7 @@ def _parts(annotation: Any) -> list[Any]:  # noqa: ANN401 -- likewise
     return [annotation]
 
 
-def _metadata(annotation: Any) -> list[Any]:  # noqa: ANN401 -- likewise
+def _metadata(annotation: Any) -> list[Any]:  # noqa: ANN401 -- annotations have no common type
     if get_origin(annotation) in (Union, types.UnionType):
         return [each for part in get_args(annotation) for each in _metadata(part)]
     if get_origin(annotation) is Annotated:
@@ -186,7 +187,7 @@ def _command(command: Any, context: Any) -> Iterator[str]:  # noqa: ANN401 -- ty
         yield from _command(inner, type(context)(inner, info_name=name, parent=context))
 
 
-def _help(command: Any) -> Iterator[str]:  # noqa: ANN401 -- likewise
+def _help(command: Any) -> Iterator[str]:  # noqa: ANN401 -- typer's classes have no public names
     help_text = (command.help or "").replace("[bold]", "`").replace("[/]", "`")
     for line in chain.from_iterable(
         wrap(each, 96, break_on_hyphens=False) or [""] for each in help_text.splitlines()

@@ -1,4 +1,4 @@
-"""How tables are printed: as wide as the terminal is, or as they need where there is none."""
+"""Printing of tables: as wide as the terminal, or as wide as needed for other outputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_NO_TERMINAL = 1000  # columns: a file, or another program, cuts no line
+# Columns; files and other programs get complete lines.
+_NO_TERMINAL = 1000
 
 
 def show(table: RenderableType) -> None:
-    """Print one to standard output."""
+    """Print a table to standard output."""
     width = None if sys.stdout.isatty() else _NO_TERMINAL
     Console(width=width).print(table)

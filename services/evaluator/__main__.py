@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+# This comes before the other imports: see `keep_imports`.
+if __name__ == "__main__":
     gc.disable()
 
 import os
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
     from common.runtime.supervisor import PreviousFault
     from services.evaluator.tracker import JobTracker
 
-NICE = 10  # beside whoever trains on the same machine: it comes second
-# A turn is the evaluation of one version at the longest: minutes, on a large test set or a busy
-# machine.
+# Lower priority than training on the same machine.
+NICE = 10
+# A turn takes at most the evaluation of one version: minutes on a large test set or a busy machine.
 SLOW_S = 60.0
 HANGS_S = 1800.0
 
 
 def main() -> int:
-    """Run until told to end; returns the exit status."""
+    """Run until a signal ends the process; return its exit status."""
     arguments = command_line("evaluator")
     return run("evaluator", arguments.name, partial(_evaluate, arguments.job))
 
@@ -77,9 +78,9 @@ def _tracker(
     wake: Callable[[], None],
     fault: PreviousFault | None,
 ) -> JobTracker:
-    """What tells an experiment tracker of a job; not loaded where no job wants it."""
-    from common.tracking.mlflow import open_tracking  # noqa: PLC0415 -- likewise
-    from services.evaluator.tracker import JobTracker, TrackerProcess  # noqa: PLC0415 -- see above
+    """Return a job's tracker; its modules are imported only if a job needs them."""
+    from common.tracking.mlflow import open_tracking  # noqa: PLC0415 -- only if a job is tracked
+    from services.evaluator.tracker import JobTracker, TrackerProcess  # noqa: PLC0415 -- only if a job is tracked
 
     settings = process.settings
     shared = TrackerProcess(
@@ -95,18 +96,20 @@ def _tracker(
     return JobTracker(shared, wanted, wake, fault)
 
 
-def tracks(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
-    """Whether to tell an experiment tracker of a job: see `begins`."""
+def tracks(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` calls it
+    """Return True if a job should be tracked; see `begins`."""
     return record.spec.tracking is not None and _is_of(only, record, new=new)
 
 
-def begins(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
-    """Whether to judge a job: a stopped one too, at first, for it may have left its last version.
+def begins(only: str | None, record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` calls it
+    """Return True if a job should be evaluated.
+
+    A stopped job is evaluated once, too, because its last version may not be evaluated yet.
 
     Args:
-        only: The only job; None: all that ask for it.
+        only: Optional. Name of the only job to evaluate. If unset, all jobs with `evaluation`.
         record: The job.
-        new: Whether this process has not had it yet.
+        new: True if this process has not evaluated the job yet.
     """
     return record.spec.evaluation is not None and _is_of(only, record, new=new)
 

@@ -1,11 +1,11 @@
-"""Whether a stream's errors have risen for good: ADWIN (Bifet and Gavalda, 2007), by river.
+"""Detection of a lasting rise of a stream's errors: ADWIN (Bifet and Gavalda, 2007), by river.
 
-ADWIN keeps a window of errors as long as nothing has changed, and forgets its older part as soon as
-the means of the two differ by more than chance explains. It does so whichever way they differ:
+ADWIN keeps a window of errors as long as nothing changes. It drops the older part as soon as the
+means of the two parts differ by more than chance explains, in either direction:
 
-    errors   high, then low: it learns            low, then high: drift
-    ADWIN    forgets the high ones                forgets the low ones
-    told     nothing                              a rise
+    errors    high, then low: it learns            low, then high: drift
+    ADWIN     drops the high ones                  drops the low ones
+    reported  nothing                              a rise
 """
 
 from __future__ import annotations
@@ -14,34 +14,37 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-# Chance that a window without a change is cut all the same; river's own default. The bound is
-# loose: in 200 streams of 20,000 records, at error rates from 0.02 to 0.5, nothing was told. After
-# 4,000 records a rise from 0.05 to 0.3 is told within 150 more (20 of 20 times), one from 0.05 to
+# Probability that a window without a change is cut; river's default. The bound is loose: in 200
+# streams of 20,000 records with error rates from 0.02 to 0.5, nothing was reported. After 4,000
+# records, a rise from 0.05 to 0.3 is reported within 150 more (20 of 20 times), one from 0.05 to
 # 0.1 after 575 in the median and 2,000 at most, one from 0.3 to 0.35 within 5,000 in 15 of 20.
 DELTA = 0.002
 
 
 class Rise(NamedTuple):
-    """Errors are higher than they were."""
+    """Rise of a stream's errors."""
 
-    before: float  # mean error of what was forgotten
-    after: float  # of what is left
+    # Mean error of the dropped part of the window.
+    before: float
+    # Mean error of the rest.
+    after: float
 
 
 class ErrorWatch:
-    """The errors of one stream, in memory that grows with the logarithm of their number."""
+    """Errors of one stream. The memory grows with the logarithm of their number."""
 
     def __init__(self) -> None:
-        # It brings scipy, which takes seconds: not before an evaluator has a stream to watch.
+        # river imports scipy, which takes seconds, so it waits until a stream must be watched.
         from river.drift import ADWIN  # noqa: PLC0415 -- see above
 
         self._window = ADWIN(delta=DELTA)  # type: ignore[no-untyped-call]  # river has no types
 
     def feed(self, errors: Iterable[float]) -> Rise | None:
-        """Take in the errors of some records, each from 0 to 1, in their order.
+        """Add the errors of some records in their order, each from 0 to 1.
 
         Returns:
-            A rise, if there was one; ADWIN forgets what was before in steps, as it gets surer.
+            The rise, if one was detected. ADWIN drops the older part in steps as the evidence
+            grows.
         """
         rise: Rise | None = None
         for error in errors:
@@ -50,11 +53,11 @@ class ErrorWatch:
                 rise = rise or Rise(forgotten, self._window.estimation)
         if rise is None:
             return None
-        # At the cut the window still held some of what was before; by now it holds less.
+        # At the cut, the window still held some older errors; by now it holds fewer.
         return rise._replace(after=max(rise.after, self._window.estimation))
 
     def _forgotten(self, error: float) -> float | None:
-        """Take in one error; the mean of what ADWIN forgot, if it did."""
+        """Add one error; return the mean of the dropped part if ADWIN dropped one."""
         window = self._window
         total, width = window.total + error, window.width + 1
         window.update(error)  # type: ignore[no-untyped-call]  # river has no types
@@ -65,9 +68,9 @@ class ErrorWatch:
 def errors_of(columns: Mapping[str, Sequence[float]]) -> list[float]:
     """Return the error of each record, from 0 to 1.
 
-    1 - accuracy if the task has that metric; a NaN says that the record has no value, and therefore
-    no error. Otherwise 1 - exp(-loss): it rises with the loss, and
-    of a cross-entropy it is the probability that the model gave to all that was not the truth.
+    If the task has the metric accuracy, the error is 1 - accuracy; a record whose accuracy is NaN
+    has no error. Otherwise it is 1 - exp(-loss). It rises with the loss; for a cross-entropy, it is
+    the probability that the model gave to all wrong answers.
 
     Args:
         columns: Values per record: `loss`, and the task's metrics.

@@ -1,8 +1,9 @@
-"""What is done about a version that counts: it is judged, and what came of it is told.
+"""Evaluation of versions that count, and records of the results.
 
-On the test set at once. By each stream's records that the model learns from next, as soon as these
-are known: usually they are by the time the test is over, and one record tells all. What comes later
-than a second is told later, until the next version is in hand.
+A version is evaluated on the test set at once, and on each stream's records that the model learns
+from next as soon as these are known. They usually are when the test ends, and then one record
+reports everything. Results that take more than a second longer are reported separately, until the
+next version begins.
 """
 
 from __future__ import annotations
@@ -34,48 +35,55 @@ if TYPE_CHECKING:
 
 
 class EvaluationPace(NamedTuple):
-    """How patient and how curious an evaluator is; nobody trains faster or slower by it."""
+    """Timing and sample size of an evaluator; neither affects the training."""
 
-    look_s: float = 0.25  # between looks at the board: 16 bytes, unless there is something new
-    together_s: float = 1.0  # that a result on the test set waits for the next update
-    # Records of each stream that a version predicts before it learns of them. The accuracy of so
-    # many is at most 6 points from that of all, in 95 of 100 cases.
+    # Seconds between polls of the board, which transfer 16 bytes unless there is something new.
+    look_s: float = 0.25
+    # Time that a result on the test set waits for the next update.
+    together_s: float = 1.0
+    # Records of each stream that a version predicts before it learns from them. In 95 of 100 cases,
+    # the accuracy on this many is at most 6 points from that on all.
     sample: int = 256
 
 
 class EvaluatorProcess(NamedTuple):
-    """What all jobs of a process share."""
+    """State that all jobs of a process share."""
 
     settings: Settings
     log: Log
-    board: Callable[[str], Board]  # by job
+    # Opens the board of a job.
+    board: Callable[[str], Board]
     metrics: ProcessMetrics
     logger: EventLogger
-    pace: EvaluationPace = EvaluationPace()  # how patient it is
+    pace: EvaluationPace = EvaluationPace()
 
 
 @dataclass(slots=True)
 class _Open:
-    """The version in hand."""
+    """Version that is being evaluated."""
 
     name: ModelId
-    at_s: float  # when it was judged, since 1970
-    since: float  # when something was told of it, or could have been; on the clock of waits
-    awaited: set[str]  # streams of which it has predicted nothing yet
+    # Start of the evaluation in seconds since 1970.
+    at_s: float
+    # Time of the last report, or of the start, on the clock `monotonic`.
+    since: float
+    # Streams that it has not predicted yet.
+    awaited: set[str]
     records: int = 0
-    test: dict[str, float] | None = None  # not told yet
+    # Result on the test set until it is reported.
+    test: dict[str, float] | None = None
 
 
 class EvaluationRunner:
-    """Judges the versions of one job, one at a time.
+    """Evaluates the versions of one job, one at a time.
 
     Args:
-        job: Its id.
-        evaluation: What it wants of us.
+        job: Id of the job.
+        evaluation: The job's settings for evaluations.
         write: Writes a record to the updates topic.
 
     Raises:
-        UserError: If its task cannot be made here.
+        UserError: If the task cannot be built here.
     """
 
     def __init__(
@@ -103,21 +111,23 @@ class EvaluationRunner:
 
     @property
     def name(self) -> ModelId | None:
-        """The version in hand that is not done with yet."""
+        """Version that is being evaluated, or None."""
         return None if self._open is None else self._open.name
 
     def begin(self, name: ModelId, weights: bytes, *, tests: bool, predicts: bool) -> None:
-        """Take a version in hand, and try it on the test set; `go_on` was called for the last time.
+        """Start with a version: evaluate it on the test set.
+
+        The caller has finished the previous version with `go_on`.
 
         Args:
-            name: As the history calls it.
-            weights: Its bytes.
-            tests: Whether nobody has tried it on the test set yet.
-            predicts: Likewise on the records that come next.
+            name: Version id as the history has it.
+            weights: Serialized weights.
+            tests: True if no evaluator has evaluated it on the test set yet.
+            predicts: True if no evaluator has evaluated it on the following records yet.
 
         Raises:
             CorruptError: If the weights are not of this model.
-            UnavailableError: If Kafka is unavailable: begin again.
+            UnavailableError: If Kafka is unavailable; call again.
         """
         records = self._records.test() if tests else None
         self._open = None
@@ -139,14 +149,14 @@ class EvaluationRunner:
                 self._metrics.test_means.labels(metric).set(mean)
 
     def go_on(self, after: Mapping[str, tuple[Batch, ...]], *, last: bool) -> None:
-        """The version in hand predicts what was learned from next, and what is known is told.
+        """Evaluate the version on the records that the model learned from next, and report results.
 
         Args:
-            after: By stream, the batches that it learned from next, as far as they are known.
-            last: Nothing more will be known: it is done with.
+            after: Batches that the model learned from next, by stream, as far as they are known.
+            last: True if no more batches will be known, so that the version is finished.
 
         Raises:
-            UnavailableError: If Kafka is unavailable: do so again.
+            UnavailableError: If Kafka is unavailable; call again.
         """
         opened = self._open
         if opened is None:
@@ -154,8 +164,9 @@ class EvaluationRunner:
         known = opened.awaited & after.keys()
         waited = monotonic() >= opened.since + self._pace.together_s
         if not last and known != opened.awaited and not waited:
-            return  # more may come at any moment
-        # All is read before anything is told: this may be done again.
+            # More batches may arrive at any moment.
+            return
+        # All records are read before anything is reported, because this call may be repeated.
         read = {
             stream: self._records.read(sample(_spans_of(stream, after[stream]), self._most))
             for stream in sorted(known)
@@ -172,17 +183,17 @@ class EvaluationRunner:
             self._open = None
 
     def drop_version(self) -> None:
-        """The version in hand was taken back."""
+        """Forget the version, which was taken back."""
         self._open = None
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._records.close()
 
     # ---------------------------------------------------------------------------------------------
 
     def _write_found(self, opened: _Open, prequential: dict[str, dict[str, float]]) -> None:
-        """Write down what there is, once."""
+        """Report results that are not reported yet."""
         records, test = (opened.records, opened.test) if opened.test is not None else (0, {})
         opened.test = None
         if not test and not prequential:
@@ -196,13 +207,14 @@ class EvaluationRunner:
         )
 
     def _predicted(self, name: ModelId, stream: str, records: Columns) -> dict[str, float]:
-        """How well a stream's records were predicted; empty: the task could not."""
+        """Return means over a stream's predicted records; empty if the task failed."""
         try:
             judged = self._model_evaluator.judge(records)
         except TaskError as error:
             self._complain(stream, str(error))
             return {}
-        if judged.scores is not None:  # of some hundred records alone they say little
+        # Scores of a few hundred records alone are too noisy.
+        if judged.scores is not None:
             judged.means.update(self._scores[stream].add(judged.scores, monotonic()))
         means = self._finite(stream, judged.means)
         for metric, mean in means.items():

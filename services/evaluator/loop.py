@@ -1,11 +1,11 @@
-"""One job's evaluator: follows its updates topic, takes what its leader offers, judges what counts.
+"""One job's evaluator: follows the updates topic, and evaluates offered versions that count.
 
     board   ── offered model ──▶ ┌───────────┐
     updates ── what counts   ──▶ │ evaluator │ ── Evaluated, Drifted ──▶ updates
     streams ── records       ──▶ └───────────┘
 
-It asks nothing of workers, and of the leader no more than one write of the model per n updates. A
-slow evaluator judges the newest version that it finds, and leaves out those in between.
+It needs nothing from workers, and from the leader only one write of the model per n updates. A slow
+evaluator evaluates the newest version that it finds and skips those in between.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ if TYPE_CHECKING:
     from common.kafka.port import Writer
     from common.runtime.supervisor import PreviousFault
 
-GATHERED = 100  # updates read at once: where there are more there is a next turn at once
-AWAY_S = 0.5  # between attempts while a server is unavailable
+# Maximum number of updates per read. If there are more, the next turn follows at once.
+GATHERED = 100
+# Seconds between attempts while a server is unavailable.
+AWAY_S = 0.5
 FLUSH_S = 5.0
 
 
 class JobEvaluator:
-    """Judges the versions of one job: an actor of a supervisor.
+    """Evaluates the versions of one job: an actor of a supervisor.
 
-    A turn is the evaluation of one version at the longest.
+    A turn takes at most the evaluation of one version.
 
     Args:
-        wanted: The job as its owner wants it now; None where it was deleted. One that was submitted
-            at another time is another.
-        wake: Lets it have a turn soon; it looks now and then by itself.
-        fault: What ended the one before; it has been told.
+        wanted: Returns the job's current record, or None if the job was deleted. A record with
+            another submission time is another job.
+        wake: Unused, because the evaluator polls.
+        fault: Unused; the error that ended the previous actor is logged already.
 
     Raises:
         NotFoundError: If the job was deleted, or has no `evaluation`.
@@ -71,16 +73,21 @@ class JobEvaluator:
         self._outage = Outage(self._log, "kafka")
         self._updates = UpdatesReader(process.log, record.id, self._read_from, self._log)
         self._versions = OfferedVersions(evaluation.every_updates)
-        self._known: ModelId | None = None  # the last offer that was fetched
-        self._offer: tuple[ModelId, bytes] | None = None  # not known to count yet
-        self._last: ModelId | None = None  # judged last
-        self._look_at = 0.0  # when to look at the board again
-        self._writer: Writer | None = None  # until there is something to tell
+        # The last offer that was fetched.
+        self._known: ModelId | None = None
+        # An offer that is not known to count yet.
+        self._offer: tuple[ModelId, bytes] | None = None
+        # The version that was evaluated last.
+        self._last: ModelId | None = None
+        # Time of the next poll of the board.
+        self._look_at = 0.0
+        # None until there is something to report.
+        self._writer: Writer | None = None
         self._runner: EvaluationRunner | None = None
         process.metrics.follow(self._job, self._metrics)
 
     def turn(self) -> float | None:
-        """Look at everything once; the job is over where there is nothing left to judge.
+        """Poll everything once; the job ends if nothing is left to evaluate.
 
         Raises:
             DollError: If the job cannot be evaluated.
@@ -99,7 +106,7 @@ class JobEvaluator:
         return monotonic() + (self._process.pace.look_s if read < GATHERED else 0.0)
 
     def close(self) -> None:
-        """Let go of everything; what was told is delivered."""
+        """Release everything; reports are delivered first."""
         self._process.metrics.forget(self._metrics)
         if self._runner is not None:
             self._runner.close()
@@ -112,14 +119,15 @@ class JobEvaluator:
                 self._writer.close()
 
     def _go_through(self, *, stopped: bool) -> int | None:
-        """Read, judge, tell; how many updates were read, None where there is nothing left to do.
+        """Read, evaluate and report; return the number of updates read, or None if the job is done.
 
         Raises:
             UnavailableError: If a server is unavailable.
         """
         over = self._look(stopped=stopped)
         if over and self._offer is None and self._runner is None:
-            return None  # it was over before we came, or nothing was ever offered
+            # The job ended before this process started, or without any offer.
+            return None
         records = self._updates.read()
         for offset, _, record in records:
             self._versions.feed(offset, record)
@@ -128,7 +136,8 @@ class JobEvaluator:
             self._writer.poll()
             self._outage.watch(self._writer)
         if self._updates.position < self._updates.end:
-            return read  # what was told before is not all known
+            # Earlier reports may not all be read yet.
+            return read
         over = over and self._updates.at_end
         self._consider_offer(over=over)
         self._go_on(last=over)
@@ -136,14 +145,15 @@ class JobEvaluator:
         return None if over and done else read
 
     def _look(self, *, stopped: bool) -> bool:
-        """Fetch what is offered, if it is news; whether nothing more will be.
+        """Fetch a new offer; return True if there will be no more.
 
         Raises:
             UnavailableError: If the board is unavailable.
         """
         if not stopped and monotonic() < self._look_at:
             return False
-        # Asked before the offer is looked at: a leader gives the lease back when all is offered.
+        # This precedes the read of the offer, because a leader offers everything before it releases
+        # the lease.
         over = stopped and not self._board.is_leased()
         found = self._board.offered_model(self._known)
         self._look_at = monotonic() + self._process.pace.look_s
@@ -164,7 +174,7 @@ class JobEvaluator:
     # --- what is offered -------------------------------------------------------------------------
 
     def _consider_offer(self, *, over: bool) -> None:
-        """Begin with what is offered, once it counts."""
+        """Start with the offered version once it counts."""
         if self._offer is None:
             return
         model, weights = self._offer
@@ -182,10 +192,13 @@ class JobEvaluator:
         tests = bool(self._evaluation.stream) and name.version > self._versions.tested
         predicts = name.version > self._versions.predicted
         if over and not self._versions.after(name):
-            predicts = False  # there is nothing to predict, and will not be
+            # There is nothing to predict, and there will not be.
+            predicts = False
         if name == self._last or not (tests or predicts):
-            return  # a new leader offers what it began with, or it was judged before we came
-        if self._runner is None:  # no sooner: there may be many jobs that are over
+            # A new leader offers its base version again, or the version was evaluated earlier.
+            return
+        # Created as late as possible, because many jobs may have ended.
+        if self._runner is None:
             spec, process = self._record.spec, self._process
             self._runner = EvaluationRunner(
                 *(spec, self._record.id, self._evaluation, process),
@@ -204,7 +217,7 @@ class JobEvaluator:
         self._last = name
 
     def _go_on(self, *, last: bool) -> None:
-        """With the version in hand, if there is one and it still counts."""
+        """Continue with the version that is being evaluated, if it still counts."""
         runner = self._runner
         if runner is None or runner.name is None:
             return

@@ -1,4 +1,4 @@
-"""A job's model on this machine's device, and the records that its versions are judged by."""
+"""A job's model on this machine's device, and the records that its versions are evaluated on."""
 
 from __future__ import annotations
 
@@ -27,25 +27,31 @@ if TYPE_CHECKING:
     from common.jobs.spec import EvaluationSpec, JobSpec
     from common.kafka.port import Bounds, Log, SchemaRegistry
 
-AT_ONCE = 256  # records of one forward pass: bounds the memory
-READ_S = 10.0  # for one span
-TEST_READ_S = 30.0  # for one partition's part of the test set
+# Records per forward pass; limits the memory.
+AT_ONCE = 256
+# Time limit for one span.
+READ_S = 10.0
+# Time limit for one partition's part of the test set.
+TEST_READ_S = 30.0
 
 
 class Judged(NamedTuple):
-    """How a version does on some records."""
+    """Results of a version on some records."""
 
-    means: dict[str, float]  # loss and metrics, per record, and what scores say
-    scores: npt.NDArray[np.int64] | None  # of a task of two classes
-    errors: list[float]  # of each record that has one, from 0 to 1
+    # Loss and metrics, means per record, and metrics made from scores.
+    means: dict[str, float]
+    # Scores of a task with two classes; otherwise None.
+    scores: npt.NDArray[np.int64] | None
+    # Error of each record that has one, from 0 to 1.
+    errors: list[float]
     records: int
 
 
 class ModelEvaluator:
-    """Weights in, verdicts out.
+    """A job's model, which is loaded with versions and evaluates records.
 
     Raises:
-        UserError: If the task cannot be made, or there is no such device.
+        UserError: If the task cannot be built, or the device does not exist.
     """
 
     def __init__(self, spec: JobSpec, settings: Settings) -> None:
@@ -57,17 +63,17 @@ class ModelEvaluator:
         """Load a version.
 
         Args:
-            snapshot: A trainer's, without the optimizer's state.
+            snapshot: A trainer's snapshot without optimizer state.
 
         Raises:
-            CorruptError: If it is not of this model; names the first difference.
+            CorruptError: If the snapshot is not of this model; names the first difference.
         """
         weights, layout = weights_in(snapshot)
         self._model.check(layout)
         self._model.load(weights)
 
     def judge(self, records: Columns) -> Judged:
-        """Judge records by the version that was loaded.
+        """Evaluate records with the loaded version.
 
         Raises:
             TaskError: If the task raises on some of them.
@@ -78,12 +84,12 @@ class ModelEvaluator:
 
 
 class TestRecords:
-    """What versions are judged by: the test set, read once, and what was learned from next.
+    """Records for evaluations: the test set, read once, and those that the model learns from next.
 
     Args:
-        job: Its id.
-        evaluation: Names the test set's topic; of that, its first records.
-        registry: Where schemas are that the job's workers have not met.
+        job: Id of the job.
+        evaluation: Names the test set's topic; the topic's first records are the test set.
+        registry: Source of schemas that the job's workers have not seen.
     """
 
     def __init__(
@@ -103,11 +109,12 @@ class TestRecords:
         self._most = evaluation.records
         self._log = logger
         self._changes = Changes()
-        self._tested = list[Span]()  # what `_test` was made of
+        # Spans that `_test` was read from.
+        self._tested = list[Span]()
         self._test: Columns | None = None
 
     def read(self, spans: Iterable[Span]) -> Columns | None:
-        """Read records back from Kafka; what is no longer there is left out. None: nothing is.
+        """Read records back from Kafka, without those that are gone; return None if none are left.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -119,9 +126,9 @@ class TestRecords:
         return _together(found)
 
     def test(self) -> Columns | None:
-        """The test set: records that no version has learned from; None while there are none.
+        """Return the test set, which no version has learned from, or None while it is empty.
 
-        Until there are as many as asked for, each call looks whether more have come.
+        Until it is complete, each call checks for more records.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -131,7 +138,7 @@ class TestRecords:
         return self._test
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._spans.close()
 
     def _look(self) -> None:
@@ -170,7 +177,7 @@ def _together(found: list[DecodedColumns]) -> Columns | None:
 
 
 def first_spans(bounds: Mapping[Partition, Bounds], most: int) -> list[Span]:
-    """The first records of a topic: as many of each partition, as far as it has them."""
+    """Return the first records of a topic, equally many of each partition as far as possible."""
     spans = list[Span]()
     by_size = sorted(bounds.items(), key=lambda item: (item[1].end - item[1].start, item[0]))
     for index, (place, (start, end)) in enumerate(by_size):

@@ -1,12 +1,13 @@
-"""Which of the models that leaders offer count, and what of them was told already: a pure fold.
+"""Pure fold that decides which offered models count, and knows which results are reported.
 
-A leader offers a version before anybody can read its audit record, and one that was taken back is
-worth nothing. And a leader names the weights that it began with by its own epoch, the history by
-that of whoever made them:
+A leader offers a version before its audit record can be read, and a version that was taken back is
+worthless. Also, a leader names its base weights with its own epoch, and the history names them with
+the epoch of the leader that made them:
 
     record   Lead(-1) J=1         J=40    Lead, base J=40   J=41    Evaluated (70, 40)
              epoch 70                     epoch 80
     path     -        (70, 1)     (70,40) (70, 40)          (80,41)
+
     (70, 40)  is itself;  (80, 40) is (70, 40) from its Lead on;  (70, 41) never was
 """
 
@@ -21,48 +22,56 @@ from common.core.snapshot_publishing import is_offered
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord
 
-_KEPT = 8  # versions whose next records are known: an evaluator is rarely two behind
-_REMEMBERED = 1000  # versions: a takeover goes back by some of them at most
+# Versions whose next records are kept; an evaluator is rarely two versions behind.
+_KEPT = 8
+# Versions remembered; more than a takeover takes back.
+_REMEMBERED = 1000
 
 
 class _Next(NamedTuple):
     """The first batches of a stream that the model learned from after a version."""
 
-    version: int  # of the update that they are of
+    # Version of the update that contains them.
+    version: int
     batches: tuple[Batch, ...]
 
 
 class OfferedVersions:
-    """The fold over a job's updates topic, in bounded memory.
+    """Fold over a job's updates topic, in bounded memory.
 
     Args:
-        every_updates: Each n-th version is offered.
-        start: Offset of the first record that is still there.
+        every_updates: Every n-th version is offered.
+        start: Offset of the first record that still exists.
     """
 
     def __init__(self, every_updates: int, start: int = 0) -> None:
         self._every = every_updates
         self._start = start
         self._history = PartialHistory(start)
-        self._began = dict[int, ModelId]()  # by epoch of a Lead that counted: its first weights
-        self._after = dict[int, dict[str, _Next]]()  # by version that is offered, and stream
-        self._progress = list[tuple[int, float]]()  # of the last versions, ascending
-        self._offered = list[int]()  # versions, ascending
-        self._tested = list[int]()  # likewise
+        # Base version of each Lead that counted, by its epoch.
+        self._began = dict[int, ModelId]()
+        # The next batches, by offered version and stream.
+        self._after = dict[int, dict[str, _Next]]()
+        # Versions and their progress, ascending.
+        self._progress = list[tuple[int, float]]()
+        # Offered versions, ascending.
+        self._offered = list[int]()
+        # Versions evaluated on the test set, ascending.
+        self._tested = list[int]()
         self._predicted = list[int]()
 
     @property
     def tested(self) -> int:
-        """The newest version that was tried on a test set, by anybody; -1: none."""
+        """Newest version that any evaluator evaluated on the test set, or -1."""
         return self._tested[-1] if self._tested else -1
 
     @property
     def predicted(self) -> int:
-        """The newest version by which records were predicted, likewise."""
+        """Newest version that any evaluator evaluated on following records, or -1."""
         return self._predicted[-1] if self._predicted else -1
 
     def feed(self, offset: int, record: AuditRecord | None) -> None:
-        """Fold the record at `offset` (None: does not parse).
+        """Fold the record at `offset`; a malformed record is None.
 
         Raises:
             ValueError: If `offset` was fed before.
@@ -83,7 +92,7 @@ class OfferedVersions:
                 pass
 
     def name(self, model: ModelId) -> ModelId | None:
-        """What the history calls a model that is offered; None: it does not count, or not yet."""
+        """Return the history's id of an offered model, or None if it does not count (yet)."""
         if model == GENESIS:
             return model
         canonical = self._began.get(model.epoch)
@@ -92,15 +101,15 @@ class OfferedVersions:
         return canonical if self._history.find(model.version) == canonical else None
 
     def may_come(self, model: ModelId) -> bool:
-        """Whether a model that does not count may yet: its record, or its leader's, is unread."""
+        """Return True if a model may still count, because its record or its leader's is unread."""
         if model.epoch == self._history.epoch:
             return model.version > self._history.version
         return model.epoch > self._history.epoch
 
     def after(self, name: ModelId) -> dict[str, tuple[Batch, ...]]:
-        """By stream, the first batches of it that were learned from after this version.
+        """Return the first batches of each stream that the model learned from after this version.
 
-        Of streams that come before the next version that is offered; the others are not there.
+        Streams without a batch before the next offered version are left out.
         """
         if self._history.find(name.version) != name:
             return {}
@@ -108,14 +117,15 @@ class OfferedVersions:
         return {stream: next_.batches for stream, next_ in found.items()}
 
     def offered_between(self, one: int, other: int) -> int:
-        """How many versions between these two were offered."""
+        """Return the number of offered versions between these two."""
         return sum(one < version < other for version in self._offered)
 
     def _learned(self, update: UpdateApplied) -> None:
         before = self._progress[-1][1] if self._progress else update.progress - 1
         if self._offered:
             offered = self._offered[-1]
-        else:  # the first weights; or a version of before all that is still there
+        # The base version 0, or a version from before the first record that still exists.
+        else:
             offered = (update.version - 1) // self._every * self._every if self._start else 0
         if is_offered(before, update.progress, self._every):
             _append(self._offered, update.version)
@@ -143,7 +153,7 @@ class OfferedVersions:
 
 
 def _append(versions: list[int], version: int) -> None:
-    """Keep them ascending, and few."""
+    """Append a version if it is newer than the last, and drop the oldest."""
     if not versions or version > versions[-1]:
         versions.append(version)
         del versions[:-_REMEMBERED]

@@ -1,10 +1,10 @@
-"""A job's checkpoints as versions of a registered model: each once, with what it is as its tags.
+"""Registers each of a job's checkpoints once as a version of a registered model, with tags.
 
     checkpoint   12-200  12-400  12-600            keep: 2, the best is 12-400
     version      1       2       3                 doll.kept of version 1 becomes false
     alias                best    newest
 
-A version points to where the checkpoint lies; no weights are copied.
+A version points to the checkpoint in storage; no weights are copied.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CHECKPOINT, KEPT, METRICS = "doll.checkpoint", "doll.kept", "doll.metrics"
 
 
 class RegisteredCheckpoints:
-    """Keeps the versions of one registered model in step with the checkpoints of one job.
+    """Keeps the versions of a registered model in step with the checkpoints of a job.
 
     Args:
-        tracking: Where the model is registered.
-        model: Its name.
-        identity: Tags of the job's own versions: others may register versions there, too.
-        blobs: Where checkpoints are.
-        url: Of that place, as DOLL_BLOBS says it.
+        tracking: Server where the model is registered.
+        model: Name of the registered model.
+        identity: Tags of the job's own versions; others may register versions there, too.
+        blobs: Storage of the checkpoints.
+        url: URL of the storage, from DOLL_BLOBS.
     """
 
     def __init__(
@@ -52,23 +52,26 @@ class RegisteredCheckpoints:
         self._identity = dict(identity)
         self._blobs = blobs
         self._url = url.rstrip("/")
-        self._opened: Mapping[ModelId, FoundSnapshot | None] = {}  # None: it cannot be read
+        # Opened checkpoints; None if one cannot be read.
+        self._opened: Mapping[ModelId, FoundSnapshot | None] = {}
         self._aliases = dict[str, str]()
-        self._seen: ModelId | None = None  # the hint to the newest when last all was well
-        self._untested = frozenset[ModelId]()  # registered without figures of the test set
+        # Newest checkpoint at the last complete `look`.
+        self._seen: ModelId | None = None
+        # Versions that were registered without results on the test set.
+        self._untested = frozenset[ModelId]()
 
     def look(self, record: JobRecord, run: str, tracked: TrackedMetrics, *, last: bool) -> None:
-        """Register new checkpoints, and add figures of the test set that came later.
+        """Register new checkpoints, and add test results that arrived later.
 
         Args:
             record: The job.
             run: The job's run in the tracker.
-            tracked: Which versions count, and their figures on the test set.
-            last: Look at all there is, though there is no new checkpoint.
+            tracked: The versions that count, and their results on the test set.
+            last: True to look at all checkpoints even if none is new.
 
         Raises:
             UnavailableError: If storage or the tracker is unavailable.
-            UserError: If the tracker refuses it.
+            UserError: If the tracker refuses the request.
             FutureFormatError: If a newer program wrote a checkpoint.
         """
         history, store = tracked.history, CheckpointStore(self._blobs, record.id)
@@ -80,7 +83,7 @@ class RegisteredCheckpoints:
         found = {name: self._open(store, name) for name in names}
         self._opened = found
         read = {name: each for name, each in found.items() if each is not None}
-        # Of one that is newer than what was read of the history, nobody knows yet.
+        # A checkpoint that is newer than the history read so far may or may not count.
         known = all(each.snapshot.updates_position <= history.position for each in read.values())
         counting = {name: each for name, each in read.items() if history.holds(each.snapshot.made)}
         if not known:
@@ -115,19 +118,20 @@ class RegisteredCheckpoints:
             return self._opened[name]
         try:
             return from_checkpoint(store.open(name))
-        except CorruptError:  # torn, or deleted in this moment
+        # The checkpoint is torn, or is being deleted at this moment.
+        except CorruptError:
             return None
 
     def _tags(
         self, record: JobRecord, name: ModelId, found: FoundSnapshot, test: dict[str, float]
     ) -> dict[str, str]:
-        """Return what the file of a model says of itself, and which checkpoint it is."""
+        """Return the metadata of the model's file, and tags that identify the checkpoint."""
         about = about_model(record, KeptModel(found.title, found.snapshot, test))
         own = self._identity | {CHECKPOINT: format_model_id(name), KEPT: "true"}
         return {f"doll.{key}": value for key, value in about.items()} | own
 
     def _source(self, store: CheckpointStore, job: str, name: ModelId) -> str:
-        """Where a checkpoint lies; only its name where that is a path, which MLflow refuses."""
+        """Return a checkpoint's URL, or its name if storage is a path, which MLflow refuses."""
         if self._url.startswith("file:"):
             return f"doll://{job}/{format_model_id(name)}"
         return f"{self._url}/{store.folder(name)}"
@@ -135,7 +139,7 @@ class RegisteredCheckpoints:
     def _set_aliases(
         self, counting: Mapping[ModelId, FoundSnapshot], versions: Mapping[str, str]
     ) -> None:
-        """Let `newest` and `best` mean what `doll model list` means by them."""
+        """Set `newest` and `best` to the same versions as `doll model list`."""
         losses = {
             name: each.snapshot.loss
             for name, each in sorted(counting.items(), reverse=True)
@@ -143,7 +147,7 @@ class RegisteredCheckpoints:
         }
         chosen = {
             "newest": max(counting, default=None),
-            # Of equals the newest.
+            # The newest of equal ones is chosen.
             "best": min(losses, key=lambda name: losses[name], default=None),
         }
         for alias, name in chosen.items():

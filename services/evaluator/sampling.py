@@ -1,7 +1,7 @@
-"""Which records of an update are predicted before the model learns from them.
+"""Choice of an update's records that a version predicts before the model learns from them.
 
-At most so many of each stream, from as many of its batches as may be: neither the first partition
-nor the first worker alone.
+At most a given number per stream, from as many batches as possible, so that they do not all come
+from the first partition or the first worker.
 
     batches of a stream   ┌────────────┐┌────────────┐┌──────┐
     sampled               ├──┤          ├──┤          ├┤          in proportion to their offsets
@@ -13,15 +13,16 @@ from collections.abc import Sequence
 
 from common.core.spans import Span
 
-MOST_PIECES = 16  # of a stream: each is a question to Kafka, of some milliseconds
+# Per stream; each piece is a request to Kafka, which takes some milliseconds.
+MOST_PIECES = 16
 
 
 def sample(spans: Sequence[Span], most: int) -> list[Span]:
     """Choose the beginnings of some spans, in proportion to their lengths.
 
     Args:
-        spans: Of an update, in one stream.
-        most: Offsets in all.
+        spans: Spans of an update, in one stream.
+        most: Maximum number of offsets in total.
     """
     count = min(len(spans), MOST_PIECES, most)
     chosen = [spans[index * len(spans) // count] for index in range(count)]

@@ -1,12 +1,13 @@
-"""What of a job's updates topic a tracker is told: a pure fold from records to points of curves.
+"""Pure fold from records of a job's updates topic to points of a tracker's curves.
 
     record      UpdateApplied 1 ... n       Evaluated J           Drifted
     points      train/loss at n: a mean     test/loss at J        drift/clinic-a
                                             prequential/clinic-a/loss
 
-The step is the version J, the time is the record's own: whoever reads the topic again, after a
-crash or beside another, comes to the same points, and a tracker keeps the same point once. What a
-takeover took back stays where it was sent, with an earlier time than what came in its stead.
+The step is the version J, and the time is the record's own. So a process that reads the topic
+again, after a crash or beside another process, makes the same points, and a tracker keeps the same
+point once. Points of updates that a takeover took back stay in the tracker, with an earlier time
+than those that replaced them.
 """
 
 from __future__ import annotations
@@ -29,37 +30,45 @@ from common.core.scores import WINDOWED
 from common.core.snapshot_publishing import is_offered
 from common.tracking.port import Metric
 
-_ILLEGAL = re.compile(r"[^\w.-]")  # in the name that a task gives a metric
-_NAME_CHARACTERS = 250  # of one that MLflow takes
-_KEPT_TESTS = 1000  # newest evaluations: a checkpoint is registered long before so many follow
+# Matches characters that are not allowed in a metric's name.
+_ILLEGAL = re.compile(r"[^\w.-]")
+# Maximum length of a metric's name in MLflow.
+_NAME_CHARACTERS = 250
+# Newest evaluations kept; a checkpoint is registered long before this many follow.
+_KEPT_TESTS = 1000
 
 
 class TrackedMetrics:
-    """The fold over a job's updates topic, in bounded memory.
+    """Fold over a job's updates topic, in bounded memory.
 
     Attributes:
-        history: Says which updates count.
+        history: Decides which updates count.
 
     Args:
-        every_updates: Metrics of updates are means over so many of them.
-        start: Offset of the first record that is still there.
+        every_updates: Number of updates that each point is a mean over.
+        start: Offset of the first record that still exists.
     """
 
     def __init__(self, every_updates: int, start: int = 0) -> None:
         self._every = every_updates
         self.history = PartialHistory(start)
-        self._last: UpdateApplied | None = None  # since the Lead in force
-        self._at_s = 0.0  # when it was written
-        self._sums = dict[str, MetricSum]()  # by metric, over the updates since the last point
-        self._newest = dict[str, float]()  # by metric that is no mean
-        self._tests = dict[ModelId, dict[str, float]]()  # newest last
+        # The last update since the Lead in force.
+        self._last: UpdateApplied | None = None
+        # Time when it was written.
+        self._at_s = 0.0
+        # Sums of metrics over the updates since the last point.
+        self._sums = dict[str, MetricSum]()
+        # Newest values of metrics that are not means.
+        self._newest = dict[str, float]()
+        # Results on the test set; the newest is last.
+        self._tests = dict[ModelId, dict[str, float]]()
 
     def test_of(self, made: ModelId) -> dict[str, float]:
         """Return loss and metrics of a version on the test set; empty if they are not known."""
         return self._tests.get(made, {})
 
     def feed(self, offset: int, at_s: float, record: AuditRecord | None) -> list[Metric]:
-        """Fold the record at `offset`, written at this time; what a tracker is told by it.
+        """Fold the record at `offset`, written at `at_s`; return the points that it completes.
 
         Raises:
             ValueError: If `offset` was fed before.
@@ -90,7 +99,7 @@ class TrackedMetrics:
                 return []
 
     def rest(self) -> list[Metric]:
-        """Points of the updates since the last ones, where nothing more may come."""
+        """Return the point of the updates since the last point, for the end of the job."""
         if self._last is None:
             return []
         return list(_points("train", self._means(), self._at_s, self._last.version))
@@ -99,7 +108,8 @@ class TrackedMetrics:
         before = self._last.progress if self._last else update.progress - 1
         self._last, self._at_s = update, at_s
         means = {"loss": update.loss} | update.metrics
-        means["loss"] = update.loss  # whatever a task calls its metrics
+        # Takes precedence over a task's metric of the same name.
+        means["loss"] = update.loss
         for name, value in means.items():
             if name in WINDOWED:
                 self._newest[name] = value

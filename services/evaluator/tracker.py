@@ -1,13 +1,12 @@
-"""One job's part in an experiment tracker: reads its updates topic, and sends what a person sees.
+"""One job's tracker: reads the updates topic, and sends points and models to MLflow.
 
     updates ── what counts ──▶ ┌─────────┐ ── points, doll.position ──▶ the job's run
     storage ── checkpoints ──▶ │ tracker │ ── versions, aliases      ──▶ a registered model
                                └─────────┘
 
-Whoever judges versions writes to the updates topic, and waits for nothing here. What is not sent
-waits in Kafka. A tracker that comes back, or another one in its stead, finds the job's run by its
-tags and goes on where `doll.position` says; what was sent without an answer is sent again, and is
-there once.
+Evaluators write to the updates topic and do not wait for a tracker. Unsent points wait in Kafka. A
+tracker that restarts or replaces another finds the job's run by its tags and continues at
+`doll.position`. It repeats requests that were not answered; the server keeps each point once.
 """
 
 from __future__ import annotations
@@ -36,30 +35,39 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
     from common.telemetry.metrics.registry import ProcessMetrics
 
-UNABLE_S = 30.0  # that a reason outlives the pause before the next attempt
-FETCH_S = 0.25  # between looks while Kafka is asked
-POSITION = "doll.position"  # tag of a run: all of the updates topic below it was sent
+# Time that a reported reason outlives the pause before the next attempt.
+UNABLE_S = 30.0
+# Seconds between polls while Kafka is fetching.
+FETCH_S = 0.25
+# Tag of a run: everything in the updates topic below this offset was sent.
+POSITION = "doll.position"
 PARAMETERS_LEFT_OUT = {"name", "tracking"}
 
 
 class TrackingPace(NamedTuple):
-    """How patient a tracker is."""
+    """Timing of a tracker."""
 
-    look_s: float = 5.0  # between looks: points of so long go in one request
-    away_s: float = 5.0  # after a server did not answer
-    refused_s: float = 60.0  # after a refusal, which a person must see to
-    quiet_s: float = 30.0  # after the end of a job, for the evaluation of its last version
-    # Metrics of updates are means over so many: a job makes up to hundreds of updates a second.
+    # Seconds between polls; the points of one interval share a request.
+    look_s: float = 5.0
+    # Seconds before a retry if a server did not answer.
+    away_s: float = 5.0
+    # Seconds before a retry after a refusal, which a person must resolve.
+    refused_s: float = 60.0
+    # Time to wait for the evaluation of the last version after a job has ended.
+    quiet_s: float = 30.0
+    # Number of updates per mean; a job makes up to hundreds of updates per second.
     every_updates: int = 50
 
 
 class TrackerProcess(NamedTuple):
-    """What the trackers of a process share."""
+    """State that the trackers of a process share."""
 
     settings: Settings
-    name: str  # of the evaluator
+    # Name of the evaluator.
+    name: str
     log: Log
-    board: Callable[[str], Board]  # by job
+    # Opens the board of a job.
+    board: Callable[[str], Board]
     open_tracking: Callable[[], Tracking | None]
     open_blobs: Callable[[], Blobs]
     metrics: ProcessMetrics
@@ -68,10 +76,10 @@ class TrackerProcess(NamedTuple):
 
 
 class JobTracker:
-    """Tells a tracker of one job: an actor of a supervisor.
+    """Sends one job's points and models to a tracker: an actor of a supervisor.
 
     Args:
-        process: What it shares with others; the rest is as of a `JobEvaluator`.
+        process: State shared with other trackers. See `JobEvaluator` for the other arguments.
 
     Raises:
         NotFoundError: If the job was deleted, or has no `tracking`.
@@ -106,18 +114,23 @@ class JobTracker:
             "doll.incarnation": str(record.incarnation),
             "doll.submitted_s": str(record.submitted_s),
         }
-        self._run: TrackedRun | None = None  # until the tracker has answered
-        self._status: RunStatus = "RUNNING"  # as the tracker has it
-        self._sent = 0  # all of the updates topic below was sent
-        self._tagged = 0  # as the tracker has it, which is told with the next points
-        self._pending = list[Metric]()  # of what was read: no more is read before these are sent
+        # None until the tracker has answered.
+        self._run: TrackedRun | None = None
+        # Status in the tracker.
+        self._status: RunStatus = "RUNNING"
+        # Everything in the updates topic below this offset was sent.
+        self._sent = 0
+        # The position in the tracker, which is updated with the next points.
+        self._tagged = 0
+        # Points to send before more records are read.
+        self._pending = list[Metric]()
         self._history = TrackedMetrics(process.pace.every_updates)
         self._checkpoints: RegisteredCheckpoints | None = None
         self._quiet_since = monotonic()
         process.metrics.follow(self._job, self._metrics)
 
     def turn(self) -> float | None:
-        """Read on and send; the job is over where it has stopped and all is sent."""
+        """Read and send new records; the job ends once it has stopped and everything is sent."""
         record = self._find()
         if record is None or not record.is_same_job(self._record):
             self._abandon()
@@ -128,7 +141,8 @@ class JobTracker:
         except DollError as error:
             self._outage.met(error)
             self._metrics.failures.inc()
-            self._run = None if isinstance(error, UserError) else self._run  # it may be deleted
+            # The run may have been deleted if the tracker refused the request.
+            self._run = None if isinstance(error, UserError) else self._run
             if self._opened is None:
                 self._report_unable(str(error))
             again_s = self._pace.away_s if error.retriable else self._pace.refused_s
@@ -137,7 +151,7 @@ class JobTracker:
         return None if again_s is None else monotonic() + again_s
 
     def close(self) -> None:
-        """Let go of everything; what is not sent waits in Kafka."""
+        """Release everything; unsent points wait in Kafka."""
         self._process.metrics.forget(self._metrics)
         self._updates.close()
         self._board.close()
@@ -146,10 +160,10 @@ class JobTracker:
 
     @property
     def _tracking(self) -> Tracking:
-        """The server.
+        """The tracking server.
 
         Raises:
-            UserError: If this evaluator has none.
+            UserError: If DOLL_MLFLOW is not set.
         """
         if self._opened is None:
             raise UserError(
@@ -159,23 +173,26 @@ class JobTracker:
         return self._opened
 
     def _report_unable(self, why: str) -> None:
-        with suppress(DollError):  # Redis is unavailable: the log has it
+        # Redis is unavailable, but the log has the error.
+        with suppress(DollError):
             ttl_s = self._pace.refused_s + UNABLE_S
             self._board.put_unable(EVALUATOR + self._process.name, why, ttl_s)
 
     def _go_on(self) -> float | None:
-        """After how long to do so again; None where nothing is left to do.
+        """Read and send; return the seconds until the next call, or None if nothing is left to do.
 
         Raises:
-            DollError: If a server is unavailable, or refuses something.
+            DollError: If a server is unavailable or refuses a request.
         """
-        # Asked before the topic is read: a leader gives the lease back when all is written.
+        # This precedes the read of the topic, because a leader writes everything before it releases
+        # the lease.
         over = self._record.wanted == "stopped" and not self._board.is_leased()
         end = self._process.log.bounds(self._updates.partition).end
         self._metrics.waiting = max(end - self._sent, 0)
         run = self._begun(end)
         if over and self._status != "RUNNING" and self._sent >= end:
-            return None  # it was told already
+            # Everything was sent earlier.
+            return None
         read, position = self._read()
         if self._pending or position - self._tagged >= READ_RECORDS:
             self._send(run.id, position)
@@ -194,16 +211,18 @@ class JobTracker:
         return None if over else self._pace.look_s
 
     def _begun(self, end: int) -> TrackedRun:
-        """The job's run, found again or made."""
+        """Return the job's run, found or created."""
         if self._run is None:
             parameters = _flat(self._record.spec.model_dump(mode="json", exclude_defaults=True))
             self._run = self._tracking.begin(
                 self._spec.experiment, self._job, self._identity, parameters
             )
             position = self._run.tags.get(POSITION, "")
-            # Beyond the end: Kafka lost records that it acknowledged; others come in their stead.
+            # The position exceeds the end if Kafka lost acknowledged records; others will follow
+            # there.
             sent = min(int(position) if position.isdigit() else 0, end)
-            if sent < self._tagged:  # somebody deleted the run
+            # The run was deleted.
+            if sent < self._tagged:
                 self._updates.close()
                 self._pending = []
             self._sent = self._tagged = sent
@@ -214,7 +233,7 @@ class JobTracker:
         self._history, self._pending = TrackedMetrics(self._pace.every_updates, start), []
 
     def _read(self) -> tuple[int, int]:
-        """Read on, once what was read is sent; how many records that was, and up to where."""
+        """Read on if everything is sent; return the number of records and the new position."""
         records = [] if self._pending else self._updates.read()
         for offset, at_s, record in records:
             found = self._history.feed(offset, at_s, record)
@@ -223,7 +242,7 @@ class JobTracker:
         return len(records), self._updates.position
 
     def _send(self, run: str, position: int) -> None:
-        """Send what was read up to this position; it is settled only once it is there."""
+        """Send all pending points together with the position after the records read."""
         position = max(position, self._sent)
         self._tracking.log(run, self._pending, {POSITION: str(position)})
         self._metrics.sent.inc(len(self._pending))
@@ -248,14 +267,15 @@ class JobTracker:
             self._status = status
 
     def _abandon(self) -> None:
-        """The job is no more: its run shall not look as if it went on."""
+        """Mark the run of a deleted job as ended."""
         if self._run is not None:
-            with suppress(DollError):  # a tracker that is away now is told by nobody any more
+            # If the tracker is unavailable now, the run stays as it is.
+            with suppress(DollError):
                 self._set_status(self._run.id, over=True)
 
 
 def _flat(block: object, path: str = "") -> dict[str, str]:
-    """The settings of a job by their paths, as a tracker compares them."""
+    """Return a job's settings by their paths, in the form of a run's parameters."""
     if not isinstance(block, dict):
         return {path: str(block)}
     return {

@@ -1,4 +1,4 @@
-"""Reads a job's updates topic from its first record on, again and again."""
+"""Reads a job's updates topic from its first record on, repeatedly."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ READ_RECORDS = 1000
 
 
 class UpdatesReader:
-    """The topic as it grows; never waits for it. For one thread.
+    """The updates topic as it grows; reads never wait. For one thread.
 
     Attributes:
-        partition: The topic's only one.
-        end: Where it ended when reading began.
+        partition: The topic's only partition.
+        end: End of the topic when reading started.
 
     Args:
-        job: Its id.
-        begins: Told the offset of the first record each time that reading begins.
+        job: Id of the job.
+        begins: Called with the offset of the first record each time reading starts.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class UpdatesReader:
 
     @property
     def position(self) -> int:
-        """Offset of the next record; -1: reading begins anew."""
+        """Offset of the next record, or -1 if reading starts again."""
         return -1 if self._tail is None else self._tail.position()
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing more is there just now.
+        """True if there are no more records at the moment.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -56,10 +56,10 @@ class UpdatesReader:
         return self.position >= self._source.bounds(self.partition).end
 
     def read(self) -> list[tuple[int, float, AuditRecord | None]]:
-        """What is new: offset, time since 1970, what it says, None where it does not parse.
+        """Return new records: offset, seconds since 1970, record; malformed records are None.
 
-        Where only newer ones are kept, or Kafka lost some, reading begins anew: what counts is what
-        is there.
+        If Kafka has deleted or lost records, reading starts again with the first record that
+        exists.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
@@ -79,7 +79,7 @@ class UpdatesReader:
         return [(each.offset, each.timestamp_s, decoded(decode_audit, each)) for each in records]
 
     def close(self) -> None:
-        """Let go of the connection; `read` begins anew."""
+        """Close the connection; the next `read` starts again."""
         if self._tail is not None:
             self._tail.close()
         self._tail = None

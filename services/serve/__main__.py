@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+# This comes before the other imports: see `keep_imports`.
+if __name__ == "__main__":
     gc.disable()
 
 import sys
@@ -55,8 +56,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AGAIN_S = 0.5  # between attempts while Kafka is unavailable
-MOST_CONNECTIONS = 1000  # of all clients together, as many as may wait for the model
+# Seconds between attempts while Kafka is unavailable.
+AGAIN_S = 0.5
+# Connections of all clients together; the same as the limit of waiting requests.
+MOST_CONNECTIONS = 1000
 
 
 class _KafkaAnswererLog(KafkaStreamLog, KafkaTransactionalLog):
@@ -64,17 +67,18 @@ class _KafkaAnswererLog(KafkaStreamLog, KafkaTransactionalLog):
 
 
 class _EndedError(Exception):
-    """The process is to end before it has begun."""
+    """The process should end before it has started."""
 
 
 def main() -> int:
-    """Run until told to end; returns the exit status."""
+    """Run until a signal ends the process; return its exit status."""
     arguments = command_line("serve")
     return run("serve", arguments.name, partial(_serve, arguments))
 
 
 def _serve(arguments: argparse.Namespace, process: ServiceProcess) -> None:
-    getLogger("uvicorn").setLevel("ERROR")  # its beginning and end are told by us
+    # This module logs the start and the end.
+    getLogger("uvicorn").setLevel("ERROR")
     torch.set_num_threads(process.settings.threads or 1)
     if bool(arguments.source) != bool(arguments.to):
         raise UserError("--from and --to: one needs the other")
@@ -90,7 +94,7 @@ def _open(
     process: ServiceProcess,
     stack: ExitStack,
 ) -> None:
-    """Open everything, and serve until told to end."""
+    """Open everything, and serve until a signal ends the process."""
     job, settings = arguments.job, process.settings
     open_log = cache(lambda: _KafkaAnswererLog(kafka_settings(settings, "doll")))
     outside = Outside(
@@ -152,14 +156,14 @@ def _open(
 
 
 def inputs_of(spec: JobSpec, model: ServedModel, schemas: JobSchemas) -> Inputs:
-    """How requests become what a model reads."""
+    """Return the converter from requests and records to the model's inputs."""
     fields, is_text = model.forward.fields, spec.records.codec == "json"
     codec = codec_of(spec.records, [field.name for field in fields])
     return Inputs(fields, codec, schemas, is_text=is_text)
 
 
 def _listen(app: ASGIApp, process: ServiceProcess, stack: ExitStack) -> None:
-    """Answer requests in a thread of its own, until the stack is closed."""
+    """Answer requests in a separate thread until the stack is closed."""
     settings = process.settings
     listening = listen(settings)
     server = HttpServer(app, settings, MOST_CONNECTIONS, refusal, lifespan=False)
@@ -175,7 +179,7 @@ def _listen(app: ASGIApp, process: ServiceProcess, stack: ExitStack) -> None:
 
 
 def _look(process: ServiceProcess, looks: Sequence[Callable[[], None]]) -> None:
-    """Keep what is served up to date until the process is to end."""
+    """Keep the served models up to date until the process should end."""
     watchdog = process.watchdogs.begin("the thread that follows the job")
     while not process.stopping.is_set():
         watchdog.beat()
@@ -187,23 +191,23 @@ def _look(process: ServiceProcess, looks: Sequence[Callable[[], None]]) -> None:
 def _answer_topic(
     answerer: TopicAnswerer, process: ServiceProcess, faults: list[BaseException]
 ) -> None:
-    """Answer the records of a topic until the process is to end."""
+    """Answer the records of a topic until the process should end."""
     watchdog = process.watchdogs.begin("the thread that answers a topic")
     try:
         while not process.stopping.is_set():
             watchdog.beat()
             answerer.turn(LOOK_S)
-    except BaseException as fault:  # noqa: BLE001 -- the process ends with it
+    except BaseException as fault:  # noqa: BLE001 -- the main thread raises it
         faults.append(fault)
         process.stopping.set()
 
 
 def _awaited(process: ServiceProcess, ask: Callable[[], T]) -> T:
-    """What Kafka answers, once it is there.
+    """Return the result of a call, repeated until Kafka answers.
 
     Raises:
-        _EndedError: If the process is to end before that.
-        UserError: If there is no such job, or no such topic.
+        _EndedError: If the process should end before that.
+        UserError: If the job or topic does not exist.
     """
     outage = Outage(process.logger, "kafka")
     while not process.stopping.is_set():

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP: what is served, whether it is there, and its answers."""
+"""Open Inference Protocol over HTTP: metadata, readiness and predictions of a served model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from services.serve.served_model import ServedModel, Version
 
 _JSON = "application/json"
-_MOST_CHARACTERS = 1000  # of an error: a reason may quote what was sent
+# Maximum length of an error message, which may quote the request.
+_MOST_CHARACTERS = 1000
 
 
 class ModelServer:
-    """The routes of one served model."""
+    """Routes of one served model."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class ModelServer:
         self._body_bytes = settings.api_body_bytes
 
     def app(self) -> Starlette:
-        """The application."""
+        """Return the ASGI application."""
         model = "/v2/models/{name}"
         versioned = model + "/versions/{version}"
         routes = [
@@ -74,7 +75,7 @@ class ModelServer:
         return _answer({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        """Whether there is a version that answers; and how old it is."""
+        """Report if a version answers, and how old it is."""
         version = self._model.version
         if "name" in request.path_params and version is not None:
             self._check(request, str(version.made.version))
@@ -139,7 +140,7 @@ class ModelServer:
         )
 
     def _check(self, request: Request, made: str | None = None) -> None:
-        """Refuse what names another model, or another version than the one that answers."""
+        """Refuse a request for another model, or for another version than the one that answers."""
         name, version = request.path_params["name"], request.path_params.get("version")
         if name != self._job:
             raise HTTPException(404, f"there is no model {name!r} here, only {self._job!r}")
@@ -147,10 +148,11 @@ class ModelServer:
             raise HTTPException(404, f"version {version} is not served, but {made or 'none yet'}")
 
     def _parameters(self, version: Version) -> dict[str, Any]:
-        """What else there is to say of the version that answers."""
+        """Return additional data about the version that answers."""
         epoch, number = version.made
         return {
-            "version": number,  # KServe's client drops `model_version`
+            # KServe's client drops `model_version`.
+            "version": number,
             "epoch": epoch,
             "age_s": round(max(0.0, time() - version.made_at_s), 3),
             "behind_s": round(self._model.behind_s(), 3),
@@ -162,7 +164,7 @@ def _answer(body: object, status: int = 200) -> Response:
 
 
 def refusal(status: int, detail: str) -> Response:
-    """Write the answer to a request that is not fulfilled."""
+    """Return an error response."""
     return _answer({"error": detail[:_MOST_CHARACTERS]}, status)
 
 

@@ -1,7 +1,7 @@
-"""Requests that wait are answered together, in one pass of the network, by a thread of its own.
+"""Thread that answers all waiting requests together, in one pass of the network.
 
-While it computes, others come: so batches are as large as the load makes them, and nobody waits for
-a batch to fill up. Requests that cannot be answered spoil nobody else's answer.
+More requests arrive during a pass. So the load determines the size of a batch, and no request waits
+for a batch to fill. A request that cannot be answered does not affect the others.
 """
 
 from __future__ import annotations
@@ -23,37 +23,42 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.serving import Watchdog
 
 ROWS = 256
-MOST_WAITING = 1000  # requests: others are told to come again
+# Waiting requests; more are refused.
+MOST_WAITING = 1000
 _BEAT_S = 1.0
 
 
 class _Waiting(NamedTuple):
-    """A request that is not answered yet."""
+    """Request that is not answered yet."""
 
     columns: Columns
     rows: int
-    name: str  # its id
+    # Id of the request.
+    name: str
     future: asyncio.Future[Predicted]
 
 
 class Answered(NamedTuple):
-    """A request that was answered."""
+    """Request that was answered."""
 
-    name: str  # its id
+    # Id of the request.
+    name: str
     answer: Predicted
-    shadow: Predicted | None  # what the other model says, which is not returned
+    # The shadow model's answer, which is not returned.
+    shadow: Predicted | None
 
 
 class Batches:
-    """The thread that computes.
+    """Thread that computes predictions.
 
     Args:
-        model: Whose answers are returned.
-        shadow: Another, which answers the same after it; None: there is none.
-        watchdog: Of the thread.
-        note: Told of each batch that was answered, in the thread; must be quick.
-        rows: Of one pass, unless a single request has more: bounds the memory.
-        ended: Called at the end, of a fault too.
+        model: Model whose answers are returned.
+        shadow: Optional. Second model that computes the same requests afterwards. If unset, none.
+        watchdog: Watchdog of the thread.
+        note: Optional. Called in the thread with each answered batch; must be fast.
+        rows: Maximum number of records per pass, unless a single request has more; limits the
+            memory.
+        ended: Called when the thread ends, also after an error.
     """
 
     def __init__(
@@ -75,17 +80,18 @@ class Batches:
         self._note = note
         self._ended = ended
         self._waiting = queue.SimpleQueue[_Waiting | None]()
-        self._left: _Waiting | None = None  # taken, and too large for the batch before
+        # Taken from the queue, but too large for the previous batch.
+        self._left: _Waiting | None = None
         self._thread = threading.Thread(target=self._run, name="predictions", daemon=True)
         self.fault: BaseException | None = None
         self._thread.start()
 
     async def predict(self, columns: Columns, name: str = "") -> Predicted:
-        """Answer for the records of a request.
+        """Return the predictions for the records of a request.
 
         Raises:
-            UnavailableError: If there is no version yet, or too many requests wait.
-            TaskError: If the task raises on some of them.
+            UnavailableError: If no version is loaded yet, or too many requests wait.
+            TaskError: If the task raises on some of the records.
         """
         if self._waiting.qsize() > MOST_WAITING:
             raise UnavailableError("too many requests wait: come again")
@@ -97,7 +103,7 @@ class Batches:
         return answer
 
     def close(self) -> None:
-        """Answer what waits, then end."""
+        """Answer all waiting requests, then end the thread."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -107,12 +113,12 @@ class Batches:
                 self._watchdog.beat()
                 if batch:
                     self._answer(batch)
-        except BaseException as fault:  # noqa: BLE001 -- the process ends with it
+        except BaseException as fault:  # noqa: BLE001 -- the main thread raises it
             self.fault = fault
         self._ended()
 
     def _next(self) -> list[_Waiting] | None:
-        """The requests of one pass; none after a while without any, None at the end."""
+        """Return the requests of one pass, an empty list after a timeout, or None at the end."""
         first, self._left = self._left, None
         if first is None:
             try:
@@ -142,7 +148,8 @@ class Batches:
         try:
             found = self._model.predict(columns)
         except DollError as error:
-            if len(batch) > 1:  # one of them is to blame: the others have their answers
+            # One request caused the error; the others are answered separately.
+            if len(batch) > 1:
                 for each in batch:
                     self._answer([each])
             else:
@@ -156,7 +163,8 @@ class Batches:
             try:
                 shadow = self._shadow.predict(columns)
             except DollError:
-                pass  # it has no version yet
+                # The shadow model has no version yet.
+                pass
             else:
                 difference = float(np.abs(found.outputs - shadow.outputs).mean())
                 self._metrics.shadow_difference.set(difference)
@@ -167,17 +175,18 @@ class Batches:
 
 
 def _split(found: Predicted, batch: Sequence[_Waiting]) -> list[Predicted]:
-    """The answer of each request."""
+    """Return the answer of each request."""
     ends = np.cumsum([each.rows for each in batch])[:-1]
     return [Predicted(part, found.version) for part in np.split(found.outputs, ends)]
 
 
 def _deliver_answers(batch: Sequence[_Waiting], answers: Sequence[Predicted | DollError]) -> None:
-    """Hand the answers to the loop that waits for them, all at once."""
+    """Deliver all answers to the event loop in one call."""
 
     def deliver() -> None:
         for each, answer in zip(batch, answers, strict=True):
-            if each.future.done():  # whoever asked has gone
+            # The caller has given up.
+            if each.future.done():
                 continue
             if isinstance(answer, DollError):
                 each.future.set_exception(answer)

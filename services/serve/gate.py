@@ -1,4 +1,4 @@
-"""Who may ask for predictions, where that is asked for: whoever has an API key, of either role."""
+"""Access control for predictions: if enabled, callers need an API key of either role."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from common.telemetry.logging import EventLogger
 
 
-LOOK_S = 1.0  # how late a key that was revoked is refused, and a new one let in
-_OPEN = "/v2/health/"  # for whoever routes to it
+# Delay until a revoked key is refused or a new one is accepted.
+LOOK_S = 1.0
+# Open for load balancers.
+_OPEN = "/v2/health/"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="doll"'}
 
 
 class KeyGate:
-    """Knows the API keys; those of before count while Kafka is unavailable."""
+    """Checks API keys; while Kafka is unavailable, the keys last read count."""
 
     def __init__(
         self, store: KeyStore, known: Mapping[str, KeyRecord], job: str, logger: EventLogger
@@ -39,7 +41,7 @@ class KeyGate:
         self._look_at = 0.0
 
     def look(self) -> None:
-        """See which keys there are now, if that is some time ago; by one thread."""
+        """Read the keys again if `LOOK_S` has passed. For one thread."""
         if monotonic() < self._look_at:
             return
         try:
@@ -50,7 +52,7 @@ class KeyGate:
         self._look_at = monotonic() + LOOK_S
 
     def before(self, app: ASGIApp) -> ASGIApp:
-        """An application that nobody reaches without a key, but to ask whether it is there."""
+        """Return an application that requires a key for everything except health checks."""
 
         async def gate(scope: Scope, receive: Receive, send: Send) -> None:
             if not scope.get("path", "").startswith(_OPEN):

@@ -1,7 +1,7 @@
-"""Keeps what is served up to date: from hot snapshots on the board, or from checkpoints.
+"""Keeps a served model up to date, from hot snapshots on the board or from checkpoints.
 
-Only versions that a snapshot holds are served: whoever leads next goes on from the best of these.
-While servers are away, the last version goes on to answer.
+Only versions in a snapshot are served, because the next leader continues from the best of these.
+While servers are unavailable, the last version keeps answering.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from common.learning.checkpoint import Layout
     from common.redis.port import Board
 
-LOOK_S = 0.1  # between looks at the board: a few kilobytes, unless there is something new
+# Seconds between polls of the board, which transfer a few kilobytes unless there is something new.
+LOOK_S = 0.1
 STORAGE_S = 2.0
 
 
@@ -34,7 +35,7 @@ class Follower:
     """Follows a job for one served model.
 
     Args:
-        storage_s: Between looks at which checkpoints there are.
+        storage_s: Seconds between polls of the checkpoints.
     """
 
     def __init__(
@@ -53,12 +54,15 @@ class Follower:
         self._board_away, self._storage_away = Outage(logger, "redis"), Outage(logger, "storage")
         self._changes = Changes()
         self._board: Board | None = None
-        self._rank: tuple[int, int, int] | None = None  # of the snapshot that is served
-        self._found: object = None  # what storage held when it was looked into last
-        self._storage_at = 0.0  # when to look there again
+        # Rank of the served snapshot.
+        self._rank: tuple[int, int, int] | None = None
+        # Newest and best checkpoint at the last poll of storage.
+        self._found: object = None
+        # Time of the next poll of storage.
+        self._storage_at = 0.0
 
     def look(self) -> None:
-        """Look once, and serve what is better."""
+        """Poll once, and serve a better version if there is one."""
         alias = self._model.alias
         if alias == "newest" and self._tried(self._look_at_board, self._board_away):
             return
@@ -68,12 +72,12 @@ class Follower:
             self._storage_at = monotonic() + self._storage_s
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._board is not None:
             self._board.close()
 
     def _tried(self, look: Callable[[], bool], outage: Outage) -> bool:
-        """Whether one could look there, and what is served is there."""
+        """Return True if the poll succeeded and found a version that is served now."""
         try:
             found = look()
         except DollError as error:
@@ -97,7 +101,7 @@ class Follower:
         return True
 
     def _look_into_storage(self) -> bool:
-        """Look for what is wanted, where the board has not got it: slow, if there is news."""
+        """Look in storage for a version that the board lacks; slow if there is a new one."""
         if self._outside.settings.blobs:
             store = CheckpointStore(self._outside.open_blobs(), self._job)
             found = store.latest(), store.best()
@@ -127,7 +131,7 @@ class Follower:
         """Serve a snapshot.
 
         Raises:
-            CorruptError: If it is not this model's.
+            CorruptError: If the snapshot is not of this model.
         """
         version = Version(snapshot.made, snapshot.made_at_s or time())
         before = self._model.version

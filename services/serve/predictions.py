@@ -1,4 +1,4 @@
-"""Writes predictions to a topic, each with its version; answers wait for none of it."""
+"""Writes predictions with their versions to a topic; answers do not wait for it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class PredictionWriter:
-    """A topic's writer, for the thread that computes.
+    """Writer of the topic, for the thread that computes.
 
     Args:
-        topic: Where predictions go.
+        topic: Topic of the predictions.
 
     Raises:
-        UnknownTopicError: If there is no such topic.
+        UnknownTopicError: If the topic does not exist.
         UnavailableError: If Kafka is unavailable.
     """
 
@@ -36,7 +36,7 @@ class PredictionWriter:
         self._writer = log.writer(waits=False)
 
     def write(self, answered: Sequence[Answered]) -> None:
-        """Write the answers of a batch, as far as Kafka takes them."""
+        """Write the answers of a batch, as far as Kafka accepts them."""
         for each in answered:
             rows = len(each.answer.outputs)
 
@@ -53,15 +53,16 @@ class PredictionWriter:
                 self._metrics.not_written.inc(rows)
         try:
             self._writer.poll()
-        except OutsideError:  # each record has been told to `lost`
+        # `lost` was called for each record.
+        except OutsideError:
             return
 
     def close(self) -> None:
-        """Write what waits, if that is soon done."""
+        """Write waiting records if that takes little time."""
         self._writer.close()
 
 
 def as_data(predicted: Predicted) -> dict[str, Any]:
-    """An answer, and by which version."""
+    """Return an answer with its version, as JSON data."""
     epoch, version = predicted.version.made
     return {"version": version, "epoch": epoch, "outputs": predicted.outputs.tolist()}

@@ -1,6 +1,6 @@
-"""The Open Inference Protocol, version 2, as JSON (github.com/open-inference).
+"""Open Inference Protocol, version 2, as JSON (github.com/open-inference).
 
-Tensors in are a job's fields by name; or `record`, whose texts are records as in its streams.
+Input tensors are a job's fields by name, or `record`, whose texts are records as in the streams.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _DATATYPES = {
 }
 
 
-# Records of a request. The network answers them in one pass, so this bounds its outputs and memory.
+# Maximum number of records per request. The network computes them in one pass, so this limits its
+# outputs and memory.
 MOST_RECORDS = 10_000
-# Decoders of flat data, by dtype: in C, of a bounded size, and exact about each number's type.
+# Decoders of flat data, by dtype. They are in C, bound the size, and check the type of each number.
 _DATA: dict[str, msgspec.json.Decoder[list[Any]]] = {
     "uint8": msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=2**8 - 1)]]),
     "int8": msgspec.json.Decoder(list[Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]]),
@@ -54,27 +55,29 @@ class _Tensor(msgspec.Struct):
     name: str
     datatype: str
     shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=64)]
-    data: msgspec.Raw  # row by row, flat or nested
+    # Row-major, flat or nested.
+    data: msgspec.Raw
 
 
 class Request(msgspec.Struct):
-    """What somebody asks; which outputs, and parameters, are not looked at."""
+    """Inference request; the requested outputs and parameters are ignored."""
 
     inputs: Annotated[list[_Tensor], Meta(min_length=1)]
     id: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class Output(msgspec.Struct):
-    """A tensor of an answer."""
+    """Output tensor."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: list[float]  # row by row, flat
+    # Row-major, flat.
+    data: list[float]
 
 
 class Response(msgspec.Struct, omit_defaults=True):
-    """An answer, and by which version."""
+    """Answer, with the version that made it."""
 
     model_name: str
     model_version: str
@@ -84,15 +87,16 @@ class Response(msgspec.Struct, omit_defaults=True):
 
 
 class Described(msgspec.Struct):
-    """A tensor, in the metadata of a model."""
+    """Tensor in a model's metadata."""
 
     name: str
     datatype: str
-    shape: tuple[int, ...]  # -1: any number
+    # -1 is any number.
+    shape: tuple[int, ...]
 
 
 class Metadata(msgspec.Struct):
-    """What a model is."""
+    """Metadata of a model."""
 
     name: str
     versions: list[str]
@@ -105,13 +109,13 @@ _REQUEST = msgspec.json.Decoder(Request)
 
 
 class Inputs:
-    """The columns that a model reads.
+    """Converter from requests and records to the columns that a model reads.
 
     Args:
-        fields: Those that it reads.
-        codec: Of its records.
-        schemas: Of the job, for records of which a registry knows them.
-        is_text: Whether records are texts, so that a request may hold them.
+        fields: Fields that the model reads.
+        codec: Codec of the job's records.
+        schemas: Schemas of the job, for records with a schema registry.
+        is_text: True if records are texts, so that requests can contain them.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Inputs:
         self._is_text = is_text
 
     def described(self) -> list[Described]:
-        """For the metadata."""
+        """Return the input tensors for the metadata."""
         found = [
             Described(field.name, _DATATYPES[field.dtype], (-1, *field.shape))
             for field in self._fields.values()
@@ -131,10 +135,10 @@ class Inputs:
         return [*found, Described(RECORD, "BYTES", (-1,))] if self._is_text else found
 
     def read(self, body: bytes | bytearray) -> tuple[Columns, str]:
-        """The columns of a request, one row for each record, and its id.
+        """Return the columns of a request, one row per record, and its id.
 
         Raises:
-            UserError: If it is not one that this model can answer.
+            UserError: If this model cannot answer the request.
         """
         request = decoded(_REQUEST.decode, body, "not an inference request", UserError)
         given = {tensor.name: tensor for tensor in request.inputs}
@@ -147,10 +151,10 @@ class Inputs:
         return columns, request.id
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[Columns, dict[int, str]]:
-        """The columns of records, and which of them did not decode, and why.
+        """Return the columns of decoded records, and the reason for each one that did not decode.
 
         Raises:
-            UnavailableError: If a schema is not known, and its registry is unavailable.
+            UnavailableError: If a schema is unknown and its registry is unavailable.
         """
         if isinstance(self._codec, RegisteredCodec):
             self._schemas.teach(self._codec, values)
@@ -161,8 +165,8 @@ class Inputs:
     def _decoded(self, tensor: _Tensor) -> Columns:
         _check_records(RECORD, tensor.shape)
         data = bytes(tensor.data)
-        # Each text has two quotes that are not escaped. The decoder makes all texts before it
-        # checks how many there are.
+        # Each text has two unescaped quotes. The decoder builds all texts before it checks their
+        # number.
         count = data.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') // 2
         if tensor.shape not in ((count,), (count, 1)):
             raise UserError(f"input {RECORD!r}: must have {tensor.shape} texts, got {count:,}")
@@ -174,10 +178,10 @@ class Inputs:
 
 
 def _check_records(name: str, shape: tuple[int, ...]) -> None:
-    """Refuse a tensor of no or of too many records.
+    """Refuse a tensor without records or with too many.
 
     Raises:
-        UserError: If it is one.
+        UserError: If the number of records is out of range.
     """
     if not shape or not 1 <= shape[0] <= MOST_RECORDS:
         raise UserError(
@@ -187,10 +191,10 @@ def _check_records(name: str, shape: tuple[int, ...]) -> None:
 
 
 def _column(field: Field, tensor: _Tensor | None) -> npt.NDArray[Any]:
-    """(n, *shape) of one field.
+    """Return the values of one field, (n, *shape).
 
     Raises:
-        UserError: If it is missing, or another than the field.
+        UserError: If the tensor is missing or does not match the field.
     """
     if tensor is None:
         raise UserError(f"input {field.name!r} is missing")
@@ -214,7 +218,7 @@ def _flat(data: msgspec.Raw, shape: tuple[int, ...]) -> bytes:
     """Return a tensor's data without inner lists, so that one bounded decoder reads any nesting.
 
     Raises:
-        ValueError: If data are not as many as the shape says, or nested in another way.
+        ValueError: If size or nesting of the data does not match the shape.
     """
     structure, commas = bytes(data).translate(None, _NO_STRUCTURE), prod(shape) - 1
     if structure.count(b",") != commas:

@@ -1,4 +1,4 @@
-"""The version that answers: weights are swapped between batches, and no request waits for it."""
+"""The served version of a model. Weights are swapped between batches, which delays no request."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class Version(NamedTuple):
-    """A version that a snapshot holds."""
+    """Version in a snapshot."""
 
     made: ModelId
-    made_at_s: float  # since 1970
+    made_at_s: float  # seconds since 1970
 
 
 class Predicted(NamedTuple):
-    """What a version says of some records."""
+    """Predictions of a version for some records."""
 
     outputs: npt.NDArray[np.float32]  # (n, ...)
     version: Version
@@ -46,17 +46,18 @@ class Predicted(NamedTuple):
 class _Buffer:
     model: FlatModel
     version: Version | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)  # computes, or is written
+    # Held while computing or loading.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ServedModel:
-    """What one alias stands for; may be shared between threads.
+    """The version that an alias selects, loaded for predictions. Thread-safe.
 
     Args:
-        alias: Which version is wanted.
+        alias: Selects the version.
 
     Raises:
-        UserError: If the task cannot be made, or there is no such device.
+        UserError: If the task cannot be built, or the device does not exist.
     """
 
     def __init__(self, spec: JobSpec, settings: Settings, alias: VersionSelector) -> None:
@@ -73,27 +74,29 @@ class ServedModel:
 
     @property
     def version(self) -> Version | None:
-        """The one that answers now; None: there is none yet."""
+        """Version that answers now, or None if none is loaded yet."""
         return self._current.version
 
     @property
     def number(self) -> int:
-        """J of the version that answers now; -1: there is none yet."""
+        """J of the version that answers now, or -1 if none is loaded yet."""
         return -1 if self.version is None else self.version.made.version
 
     def behind_s(self) -> float:
-        """How long there may have been a newer one; of a version that is wanted by number: 0."""
+        """Return for how long a newer version may have existed; 0 if a number is selected."""
         return 0.0 if isinstance(self.alias, int) else monotonic() - self._confirmed_at
 
     def confirm(self) -> None:
-        """It was the one that is wanted, just now."""
+        """Note that the version is the selected one at this moment."""
         self._confirmed_at = monotonic()
 
     def load(self, version: Version, weights: Vector, layout: Layout) -> None:
-        """Let another version answer from now on; waits for a batch that still computes on it.
+        """Answer with another version from now on.
+
+        Waits for a batch that still uses the spare buffer.
 
         Raises:
-            CorruptError: If the weights are not this model's; names the first difference.
+            CorruptError: If the weights are not of this model; names the first difference.
         """
         spare = self._spare
         spare.model.check(layout)
@@ -104,11 +107,11 @@ class ServedModel:
         self.confirm()
 
     def predict(self, columns: Columns) -> Predicted:
-        """Answer for records, all by one version.
+        """Return predictions for records, all from one version.
 
         Raises:
-            UnavailableError: If there is no version yet.
-            TaskError: If the task raises on some of them.
+            UnavailableError: If no version is loaded yet.
+            TaskError: If the task raises on some of the records.
         """
         buffer, count = self._current, len(next(iter(columns.values())))
         if buffer.version is None:

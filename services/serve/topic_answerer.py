@@ -1,11 +1,11 @@
-"""Answers the records of a topic to another one: each once, whatever is killed meanwhile.
+"""Answers the records of a topic into another topic, exactly once, even if processes are killed.
 
     group       ── which partitions ──▶ ┌──────────┐
     a topic     ── records          ──▶ │ answerer │ ── predictions, a position ──▶ one transaction
     positions   ── where it stands  ──▶ └──────────┘
 
-The group says who should have a partition; who writes for it, Kafka says by its transactional id.
-So a process that stood still for long is refused, and none of its answers is there twice.
+The consumer group assigns partitions, and Kafka's transactional ids decide which process may write
+for one. So Kafka refuses a process that was frozen for long, and no answer appears twice.
 """
 
 from __future__ import annotations
@@ -41,20 +41,25 @@ if TYPE_CHECKING:
     from services.serve.protocol import Inputs
     from services.serve.served_model import ServedModel
 
-ROWS = 256  # of one transaction
+# Records per transaction.
+ROWS = 256
 RETRY_S = 0.5
-_NEAR_END = 100  # offsets in which the last position lies: after each comes a transaction's marker
-_HEADER = "from"  # names the record that was answered
+# Number of offsets before the end that contain the last position, because a transaction's marker
+# follows each.
+_NEAR_END = 100
+# Name of the header with the address of the answered record.
+_HEADER = "from"
 
 
 class AnswererLog(StreamLog, TransactionalLog, Protocol):
-    """A `Log` that reads by groups, and writes by transactions."""
+    """`Log` with consumer groups and transactions."""
 
 
 class Route(NamedTuple):
-    """Whose model answers what, and where to."""
+    """Job, source topic and target topic."""
 
-    job: str  # its id
+    # Id of the job.
+    job: str
     source: str
     to: str
 
@@ -69,17 +74,18 @@ class _Taken(NamedTuple):
 
 
 class TopicAnswerer:
-    """The partitions of a topic that the group gives this process. For one thread.
+    """Partitions of a topic that the group assigns to this process. For one thread.
 
     Args:
-        route: From where to where.
-        model: Who answers.
-        inputs: How records become what it reads.
-        name: Of this process, in the group.
-        retry_s: Until a partition is taken again.
+        route: Job, source and target.
+        model: Model that answers.
+        inputs: Converter from records to the model's inputs.
+        name: Name of this process in the group.
+        retry_s: Seconds until a failed partition is taken again.
 
     Raises:
-        UserError: If a topic is not there.
+        UserError: If the topic of positions has fewer partitions than the source.
+        UnknownTopicError: If a topic does not exist.
         UnavailableError: If Kafka is unavailable.
     """
 
@@ -110,11 +116,12 @@ class TopicAnswerer:
                 " made: add as many to that"
             )
         self._group = log.stream(self._positions, [route.source], name)
-        self._mine = dict[int, float]()  # that the group gives, and when each may be taken
+        # Partitions that the group assigns, and the earliest time when each may be taken.
+        self._mine = dict[int, float]()
         self._taken = dict[int, _Taken]()
 
     def turn(self, wait_s: float) -> None:
-        """Answer what there is; waits for something where there is nothing."""
+        """Answer all available records, or wait for some."""
         ready, worked = self._model.version is not None, False
         for index in list(self._mine) if ready else ():
             try:
@@ -136,13 +143,13 @@ class TopicAnswerer:
             self._outage.met(error)
 
     def close(self) -> None:
-        """Leave the group; what is not answered is answered by others."""
+        """Leave the group; other processes answer the remaining records."""
         for index in list(self._taken):
             self._drop(index)
         self._group.close()
 
     def _answer(self, index: int) -> bool:
-        """Answer some records of a partition; whether there were any."""
+        """Answer some records of a partition; return True if there were any."""
         place = Partition(self._route.source, index)
         taken = self._taken.get(index)
         if taken is None:
@@ -172,7 +179,7 @@ class TopicAnswerer:
         return True
 
     def _take(self, place: Partition) -> _Taken:
-        """Take a partition's name, then see where it stands: no earlier one writes any more."""
+        """Read a partition's position, after its transactional id has fenced other processes."""
         transactions = self._log.transactions(f"{self._positions}.{place.index}")
         try:
             own = Partition(self._positions, place.index)
@@ -191,7 +198,7 @@ class TopicAnswerer:
         return NewRecord(self._positions, str(offset).encode(), b"position", (), index)
 
     def _answered(self, records: Sequence[LogRecord]) -> list[dict[str, Any]]:
-        """What is told of each record: an answer, or why there is none."""
+        """Return an answer for each record, or the reason why it has no answer."""
         columns, wrong = self._inputs.decode([record.value for record in records])
         good = [number for number in range(len(records)) if number not in wrong]
         answered = {number: {"error": reason} for number, reason in wrong.items()}

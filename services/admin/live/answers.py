@@ -1,4 +1,4 @@
-"""What is known of a job and its machines, and what its events say, as the API tells it."""
+"""Answers of the API about a job, its machines and its events."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.records import PlanRecord
 
-LIVES = 2000  # on a timeline: more could not be told apart
-_RATE_S = 10.0  # of updates per second, as in progress
+# Maximum number of machine lifetimes on a timeline; more could not be told apart.
+LIVES = 2000
+# Window of the update rate in seconds, the same as in `common.jobs.progress`.
+_RATE_S = 10.0
 
 
 def verdict_event(record: Evaluated | Drifted) -> EvaluationEvent | DriftAnswer:
-    """What an evaluator told."""
+    """Return an evaluator's record as an event."""
     if isinstance(record, Drifted):
         return _drift(record)
     return EvaluationEvent.model_validate(asdict(record) | record.model._asdict())
 
 
 def plan_event(ledger: FleetLedger, record: PlanRecord) -> Answer | None:
-    """Of a record of the plans topic that counts; None: it is none."""
+    """Return the event of a record of the plans topic that counts, or None if it has none."""
     match record:
         case Planned():
             return plan_answer(record)
@@ -77,14 +79,14 @@ def _machine(ledger: FleetLedger, record: LaunchRequested | Started | Ended) -> 
 
 
 def _kind(ledger: FleetLedger, pool: str) -> MachineKind:
-    """How machines of a pool are paid, as the plan in force names the pools."""
+    """Return how machines of a pool are paid for, according to the plan in force."""
     if ledger.plan is None or pool not in ledger.plan.pools:
         return "unknown"
     return "on-demand" if ledger.plan.pools.index(pool) == 0 else "spot"
 
 
 def _lives(ledger: FleetLedger) -> tuple[Life, ...]:
-    """The newest machines that ran, and orders that were refused, by launch."""
+    """Return the newest machines that ran and the newest refused orders, sorted by launch."""
     newest = map(ledger.machines.__getitem__, range(ledger.launches, 0, -1))
     ran = (each for each in newest if each.started_s is not None or not each.open)
     lives = [
@@ -98,13 +100,14 @@ def _lives(ledger: FleetLedger) -> tuple[Life, ...]:
             cause=each.cause,
         )
         for each in islice(ran, LIVES)
-        if each.slot is not None  # a spare that no stream needed
+        # Without a slot, the machine is a spare that no stream needed.
+        if each.slot is not None
     ]
     return tuple(reversed(lives))
 
 
 def updates_page(job: JobProgress, after: int, limit: int) -> UpdatesPage:
-    """Effective updates above a version, at most so many."""
+    """Return at most `limit` effective updates above a version."""
     first = max(after + 1, job.updates.oldest or 1)
     rows = job.updates.rows(first, first + limit - 1)
     updates = tuple(map(UpdateAnswer.model_validate, rows))
@@ -118,7 +121,7 @@ def updates_page(job: JobProgress, after: int, limit: int) -> UpdatesPage:
 
 
 def curves_answer(job: JobProgress, ledger: FleetLedger, now: float) -> CurvesAnswer:
-    """Everything over time, thinned."""
+    """Return everything that is plotted over time, thinned."""
     rows, lags, reviews = job.updates.curve(), job.lags.samples(), ledger.reviews.samples()
     times_s = list[float]()
     for row in rows:
@@ -148,7 +151,7 @@ def curves_answer(job: JobProgress, ledger: FleetLedger, now: float) -> CurvesAn
 
 
 def _rates(rows: Sequence[UpdateRow], times_s: Sequence[float]) -> list[float]:
-    """Updates per second of the last 10 s before each row, or since the row before it."""
+    """Return updates per second over the 10 s before each row, or since the previous row."""
     rates, first = list[float](), 0
     for index, at_s in enumerate(times_s):
         while first < index - 1 and times_s[first] < at_s - _RATE_S:
@@ -156,7 +159,7 @@ def _rates(rows: Sequence[UpdateRow], times_s: Sequence[float]) -> list[float]:
         span_s = at_s - times_s[first]
         made = rows[index].version - rows[first].version
         rates.append(made / span_s if span_s > 0 else 0.0)
-    # Nobody knows since when the first one was under way.
+    # The start of the first update is unknown.
     return rates[1:2] + rates[1:] or rates
 
 
@@ -179,7 +182,7 @@ def _evaluation_curves(found: Evaluations) -> EvaluationCurves:
 
 
 def _columns(means: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
-    """The values of each metric, one for each version."""
+    """Return the values of each metric, one per version."""
     names = sorted({name for each in means for name in each})
     return {name: tuple(each.get(name) for each in means) for name in names}
 
@@ -189,7 +192,7 @@ def _drift(record: Drifted) -> DriftAnswer:
 
 
 def workers_answer(job: JobProgress, ledger: FleetLedger, now: float) -> WorkersAnswer:
-    """Everybody who sends heartbeats, and machines whose worker gives none, by name."""
+    """Return all workers that send heartbeats, and machines whose worker sends none, by name."""
     look, samples = job.seen, job.recent.samples_of(now)
     group = UNSET if look.leader_status is None else look.leader_status.group
     other_model = {} if look.leader_status is None else look.leader_status.left_out

@@ -1,8 +1,8 @@
-"""The newest events of one job as bytes, ready to be sent: made once, read by all streams.
+"""Newest events of one job as bytes, encoded once and read by all streams.
 
-A ring that every stream reads at its own pace, so a slow one costs no memory: whoever is overtaken
-has lost events and must begin anew. An event's id says of which ring it is and which number it has;
-with it a reader that comes back goes on where it was, as long as that is still in the ring.
+Streams read a ring at their own pace, so a slow stream costs no memory. A stream that is overtaken
+has lost events and must start again. An event's id names its ring and its number; a client that
+reconnects with it continues there as long as the ring still has the next event.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import threading
 from collections import deque
 from contextlib import suppress
 
-EVENTS = 5000  # four minutes of updates at 20 per second; about 2 MB
+# Four minutes of updates at 20 per second; about 2 MB.
+EVENTS = 5000
 _LONGEST_ID = 64
 
 
 class Feed:
-    """Events of one job. May be shared between threads.
+    """Events of one job. Thread-safe.
 
     Attributes:
-        end: Number of the event that comes next.
-        closed: Whether there will be no more.
+        end: Number of the next event.
+        closed: True if no more events will follow.
 
     Args:
-        name: Of this ring, unlike those of other processes and other lives.
-        capacity: Events kept.
+        name: Name of this ring, different from those of other processes and of earlier runs.
+        capacity: Number of events kept.
     """
 
     def __init__(self, name: str, capacity: int = EVENTS) -> None:
@@ -35,15 +36,16 @@ class Feed:
         self.closed = False
         self._lock = threading.Lock()
         self._waiting = dict[asyncio.Event, asyncio.AbstractEventLoop]()
-        self._woken = set[asyncio.AbstractEventLoop]()  # that will look anyway
+        # Loops that have a pending `_notify`.
+        self._woken = set[asyncio.AbstractEventLoop]()
 
     @property
     def listeners(self) -> int:
-        """Number of streams that are open."""
+        """Number of open streams."""
         return len(self._waiting)
 
     def publish(self, kind: str, data: bytes) -> None:
-        """Append an event; its data are JSON on one line."""
+        """Append an event; `data` is JSON on one line."""
         with self._lock:
             if self.closed:
                 return
@@ -52,13 +54,13 @@ class Feed:
             self._wake()
 
     def skip(self) -> None:
-        """Count an event that nobody wants, and forget all before it."""
+        """Count an event that no stream needs, and drop all earlier ones."""
         with self._lock:
             self._ring.clear()
             self.end += 1
 
     def wake(self) -> None:
-        """Have all streams look, as if there were an event."""
+        """Wake all streams as if there were an event."""
         with self._lock:
             self._wake()
 
@@ -69,13 +71,13 @@ class Feed:
             self._wake()
 
     def event(self, kind: str, data: bytes, number: int) -> bytes:
-        """One event as it is sent."""
+        """Return one event in the format of server-sent events."""
         return b"id: %b-%d\nevent: %b\ndata: %b\n\n" % (
             *(self._name.encode(), number, kind.encode(), data),
         )
 
     def since(self, number: int) -> tuple[bytes, int] | None:
-        """All events from a number on, and the number after them; None: some of them are gone."""
+        """Return all events from a number on and the next number, or None if some were dropped."""
         with self._lock:
             gone = self.end - len(self._ring)
             if number < gone:
@@ -84,7 +86,7 @@ class Feed:
             return b"".join(news), self.end
 
     def after(self, last_event_id: str) -> int | None:
-        """The number after an event that a reader had; None: it has to begin anew."""
+        """Return the number after a client's last event, or None if the client must start again."""
         name, _, number = last_event_id[:_LONGEST_ID].rpartition("-")
         if name != self._name or not (number.isascii() and number.isdigit()):
             return None
@@ -93,7 +95,7 @@ class Feed:
             return following if self.end - len(self._ring) <= following <= self.end else None
 
     def listen(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
-        """Set `news` on its loop whenever there are some."""
+        """Set `news` on its loop whenever there are new events."""
         with self._lock:
             self._waiting[news] = loop
             if self.closed:
@@ -105,11 +107,12 @@ class Feed:
             self._waiting.pop(news, None)
 
     def _wake(self) -> None:
-        """Have each loop tell its streams, once however much comes before it does."""
+        """Schedule one `_notify` on each loop, no matter how many events arrive before it runs."""
         for news in [each for each, loop in self._waiting.items() if loop.is_closed()]:
             self._woken.discard(self._waiting.pop(news))
         for loop in {*self._waiting.values()} - self._woken:
-            with suppress(RuntimeError):  # closed in this moment
+            # The loop may close at this moment.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._notify, loop)
                 self._woken.add(loop)
 

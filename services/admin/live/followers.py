@@ -1,16 +1,16 @@
-"""All jobs that one process follows, in one thread: those that run, and those asked about of late.
+"""Followers of all jobs that run or were requested recently, in one thread.
 
-Following begins at the first question, or as soon as a job runs. It ends some minutes after the
-last question about a job that does not run, and when a job is deleted. A job that nobody watches is
-folded when it is looked at, every other second together with all others.
+A follower starts with the first request or as soon as its job runs. It ends some minutes after the
+last request if the job does not run, and when the job is deleted. Records of a job that nobody
+watches are folded when the job is polled, every two seconds together with all other jobs.
 
-A job that does not run is read once, its newest records only: when a list shows it, and if it is
-paused in any case. Once a minute all of these are looked at together, because retention may delete
-records that a paused job has not trained.
+For a job that does not run, only the newest records are read, and only once: when a list shows the
+job, or in any case if it is paused. All these jobs are polled once a minute, because retention may
+delete records that a paused job has not trained.
 
 The thread calls a follower when there is something to fold, so a follower never waits. Kafka and
-Redis may be unavailable, the plans topic may come later or never, the job may be deleted. Requests
-read under a lock, which is held to fold.
+Redis may be unavailable, the plans topic may appear late or never, and the job may be deleted.
+Requests read under a lock, which is held while records are folded.
 """
 
 from __future__ import annotations
@@ -71,67 +71,85 @@ if TYPE_CHECKING:
     from common.redis.port import Board
     from common.spot.theory.billing import Billing
 
-FOLDED = 50  # of them at once: about a millisecond under the lock
-AGAIN_S = 0.5  # after a server did not answer
-LOST_S = 2.0  # between looks for topics that were deleted
-UPDATES_S = 0.05  # between events of updates: 20 a second are as many as anybody can see
-# Time after the last question or stream of events during which a job counts as watched. A stream
-# that breaks comes back within seconds and continues where it was.
+# Number of records folded under the lock at a time, which takes about a millisecond.
+FOLDED = 50
+# Seconds before a retry after a server did not answer.
+AGAIN_S = 0.5
+# Seconds between checks for topics that were deleted.
+LOST_S = 2.0
+# Seconds between events of updates; people cannot see more than 20 per second.
+UPDATES_S = 0.05
+# Time after the last request or event stream during which a job counts as watched. A broken stream
+# reconnects within seconds and continues where it was.
 WATCHED_S = 15.0
-IDLE_S = 300.0  # nobody asked about a job that does not run
-READY_S = 3.0  # that a request waits for a history to be read
-SWEEP_S = 0.25  # between looks for jobs that are not followed, or need not be any more
-LIST_S = 1.0  # that a list waits for histories to be read
-FAILED_S = 10.0  # after a fault, until another follower tries
-END_S = 5.0  # for the thread to end
-PLANS_S = 2.0  # between looks for plans topics that are not there
-# Time between looks at jobs that nobody watches: a list and a scrape need no newer numbers.
+# Time after the last request until the follower of a job that does not run ends.
+IDLE_S = 300.0
+# Time that a request waits until a history is read.
+READY_S = 3.0
+# Seconds between searches for jobs to start or stop following.
+SWEEP_S = 0.25
+# Time that a list waits until histories are read.
+LIST_S = 1.0
+# Seconds after a fault until another follower is started.
+FAILED_S = 10.0
+# Time limit for the thread to end.
+END_S = 5.0
+# Seconds between checks for plans topics that do not exist yet.
+PLANS_S = 2.0
+# Seconds between polls of jobs that nobody watches; lists and scrapes need no newer numbers.
 UNWATCHED_S = 2.0
-# Time between looks at jobs that do not run. Those that could not be read are tried again then.
+# Seconds between polls of jobs that do not run. Unreadable ones are retried at the same time.
 RESTING_S = 60.0
-# Records that are read of jobs that do not run, of all that are read together and of each at least:
+# Number of records read for all jobs that do not run together, and minimum number for each; takes
 # about half a second.
 BRIEF_RECORDS, LEAST_RECORDS = 20_000, 200
-# Paused jobs of which nobody asked, read together so often after the start.
+# Number of unrequested paused jobs read together after the start, and seconds between such reads.
 FILL, FILL_S = 20, 5.0
 
-_NAMES = {kind: name for name, kind in EVENT_DATA.items()}  # of events
+# Names of events.
+_NAMES = {kind: name for name, kind in EVENT_DATA.items()}
 _log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where followers read; each may be called from any thread."""
+    """Functions that followers read with, callable from any thread."""
 
     log: Callable[[], Log]
-    open_board: Callable[[str], Board]  # by job
-    live_statuses: ReadLiveStatuses  # at several boards
-    jobs: Callable[[], Mapping[str, JobRecord]]  # as last read
-    clock: Callable[[], float]  # seconds since 1970
-    billing: Callable[[], Mapping[str, Billing]] = dict  # by pool
+    # Opens the board of a job.
+    open_board: Callable[[str], Board]
+    # Reads the live statuses of several boards.
+    live_statuses: ReadLiveStatuses
+    # Returns the jobs as last read.
+    jobs: Callable[[], Mapping[str, JobRecord]]
+    # Returns seconds since 1970.
+    clock: Callable[[], float]
+    # Returns the billing of machines by pool.
+    billing: Callable[[], Mapping[str, Billing]] = dict
 
 
 class View(NamedTuple):
-    """What is known of a job."""
+    """A job and its machines, as known so far."""
 
     job: JobProgress
-    ledger: FleetLedger  # its machines
+    # The job's machines.
+    ledger: FleetLedger
 
 
 class JobFollower:
     """Follows one job until `stop`, or until the job is deleted.
 
     Attributes:
-        briefly: True if it is of a job that does not run, whose newest records it reads once.
-        feed: What happens, once all that had happened before is known. Nothing is published while
-            nobody watches.
-        ready: True once all is known that had happened before it began.
-        ended_s: When it ended, on the clock `monotonic`; None: it has not.
-        asked_s: When a request last asked about the job, on the clock `monotonic`.
-        summary: As of the last look, the same object until it changes; None: there was none yet.
-        is_stale: True from a question about a job that nobody watched until what is new is folded.
-        due_s: When it has something to do even without news, on the clock `monotonic`.
-        looked_at: The job and its board, for looks.
+        briefly: True if the job does not run and only its newest records are read, once.
+        feed: Events since the history was read. Nothing is published while nobody watches.
+        ready: True once the history from before the start is read.
+        ended_s: Time on the clock `monotonic` when it ended, or None.
+        asked_s: Time on the clock `monotonic` of the last request about the job.
+        summary: Summary as of the last poll, the same object until it changes, or None before the
+            first poll.
+        is_stale: True after a request about an unwatched job until its new records are folded.
+        due_s: Time on the clock `monotonic` of the next turn even without new records.
+        looked_at: The job and its board, for polls.
     """
 
     def __init__(self, record: JobRecord, owner: Followers, *, briefly: bool = False) -> None:
@@ -147,16 +165,22 @@ class JobFollower:
         self._sources = owner.sources
         self._lock = threading.Lock()
         self._view = View(JobProgress(record), FleetLedger())
-        self._filling = self._view  # becomes the view when it has caught up
-        # On the clock of sources; not a number if something was folded since the last summary.
+        # Replaces `_view` once it has caught up.
+        self._filling = self._view
+        # Time of the last summary on the clock of `sources`, or NaN if records were folded since.
         self._summarized_s = nan
-        self._away = ""  # why reading does not go on
+        # Reason why reading is interrupted.
+        self._away = ""
         self._history: HistoryReader | None = None
-        self._lost = False  # its topics were deleted: its record is all that is known
+        # True if the topics were deleted and only the job's record is known.
+        self._lost = False
         self._plans: Tail | None = None
-        self._plans_until = 0  # end of their topic when it was opened: what had happened before
-        self._published_at = 0.0  # when the last event of an update was made
-        self._untold = 0  # updates since
+        # End of the plans topic when it was opened; earlier records are history.
+        self._plans_until = 0
+        # Time of the last event of an update.
+        self._published_at = 0.0
+        # Number of updates since that event.
+        self._untold = 0
 
     @property
     def job(self) -> str:
@@ -165,7 +189,7 @@ class JobFollower:
 
     @property
     def looked(self) -> bool:
-        """True once its board and streams were looked at."""
+        """True once the board and the streams were polled."""
         return self._filling.job.seen.at_s > 0.0
 
     @property
@@ -175,34 +199,35 @@ class JobFollower:
 
     @property
     def watched(self) -> bool:
-        """True if a stream of events is open, or somebody asked within the last seconds."""
+        """True if an event stream is open or a request came within the last seconds."""
         return self.feed.listeners > 0 or monotonic() < self.asked_s + WATCHED_S
 
     def follows(self, record: JobRecord) -> bool:
-        """Whether this is its job, not another one of its name."""
+        """Return True if this is its job and not a later one of the same name."""
         return self.looked_at.record.is_same_job(record)
 
     @contextmanager
     def view(self) -> Iterator[View]:
-        """What is known; nothing is added meanwhile, so be quick."""
+        """Yield the current view. Nothing is folded meanwhile, so be quick."""
         with self._lock:
             yield self._view
 
     def check(self) -> None:
-        """Say why not all is known.
+        """Raise an error if the job is not completely known.
 
         Raises:
-            UnavailableError: It will be later, or when somebody has seen to it.
+            UnavailableError: If the history is still being read, or cannot be read.
         """
         if not self.ready or self.ended_s is not None:
             why = self._away or "its history is still being read"
             raise UnavailableError(f'not all of the job "{self.job}" is known: {why}')
 
     def job_json(self, record: JobRecord | None = None) -> bytes:
-        """The job as it is now, a `JobAnswer` as JSON.
+        """Return the job's current state, a `JobAnswer` as JSON.
 
         Args:
-            record: A change of it that may not have been heard of yet; None: as it was heard.
+            record: Optional. The job's record, if it may be newer than the last one read. If unset,
+                the last one read.
         """
         now = self._sources.clock()
         with self.view() as view:
@@ -212,9 +237,9 @@ class JobFollower:
         return job_answer(record, state, progress).model_dump_json().encode()
 
     def state_at_work(self) -> State:
-        """Return the state of a job that is to run, by what this process has met until now.
+        """Return the state of a job that should run, including outages noticed by now.
 
-        A look may take long, and the record of the job may be an old one.
+        A poll may take long, and the job's record may be an old one.
         """
         with self.view() as view:
             return self._state_at_work(view.job, self._sources.clock())
@@ -226,7 +251,7 @@ class JobFollower:
     # --- for the loop ----------------------------------------------------------------------------
 
     def stop(self, why: str = "") -> None:
-        """End, and all streams of events with it."""
+        """End this follower and all its event streams."""
         if self.ended_s is None:
             self._away = why
             self.ended_s = monotonic()
@@ -235,14 +260,14 @@ class JobFollower:
             self.looked_at.board.close()
 
     def guarded(self, step: Callable[[], object]) -> None:
-        """Take a step; what goes wrong is logged, and told to whoever asks."""
+        """Run a step. An error is logged and reported to requests."""
         try:
             step()
-        except Exception as error:  # noqa: BLE001 -- told to whoever asks; another follower tries
+        except Exception as error:  # noqa: BLE001 -- reported to requests; another follower tries
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Note that a step went wrong."""
+        """Handle the error of a step."""
         match error:
             case UnavailableError():
                 self._away = str(error)
@@ -264,23 +289,23 @@ class JobFollower:
 
     @property
     def unopened(self) -> bool:
-        """True if its topics are to be opened now."""
+        """True if its topics should be opened now."""
         return self._history is None and self.ended_s is None and monotonic() >= self.due_s
 
     def topics(self) -> set[Partition]:
-        """Partitions to be asked about before `open`."""
+        """Return the partitions to look up before `open`."""
         return {*topics_of(self.looked_at.record.id), self._plans_place}
 
     def open(self, own: OwnTopics, most: int | None = None) -> None:
-        """Begin to read from the start of its topics.
+        """Start reading its topics from their beginning.
 
         Args:
-            own: What is known of them.
+            own: Ids and bounds of the topics.
             most: Optional. See `HistoryReader`.
 
         Raises:
             UnknownTopicError: If the job's topics were deleted.
-            UnavailableError: If Kafka does not say what they hold.
+            UnavailableError: If Kafka does not return their bounds.
         """
         log, record = self._sources.log(), self.looked_at.record
         self._history = history = HistoryReader(record.id, log, most, own, self._on_change)
@@ -298,15 +323,16 @@ class JobFollower:
         return provisioned and self._plans is None and self._history is not None
 
     def open_plans(self, own: OwnTopics) -> None:
-        """Read its plans topic, if there is one."""
-        with suppress(UnknownTopicError):  # nobody provisions it, or not yet
+        """Start reading the plans topic if it exists."""
+        # No provisioner has created the topic yet.
+        with suppress(UnknownTopicError):
             bounds = own.bounds(self._plans_place)
             position = own.identified(self._plans_place, bounds.start)
             self._plans = self._sources.log().tail(self._plans_place, position, self._on_change)
             self._plans_until = bounds.end
 
     def turn(self) -> None:
-        """Read what is new and tell of it; calls for another turn if there may be more.
+        """Read and publish new records; request another turn if there may be more.
 
         Raises:
             OutsideError: If Kafka does not do what it should.
@@ -333,7 +359,7 @@ class JobFollower:
             self._on_change()
 
     def take_record(self, record: JobRecord) -> None:
-        """Take over a change of the job."""
+        """Apply a change of the job's record."""
         if record is not self.looked_at.record:
             changed, self.looked_at.record = record != self.looked_at.record, record
             with self._lock:
@@ -363,7 +389,7 @@ class JobFollower:
         if live:
             self._untold += counted
             if self._filling.job.version != before + counted:
-                # A new leader took some back: everything looks different.
+                # A new leader took updates back, so everything changes.
                 self._publish_job()
 
     def _publish_update(self) -> None:
@@ -376,7 +402,7 @@ class JobFollower:
             )
 
     def _take_plans(self) -> bool:
-        """Fold new records of the plans topic; True if there were some."""
+        """Fold new records of the plans topic; return True if there were any."""
         if self._plans is None:
             return False
         live = self._live()
@@ -392,7 +418,7 @@ class JobFollower:
         return bool(records)
 
     def look(self, look: JobObservation) -> None:
-        """Take over a look at its board and streams, and tell of what changed."""
+        """Apply a poll of the board and the streams, and publish what changed."""
         with self._lock:
             before = self._view.job.seen.statuses
             is_new = self._filling.job.look(look)
@@ -414,7 +440,7 @@ class JobFollower:
                 self._publish(MemberEvent.model_validate(fields))
 
     def _stands(self) -> bool:
-        """True if time alone does not change the summary: no rate, cost or wait goes on."""
+        """Return True if time alone does not change the summary: no rate, cost or wait runs."""
         if self.summary is None or self.summary.numbers is None:
             return False
         numbers, spent_usd = self.summary.numbers, self.summary.spent_usd
@@ -422,7 +448,7 @@ class JobFollower:
         return spent_usd is None and not numbers.updates_per_s and is_quiet
 
     def _summarize(self) -> None:
-        # A look during an outage may take ten seconds.
+        # A poll during an outage may take ten seconds.
         self._summarized_s = now = self._sources.clock()
         with self._lock:
             job, ledger = self._view
@@ -449,11 +475,11 @@ class JobFollower:
             self.feed.skip()
 
     def _live(self) -> bool:
-        """Whether what comes now is news."""
+        """Return True if new records are news, not history."""
         return self.ready and self._filling is self._view
 
     def catch_up(self) -> bool:
-        """Note that all is known, once what had happened before is; True if that is news."""
+        """Mark the history as read once it is; return True if the follower became ready."""
         is_lost = self._lost and not self.briefly
         if self._live() or not self.looked or (self._history is None and not is_lost):
             return False
@@ -473,7 +499,7 @@ class JobFollower:
         return True
 
     def close_tails(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         for reader in (self._history, self._plans):
             if reader is not None:
                 reader.close()
@@ -482,17 +508,17 @@ class JobFollower:
 
 
 class Followers:
-    """The followers of one process. May be shared between threads.
+    """Followers of one process. Thread-safe.
 
-    Making it opens nothing and starts nothing.
+    The constructor opens and starts nothing.
 
     Attributes:
-        fault: Why its thread cannot go on; None: it can.
+        fault: Error that ended the thread, or None.
         listing: All jobs as a list shows them.
-        outage: Of Kafka, for its followers.
+        outage: Outage of Kafka as the followers see it.
 
     Args:
-        ending: Set when the process is to end: all streams of events end at once then.
+        ending: Set when the process should end; all event streams end at once.
     """
 
     def __init__(self, sources: Sources, ending: threading.Event) -> None:
@@ -501,44 +527,44 @@ class Followers:
         self.sources = sources
         self.outage = Outage(_log, "kafka")
         self._ending = ending
-        # The condition guards all that follows. No server is asked and no tail closed under it,
-        # since the log calls `receive`.
+        # The condition guards the following fields. No server is called and no tail closed under
+        # it, because the log calls `receive`.
         self._changed = threading.Condition()
-        # Followers by job: those that read, and those that have read a job that does not run.
+        # Followers by job: those that are reading, and finished ones of jobs that do not run.
         self._followers = dict[str, JobFollower]()
         self._resting = dict[str, JobFollower]()
-        # Followers that others have replaced, until they are stopped.
+        # Replaced followers that are not stopped yet.
         self._left = list[JobFollower]()
         self._woken = set[JobFollower]()
-        # True if one of the woken followers is watched, or not ready.
+        # True if one of the woken followers is watched or not ready.
         self._urgent = False
         self._thread: threading.Thread | None = None
         # Wakes requests when a follower is ready or has ended.
         self._settled = Feed("settled", 1)
-        # From here on all is the thread's.
+        # The thread alone uses the following fields.
         self._looker = Looker(sources.log, sources.live_statuses, _log)
-        # When to do what is done at intervals, on the clock `monotonic`.
+        # Due times of periodic work on the clock `monotonic`.
         self._due = dict.fromkeys(("sweep", "fill", "plans", "watched", "all", "resting"), 0.0)
         # Jobs as of the last full sweep.
         self._swept: Mapping[str, JobRecord] | None = None
 
     def start(self) -> None:
-        """Begin to follow the jobs that run, unless that has begun."""
+        """Start following the jobs that run, unless already started."""
         with self._changed:
             self._keep()
 
     def of(self, job: str) -> JobFollower:
-        """Whoever follows a job, from now on if nobody did; it may not know all yet.
+        """Return the follower of a job, started if necessary; it may not know the history yet.
 
         Raises:
-            NotFoundError: If there is no such job.
-            UnavailableError: If this process is about to end.
+            NotFoundError: If the job does not exist.
+            UnavailableError: If this process is shutting down.
         """
         with self._changed:
             self._keep()
             follower = self._begun(job)
             if not follower.watched:
-                # It was folded up to two seconds ago.
+                # Its records were folded up to two seconds ago.
                 follower.is_stale = self._urgent = True
                 self._woken.add(follower)
                 self._changed.notify()
@@ -546,11 +572,11 @@ class Followers:
             return follower
 
     async def ready(self, job: str) -> JobFollower:
-        """Whoever follows a job and knows all that had happened before it was asked.
+        """Return the follower of a job once it knows everything from before this call.
 
         Raises:
-            NotFoundError: If there is no such job.
-            UnavailableError: If its history is long, or a server unavailable: ask again.
+            NotFoundError: If the job does not exist.
+            UnavailableError: If the history is long or a server is unavailable; ask again.
         """
         follower = self.of(job)
         await self._settle(
@@ -561,9 +587,9 @@ class Followers:
         return follower
 
     async def known(self, jobs: Collection[JobRecord]) -> None:
-        """Wait a moment until `summary` knows the numbers of these jobs.
+        """Wait up to `LIST_S` until `summary` knows the numbers of these jobs.
 
-        Of those that do not run the newest records are read, if that was not done before.
+        Reads the newest records of jobs that do not run, unless already read.
         """
         with self._changed:
             self._keep()
@@ -571,7 +597,7 @@ class Followers:
         await self._settle(lambda: self._ending.is_set() or all(map(self._knows, jobs)), LIST_S)
 
     def summary(self, record: JobRecord) -> LiveSummary:
-        """How a job is and how far, as of the last look."""
+        """Return a job's state and progress as of the last poll."""
         name, state = record.spec.name, resting(record)
         brief = None if state is None else self._resting.get(name)
         for follower in (self._followers.get(name), brief):
@@ -579,7 +605,8 @@ class Followers:
                 continue
             if (summary := follower.summary) is None:
                 continue
-            # Since the last look a server may be lost or back, or the job may be resumed.
+            # Since the last poll a server may have failed or recovered, or the job may have been
+            # resumed.
             is_old = follower.looked_at.record is not record
             if is_old or ongoing() or summary.state.word == "waiting for a server":
                 state = state or follower.state_at_work()
@@ -587,19 +614,19 @@ class Followers:
         return LiveSummary(state or UNREAD)
 
     def shown(self) -> Iterator[tuple[str, LiveSummary]]:
-        """`summary` of all jobs that are not stopped, without those that are still being read."""
+        """Yield `summary` of all jobs that are neither stopped nor still being read."""
         for name, record in self.sources.jobs().items():
             summary = self.summary(record)
             if record.wanted == "running" and summary.state is UNREAD:
                 continue
             if record.wanted == "paused" and not (summary.numbers and summary.numbers.whole):
-                # Counts of a part of the history would seem to rise once the job is resumed.
+                # Counts of a part of the history would appear to rise once the job is resumed.
                 yield name, LiveSummary(summary.state)
             elif record.wanted != "stopped":
                 yield name, summary
 
     def outages(self) -> dict[str, OutageNotice]:
-        """What other processes say that they cannot use, by server; the longest outage of each."""
+        """Return the longest outage that other processes report for each server."""
         found = dict[str, OutageNotice]()
         for follower in list(self._followers.values()):
             if follower.ended_s is not None:
@@ -613,7 +640,7 @@ class Followers:
         return found
 
     def receive(self, follower: JobFollower) -> None:
-        """Note that there may be news of a job. Threads of the log's call this, too."""
+        """Note that a job may have new records. Called by the log's threads, too."""
         with self._changed:
             self._woken.add(follower)
             if not self._urgent and (not follower.ready or follower.watched):
@@ -621,7 +648,7 @@ class Followers:
                 self._changed.notify()
 
     def close(self) -> None:
-        """End all streams and the thread."""
+        """End all event streams and the thread."""
         self._ending.set()
         with self._changed:
             thread = self._thread
@@ -632,7 +659,7 @@ class Followers:
     # --- for requests ----------------------------------------------------------------------------
 
     async def _settle(self, settled: Callable[[], bool], patience_s: float) -> None:
-        """Wait until something is so, for a limited time."""
+        """Wait until a condition is true, for a limited time."""
         news, loop = asyncio.Event(), asyncio.get_running_loop()
         self._settled.listen(loop, news)
         try:
@@ -645,7 +672,7 @@ class Followers:
             self._settled.unlisten(news)
 
     def _knows(self, record: JobRecord) -> bool:
-        """True if the numbers of a job are known, or nobody reads them."""
+        """Return True if a job's numbers are known or its follower has ended."""
         name = record.spec.name
         follower, brief = self._followers.get(name), self._resting.get(name)
         if resting(record) and brief is not None and brief.looked_at.record is record:
@@ -655,20 +682,21 @@ class Followers:
         return follower.ready or follower.ended_s is not None
 
     def _read_briefly(self, records: Iterable[JobRecord]) -> None:
-        """Have jobs read that do not run, unless they are known; the lock is held."""
+        """Start reading jobs that do not run and are unknown. The caller holds the lock."""
         for record in records:
             if resting(record) and not self._knows(record):
-                with suppress(NotFoundError, UnavailableError):  # deleted in this moment
+                # The job may be deleted at this moment.
+                with suppress(NotFoundError, UnavailableError):
                     self._begun(record.spec.name, briefly=True)
 
     def _keep(self) -> None:
-        """Have the thread run; the lock is held."""
+        """Start the thread if necessary. The caller holds the lock."""
         if self._thread is None and not self._ending.is_set():
             self._thread = threading.Thread(target=self._run, name="followers", daemon=True)
             self._thread.start()
 
     def _begun(self, job: str, *, briefly: bool = False) -> JobFollower:
-        """Whoever follows a job, from now on if nobody did; the lock is held."""
+        """Return the follower of a job, started if necessary. The caller holds the lock."""
         if self._ending.is_set():
             raise UnavailableError("this service is shutting down")
         record = self.sources.jobs().get(job)
@@ -708,14 +736,14 @@ class Followers:
             self._settled.close()
 
     def _is_due(self, what: str, every_s: float) -> bool:
-        """True if it is time to do something that is done at intervals."""
+        """Return True if periodic work is due, and set its next time."""
         if (clock := monotonic()) < self._due[what]:
             return False
         self._due[what] = clock + every_s
         return True
 
     def _await_news(self) -> None:
-        """Wait for news of a job that somebody watches, or until something is due."""
+        """Wait for new records of a watched job, or until something is due."""
         with self._changed:
             living = (each for each in self._followers.values() if each.ended_s is None)
             due_s = min((each.due_s for each in living), default=inf)
@@ -724,11 +752,11 @@ class Followers:
             self._urgent = False
 
     def _sweep(self) -> None:
-        """Begin with jobs that run, take over changes, and leave jobs that nobody needs."""
+        """Start followers of jobs that run, apply changes of jobs, and drop unneeded followers."""
         with self._changed:
             jobs = self.sources.jobs()
             is_full, self._swept = jobs is not self._swept, jobs
-            # As long as no job changes, those that run and are followed stay so.
+            # Followers of running jobs stay as long as no job changes.
             doubtful = [
                 job
                 for job, each in self._followers.items()
@@ -740,7 +768,8 @@ class Followers:
             self._sweep_resting(jobs, is_full=is_full)
             for job in jobs if is_full else doubtful:
                 if job in jobs and jobs[job].wanted == "running":
-                    with suppress(NotFoundError, UnavailableError):  # deleted in this moment
+                    # The job may be deleted at this moment.
+                    with suppress(NotFoundError, UnavailableError):
                         self._begun(job)
             self._woken.intersection_update(self._followers.values())
             followers = list(self._followers.values()) if is_full else []
@@ -753,7 +782,7 @@ class Followers:
                 follower.take_record(jobs[follower.job])
 
     def _sweep_resting(self, jobs: Mapping[str, JobRecord], *, is_full: bool) -> None:
-        """Leave jobs that have changed, and have paused ones read; the lock is held."""
+        """Drop followers of changed jobs and read paused jobs. The caller holds the lock."""
         briefs = self._resting.items() if is_full else ()
         for job in [job for job, it in briefs if jobs.get(job) is not it.looked_at.record]:
             self._left.append(self._resting.pop(job))
@@ -769,7 +798,7 @@ class Followers:
         return record.wanted == "running" or follower.briefly or is_asked
 
     def _follow(self, followers: Sequence[JobFollower]) -> None:
-        """Read what is to be read, and look at what it is time to look at."""
+        """Read new records and run the polls that are due."""
         clock = monotonic()
         self.outage.quiet()
         unopened = [each for each in followers if each.unopened]
@@ -808,12 +837,13 @@ class Followers:
             self._settled.wake()
 
     def _rest(self, followers: Sequence[JobFollower]) -> None:
-        """Read no more of jobs that do not run and whose newest records are known."""
+        """Stop reading jobs that do not run once their newest records are known."""
         for follower in followers:
             follower.close_tails()
             with self._changed:
                 if self._followers.get(follower.job) is not follower:
-                    continue  # another one has replaced it
+                    # Another follower has replaced this one.
+                    continue
                 del self._followers[follower.job]
                 if (before := self._resting.get(follower.job)) is not None:
                     self._left.append(before)
@@ -824,7 +854,7 @@ class Followers:
         followers: Sequence[JobFollower],
         begin: Callable[[JobFollower, OwnTopics], None],
     ) -> None:
-        """Ask Kafka about the topics of several jobs at once, and begin to read them."""
+        """Look up the topics of several jobs at once, and start reading them."""
         if not followers:
             return
         try:
@@ -834,7 +864,8 @@ class Followers:
             if len(followers) == 1 or isinstance(error, UnavailableError):
                 for follower in followers:
                     follower.fail(error)
-            else:  # Kafka refuses the topics of one of them: others are opened
+            else:
+                # Kafka refuses the topics of one of the jobs: the others are opened one by one.
                 for follower in followers:
                     self._open([follower], begin)
             return
@@ -851,7 +882,7 @@ class Followers:
                 follower.guarded(partial(follower.look, look))
 
     def _look_at_resting(self, clock: float) -> None:
-        """Look at jobs that do not run, and forget those that could not be read."""
+        """Poll jobs that do not run, and forget those that could not be read."""
         with self._changed:
             for job in [job for job, each in self._resting.items() if each.failed]:
                 self._left.append(self._resting.pop(job))

@@ -1,6 +1,6 @@
-"""The list of jobs: a row for each, made again only if the job or its summary has changed.
+"""List of jobs; a row is built again only if its job or summary changed.
 
-A request for a page costs as much as the rows of that page, however many jobs there are.
+A request costs as much as the rows of its page, no matter how many jobs exist.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from common.jobs.progress import Numbers, State
     from common.jobs.store import JobRecord
 
-# Fields by which a list is sorted, besides its name and its state.
+# Fields that a list can be sorted by, besides name and state.
 NUMBERS: Final = (
     *("version", "loss", "accuracy", "updates_per_s", "workers", "lag", "skipped", "quarantined"),
     *("expired", "lost", "spent_usd"),
 )
-# States in the order of a list: first those in which a person is needed.
+# States in sort order: first those that need a person.
 _STATES: Final[tuple[Word, ...]] = (
     *("held", "waiting for a server", "waiting for a coordinator", "waiting for workers"),
     *("degraded", "running", "waiting for records", "drained", "paused", "finished", "stopped"),
@@ -34,14 +34,15 @@ _STATES: Final[tuple[Word, ...]] = (
 
 
 class LiveSummary(NamedTuple):
-    """How a job is and how far, as a list shows it."""
+    """State and progress of a job, as a list shows them."""
 
     state: State
-    # None if they are not known.
+    # None if unknown.
     numbers: Numbers | None = None
-    # Cost of its machines; None if it has none.
+    # Cost of the job's machines; None if it has none.
     spent_usd: float | None = None
-    open_transactions_s: Mapping[str, float] = {}  # see `JobProgress.open_transactions_s`
+    # See `JobProgress.open_transactions_s`.
+    open_transactions_s: Mapping[str, float] = {}
 
 
 class JobRow:
@@ -49,8 +50,8 @@ class JobRow:
 
     Attributes:
         record: The job.
-        summary: How it is and how far.
-        words: What a list says of it in words, in lower case.
+        summary: State and progress.
+        words: Text that a search matches, in lower case.
     """
 
     def __init__(self, record: JobRecord, summary: LiveSummary) -> None:
@@ -62,7 +63,7 @@ class JobRow:
 
     @cached_property
     def answer(self) -> JobSummary:
-        """The job as the API tells it."""
+        """The job as the API returns it."""
         return job_summary(self.record, *self.summary[:3])
 
     @cached_property
@@ -72,14 +73,14 @@ class JobRow:
 
 
 class Listing:
-    """All jobs of one process. For the thread of requests, but for `change`.
+    """All jobs of one process. For the thread of requests, except `change`.
 
     Attributes:
-        rows: One for each job, by name, as of the last `renew`.
+        rows: One row per job, by name, as of the last `renew`.
 
     Args:
-        jobs: Returns all jobs as last read; another mapping if one of them has changed.
-        summary: Returns how a job is and how far.
+        jobs: Returns all jobs as last read, in another mapping if one of them has changed.
+        summary: Returns a job's state and progress.
     """
 
     def __init__(
@@ -103,13 +104,13 @@ class Listing:
             self._changed.add(job)
 
     def renew(self) -> None:
-        """Take over what has changed since the last call."""
+        """Apply all changes since the last call."""
         with self._lock:
             changed, self._changed = self._changed, set()
         before, self._seen = self._seen, self._jobs()
         jobs = self._seen
         if ongoing() or self._states["waiting for a server"]:
-            # No look need come to an end for jobs to wait for a server, or to wait no more.
+            # An outage can start or end without a finished poll of the job.
             changed |= {name for name, row in self.rows.items() if row.record.wanted == "running"}
         if jobs is not before:
             changed |= {each for each in {*jobs, *before} if jobs.get(each) is not before.get(each)}
@@ -117,7 +118,7 @@ class Listing:
             self._renew(name, jobs.get(name))
 
     def unread(self) -> list[JobRecord]:
-        """Jobs that run and whose histories are still being read."""
+        """Return the running jobs whose histories are still being read."""
         return [self.rows[name].record for name in self._unread]
 
     def states(self) -> dict[Word, int]:
@@ -125,10 +126,10 @@ class Listing:
         return {word: count for word, count in sorted(self._states.items()) if count}
 
     def order(self, sort: str) -> list[str]:
-        """Return the names of all jobs sorted by a field, those with equal fields by name.
+        """Return the names of all jobs sorted by a field, then by name.
 
         Args:
-            sort: Name of the field; with a minus, descending.
+            sort: Name of the field; with a leading minus, descending.
         """
         if sort in self._orders:
             return self._orders[sort]

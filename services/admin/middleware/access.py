@@ -1,8 +1,8 @@
-"""Who may do what: API keys and tokens of people, roles on every route.
+"""Access control: API keys, people's tokens, and the role that each route requires.
 
-A key comes as `Authorization: Bearer KEY`, or as the password of Basic, so that a browser can open
-the page: it asks its user once, whatever the name. A person's access token comes as Bearer, or in
-the cookie of the page's sign-in. Nothing but health, and the way to sign in, is open.
+A key is sent as `Authorization: Bearer KEY` or as the password of Basic with any user name, so that
+a browser can ask its user for it. A person's access token is sent as Bearer or in the cookie of the
+page's sign-in. Only health checks and the sign-in are open.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 Caller: TypeAlias = KeyRecord | Person
 
 OPEN = frozenset({"/healthz", "/readyz", "/sign-in", "/sign-in/done", "/sign-in/out"})
-TOKEN_COOKIE = "doll-token"  # noqa: S105 -- its name
-# Basic alone: Chromium takes a header for one challenge, and asks nobody where it names two.
+TOKEN_COOKIE = "doll-token"  # noqa: S105 -- the cookie's name
+# Basic only: Chromium sends one challenge's header and does not prompt if there are two.
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="doll", charset="UTF-8"'}
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # change nothing
-_LONGEST = 8000  # characters of a header that is looked at: a token with many groups
+# Methods that change nothing.
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+# Maximum header length in characters; enough for a token with many groups.
+_LONGEST = 8000
 
 
 def presented(headers: Headers) -> str | None:
-    """The key that a request came with, valid or not."""
+    """Return the key or token of a request, valid or not."""
     scheme, _, rest = headers.get("authorization", "")[:_LONGEST].partition(" ")
     rest = rest.strip()
     if scheme.lower() == "bearer":
@@ -50,32 +52,33 @@ def presented(headers: Headers) -> str | None:
 
 
 def in_cookie(connection: HTTPConnection) -> str | None:
-    """The token of somebody who signed in on the page."""
+    """Return the token of a person who signed in on the page."""
     if "authorization" in connection.headers:
         return None
     return connection.cookies.get(TOKEN_COOKIE)
 
 
 def from_another_site(method: str, headers: Headers) -> bool:
-    """Whether a page of another site made a browser send what would change something.
+    """Return True if a page of another site made the browser send a change.
 
-    A browser adds a key that it remembers to whatever any page makes it send, and the page's origin
-    to all that may change something. Programs send no origin, and no cookie.
+    A browser adds remembered keys and cookies to requests of any page, and the page's origin to
+    those that may change something. Programs send neither an origin nor a cookie.
     """
     origin = headers.get("origin")
     if method in _SAFE or origin is None:
         return method not in _SAFE and "cookie" in headers
     try:
         return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-    except ValueError:  # no origin that a browser would send
+    # A browser would not send such an origin.
+    except ValueError:
         return True
 
 
 class _Scheme(HTTPBase):
-    """A way to present a key, for the OpenAPI document; the gate has read the header already."""
+    """Authentication scheme for the OpenAPI document; the gate has read the header already."""
 
     async def __call__(self, request: Request) -> None:  # type: ignore[override]
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 _BEARER = _Scheme(scheme="bearer", scheme_name="Bearer", description="An API key.")
@@ -85,10 +88,10 @@ _BASIC = _Scheme(
 
 
 def _needing(role: Role) -> Callable[..., Awaitable[Caller]]:
-    """Whose key a request came with, for a route that is for this role.
+    """Return a dependency that yields the caller of a route for this role.
 
     Raises:
-        HTTPException: When called: 401 without a key, 403 if its role is too small.
+        HTTPException: When called: 401 without a key, 403 if its role is insufficient.
     """
 
     async def caller(
@@ -108,7 +111,8 @@ def _needing(role: Role) -> Callable[..., Awaitable[Caller]]:
     return caller
 
 
-VIEWER = Depends(_needing("viewer"))  # for what need not know whose key it was
+# Dependency of routes that do not use the caller.
+VIEWER = Depends(_needing("viewer"))
 OPERATOR = Depends(_needing("operator"))
 Viewer: TypeAlias = Annotated[Caller, VIEWER]
 Operator: TypeAlias = Annotated[Caller, OPERATOR]

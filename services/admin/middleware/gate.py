@@ -1,6 +1,6 @@
-"""What every request passes first, before anything of it is read: key, site, and how much it asks.
+"""Checks of every request before its body is read: key, origin, and limits.
 
-How much may be asked: requests by the second, streams at once, the size of a body.
+The limits are requests per second, open event streams, and the size of a body.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from services.admin.middleware.access import Caller
     from services.admin.service import AdminService
 
-_LONGEST_LENGTH = 20  # digits of Content-Length: of 2^64
-_DOTS = 2  # of a token: no key has one
-_EVENTS = "/events"  # paths of streams of events end so
-_CLOSE = {"Connection": "close"}  # nobody reads the rest
+# Number of digits of 2^64, for Content-Length.
+_LONGEST_LENGTH = 20
+# Number of dots in a token; keys have none.
+_DOTS = 2
+# Paths of event streams end with this.
+_EVENTS = "/events"
+# The rest of the body is not read.
+_CLOSE = {"Connection": "close"}
 
 
 class Gate:
-    """Lets a request in, or says why not."""
+    """Passes a request on or refuses it."""
 
     def __init__(self, app: ASGIApp, service: AdminService) -> None:
         self._app = app
@@ -44,8 +48,9 @@ class Gate:
         self._refusals = Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI wants it."""
-        if scope["type"] != "http":  # there are no websockets: the router refuses them
+        """Answer one ASGI request."""
+        # Lifespan events and websockets, which the router refuses.
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
@@ -67,7 +72,7 @@ class Gate:
                 self._service.streams -= 1
 
     async def _refusal(self, scope: Scope) -> Response | None:
-        """Why a request is not let in, None: it is."""
+        """Return the refusal of a request, or None if it is accepted."""
         connection, path = HTTPConnection(scope), scope["path"]
         issuer = self._service.issuer
         key = access.presented(connection.headers)
@@ -89,7 +94,7 @@ class Gate:
         )
 
     def _limit(self, connection: HTTPConnection, caller: Caller | None) -> Response | None:
-        """Too many requests, or too large a one."""
+        """Refuse a caller with too many requests, or a body that is too large."""
         path = connection.scope["path"]
         address = address_of(connection.scope)
         kind = "key" if isinstance(caller, KeyRecord) else "person"
@@ -108,7 +113,7 @@ class Gate:
 def _denial(
     connection: HTTPConnection, key: str | None, caller: Caller | None, *, signs_in: bool
 ) -> Response | None:
-    """Nobody we know, or not from where they say."""
+    """Refuse a caller without a valid key, or a request from another site."""
     path = connection.scope["path"]
     other_site = access.from_another_site(connection.scope["method"], connection.headers)
     if path in access.OPEN and not other_site:
@@ -135,12 +140,12 @@ def _too_many(path: str, what: str, wait_s: float) -> Response:
 
 
 def _too_large(body_bytes: int) -> str:
-    """What to say of a body that is larger than so much."""
+    """Return the error message for a body above the limit."""
     return f"the body is larger than {body_bytes:,} bytes"
 
 
 def _bounded(receive: Receive, body_bytes: int) -> Receive:
-    """Receive a body that may not be larger than so much, whatever its length was said to be."""
+    """Limit the size of a received body, no matter what Content-Length says."""
     taken = 0
 
     async def receive_some() -> Message:

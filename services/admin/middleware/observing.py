@@ -1,4 +1,4 @@
-"""What happens with every request, outermost: it is measured, and what failed is logged."""
+"""Outermost middleware: measures every request and logs failures."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ if TYPE_CHECKING:
     from common.telemetry.metrics.api import ApiMetrics
 
 _EVENTS = b"text/event-stream"
-_AWAY = 503  # of a server behind us, which is logged once, when it goes
-_GONE = 499  # of a client that did not wait for its answer: nobody sees it but the metrics
+# Status if a server behind this one is unavailable. The outage is logged once, when it starts.
+_AWAY = 503
+# Status if a client disconnected before the answer; it appears in the metrics only.
+_GONE = 499
 
 _log = event_logger(__name__)
 
 
 class Observed:
-    """Counts requests and how long they take; a fault becomes an answer that says nothing of it."""
+    """Counts and times requests; turns a fault into an answer without details."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI wants it."""
+        """Answer one ASGI request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = perf_counter()
-        status: int | None = None  # None: the answer did not begin
+        # None until the answer has started.
+        status: int | None = None
         seconds: float | None = None
 
         async def send_on(message: Message) -> None:
@@ -51,7 +54,7 @@ class Observed:
             await self._app(scope, receive, send_on)
         except ClientDisconnect:
             status = _GONE
-        except Exception as error:  # noqa: BLE001 -- one request's fault is not the others'
+        except Exception as error:  # noqa: BLE001 -- a fault in one request must not affect others
             response = failure(error, scope["path"])
             if status is None:
                 await response(scope, receive, send_on)

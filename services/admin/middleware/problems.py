@@ -1,4 +1,4 @@
-"""Everything that is not a success, as application/problem+json (RFC 9457)."""
+"""All error responses, as application/problem+json (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,20 @@ if TYPE_CHECKING:
     from pydantic.config import JsonDict
     from starlette.types import Scope
 
-Responses: TypeAlias = dict[int | str, dict[str, Any]]  # as FastAPI wants a route's answers
+# Format of a route's answers in FastAPI.
+Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
 MEDIA_TYPE = "application/problem+json"
-# What Retry-After says while a server is unavailable: they come back in seconds, or not soon.
+# Value of Retry-After while a server is unavailable. Servers recover in seconds, or not soon.
 RETRY_S = 2
-_MOST_FIELDS = 100  # of an answer's `errors`
-_MOST_CHARACTERS = 2000  # of a sentence, which may quote what was sent
+# Maximum number of an answer's `errors`.
+_MOST_FIELDS = 100
+# Maximum length of a text, which may quote the request.
+_MOST_CHARACTERS = 2000
 
 _log = event_logger(__name__)
-_STATUSES: tuple[tuple[type[DollError], int], ...] = (  # the first that fits
+# The first class that matches decides.
+_STATUSES: tuple[tuple[type[DollError], int], ...] = (
     (NotFoundError, 404),
     (ConflictError, 409),
     (UserError, 422),
@@ -68,7 +72,7 @@ _MEANINGS = {
 
 
 class FieldProblem(Answer):
-    """What is wrong with one field."""
+    """Problem with one field."""
 
     field: str = Field(description="Its path in what was sent.", examples=["body.group_size"])
     detail: str = Field(description="What is wrong.", examples=["must be at least 1, got -3"])
@@ -87,7 +91,7 @@ _EXAMPLE: Final[JsonDict] = {
 
 
 class Problem(Answer, json_schema_extra={"example": _EXAMPLE}):
-    """Why a request was not fulfilled."""
+    """Reason why a request was not fulfilled."""
 
     type: str = Field(default="about:blank", description="Always this one.")
     title: str = Field(description="Of the status.")
@@ -98,12 +102,13 @@ class Problem(Answer, json_schema_extra={"example": _EXAMPLE}):
 
 
 def documented(*statuses: int) -> Responses:
-    """Answers of a route that are no success, beside `ALWAYS`."""
+    """Return the error responses of a route, in addition to `ALWAYS`."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
 
 
-ALWAYS = documented(400, 401, 403, 408, 413, 422, 429, 503)  # of every route
+# Error responses of every route.
+ALWAYS = documented(400, 401, 403, 408, 413, 422, 429, 503)
 
 
 def problem(
@@ -114,7 +119,7 @@ def problem(
     errors: Sequence[FieldProblem] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """An answer that says what is wrong."""
+    """Return a response that says what is wrong."""
     body = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -130,12 +135,12 @@ def problem(
 
 
 def _sendable(text: str) -> str:
-    """A text without halves of characters: JSON may hold them, what is sent may not."""
+    """Return a text without unpaired surrogates, which JSON may contain and UTF-8 may not."""
     return text[:_MOST_CHARACTERS].encode(errors="replace").decode()
 
 
 def problem_of(error: DollError, scope: Scope) -> Response:
-    """An answer that tells an error of ours; what nobody expected is logged and not told."""
+    """Return the response to an error of ours; an unexpected one is logged, without details."""
     instance = scope["path"]
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -151,19 +156,19 @@ def problem_of(error: DollError, scope: Scope) -> Response:
 
 
 def failure(error: Exception, instance: str) -> Response:
-    """The answer to a fault of ours that is being handled: the log has it whole, the answer not."""
+    """Log the current exception, and return a response without its details."""
     _log.exception("request_failed", path=instance, kind=type(error).__name__)
     return problem(500, "a fault of this service; its log says more", instance)
 
 
 def install(app: FastAPI) -> None:
-    """Let an application answer so."""
+    """Install the error handlers in an application."""
     for kind in (DollError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer)
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    """Of our errors, and of what the router, FastAPI and our own routes raise by status."""
+    """Return the response to our errors, and to those of the router, FastAPI and our routes."""
     path = request.url.path
     match error:
         case DollError():
@@ -180,7 +185,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 def _fields(errors: Iterable[tuple[str, str]], scope: Scope) -> list[FieldProblem]:
-    """What is wrong with which field, and its line if a job file was sent."""
+    """Return the problem of each field, with its line if a job file was sent."""
     return [
         FieldProblem(field=where, detail=said, line=line_in_job_file(scope, where))
         for where, said in errors

@@ -1,12 +1,12 @@
-/** Asks the API; whatever goes wrong becomes one plain sentence that says what to do. */
+/** Client of the API; each failure becomes one plain sentence that says what to do. */
 
-/** An answer that is not what was asked for. */
+/** A failed request. */
 export class Refusal extends Error {
   /**
    * @param {"key"|"role"|"missing"|"wrong"|"away"} kind
-   * @param {string} sentence for people
-   * @param {number} [againS] when it makes sense to ask again
-   * @param {Array<{field: string, detail: string, line?: number}>} [errors] of what was sent
+   * @param {string} sentence text for people
+   * @param {number} [againS] time after which a retry makes sense
+   * @param {Array<{field: string, detail: string, line?: number}>} [errors] invalid fields of the request
    */
   constructor(kind, sentence, againS = 5, errors = []) {
     super(sentence);
@@ -16,22 +16,22 @@ export class Refusal extends Error {
   }
 }
 
-/** An address on this service; whole, since a page opened with a key in its own may not say less. */
+/** Complete address on this service. A page opened with a key in its address may not use relative ones. */
 export function address(path) {
   return `${location.origin}${path}`;
 }
 
-/** The path of a job, or of something of it. */
+/** Path of a job, or of a part of it. */
 export function jobPath(job, part = "") {
   return `/v1/jobs/${encodeURIComponent(job)}${part}`;
 }
 
 /**
- * Ask for JSON.
+ * Request JSON.
  * @param {string} path
  * @param {AbortSignal} [signal]
  * @returns {Promise<object>}
- * @throws {Refusal} for every answer but 200, and for none
+ * @throws {Refusal} for every answer but 200, and without an answer
  */
 export async function ask(path, signal) {
   const answer = await fetched(path, { signal: signal ?? null }, " This page tries again by itself.");
@@ -39,13 +39,13 @@ export async function ask(path, signal) {
 }
 
 /**
- * Have something done, once: whoever wants it again asks again.
- * @param {string} method of HTTP
+ * Send a change once, without retries.
+ * @param {string} method HTTP method
  * @param {string} path
- * @param {object|string} [body] what is not text is sent as JSON
+ * @param {object|string} [body] sent as JSON unless it is a string
  * @param {Object<string, string>} [headers]
- * @returns {Promise<object|null>} null: there is nothing to say
- * @throws {Refusal} if it was not done, or nobody knows
+ * @returns {Promise<object|null>} null if the answer is empty
+ * @throws {Refusal} if the change was not made, or the outcome is unknown
  */
 export async function send(method, path, body, headers = { "Content-Type": "application/json" }) {
   const sent = body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body), headers };
@@ -53,7 +53,7 @@ export async function send(method, path, body, headers = { "Content-Type": "appl
   return method === "HEAD" || answer.status === 204 ? null : answer.json();
 }
 
-/** As whom this page asks. @returns {Promise<{name: string, role: string}>} */
+/** Name and role of the page's user. @returns {Promise<{name: string, role: string}>} */
 export function me() {
   asked ??= ask("/v1/me").catch((refusal) => {
     asked = null;

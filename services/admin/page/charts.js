@@ -1,11 +1,14 @@
-/** Draws figures with Plotly: at most once a second, only what is in sight, all on one span of time. */
+/** Draws figures with Plotly: at most once a second, only visible ones, and all with one time range. */
 
 import { onAxis } from "./format.js";
 import { colours, onScheme } from "./theme.js";
 
-const SHORTEST_MS = 1000; // between two drawings
-const SHARE = 10; // a drawing may take one part in so many of the time
-const UNSEEN_MS = 15000; // between drawings of what is out of sight, for pictures of the whole page
+// Minimum time between two drawings.
+const SHORTEST_MS = 1000;
+// Drawings may take one part in this many of the time.
+const SHARE = 10;
+// Time between drawings of charts out of sight, for pictures of the whole page.
+const UNSEEN_MS = 15000;
 const MARGIN = { l: 50, r: 14, t: 10, b: 26 };
 const OPTIONS = { displayModeBar: false, doubleClick: false, showTips: false, scrollZoom: false };
 const fine = matchMedia("(pointer: fine)");
@@ -17,34 +20,38 @@ const loaded = import(document.querySelector('meta[name="plotly"]').content).the
 );
 
 /**
- * Make a text harmless for Plotly, which reads some tags and entities in what it writes.
+ * Escape a text for Plotly, which interprets some tags and entities.
  * @param {string} text
  */
 export function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-/** A dotted line across a chart at an instant, such as a deadline. */
+/** A dotted line across a chart at a point in time, such as a deadline. */
 export function upright(atS, colour, width = 1, more = {}) {
   const at = onAxis(atS);
   return { type: "line", xref: "x", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: colour, width, dash: "dot" }, ...more };
 }
 
-const ruler = document.createElement("canvas").getContext("2d"); // says how wide a text is
-const LABEL_PX = 14; // a line of labels is high
-const MOST_ROWS = 5; // of labels, one above the other
+// Measures the width of texts.
+const ruler = document.createElement("canvas").getContext("2d");
+// Height of a line of labels.
+const LABEL_PX = 14;
+// Maximum number of lines of labels.
+const MOST_ROWS = 5;
 
 /**
- * What upright lines say: beside them and above each other, so that none covers another or leaves
- * the chart. What finds no room, the oldest first, is not written.
+ * Labels of vertical lines, placed so that none covers another or leaves the chart. Labels without room are omitted,
+ * the oldest first.
  * @param {Array<{atS: number, text: string, colour: string}>} marks oldest first
- * @param {{fromS: number, toS: number}} span what the axis shows
+ * @param {{fromS: number, toS: number}} span range of the axis
  * @param {{width: number, height: number}} plot in pixels
  */
 export function labels(marks, span, plot) {
   ruler.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   const secondsOfPx = (span.toS - span.fromS) / plot.width;
-  const ends = []; // of each row, how far to the left it is taken
+  // Leftmost position in use, by row.
+  const ends = [];
   const found = [];
   for (const { atS, text, colour } of marks.toReversed()) {
     const shown = shortened(text, plot.width);
@@ -66,18 +73,20 @@ function shortened(text, width) {
   return shown;
 }
 
-/** All charts of a view; they share the span of time that they show. */
+/** All charts of a view, with a common time range. */
 export class Charts {
   /**
-   * @param {() => {fromS: number, toS: number}} whole the longest span that there is to see
-   * @param {(zoomed: boolean) => void} zoomed told when a viewer zooms in or out by hand
+   * @param {() => {fromS: number, toS: number}} whole returns the longest possible time range
+   * @param {(zoomed: boolean) => void} zoomed called when a viewer zooms in or out
    */
   constructor(whole, zoomed) {
     this.whole = whole;
     this.zoomed = zoomed;
     this.panels = new Map();
-    this.lastS = null; // the newest so many seconds; null: everything
-    this.zoom = null; // [from, to] by hand
+    // Length of the time range in seconds, up to now; null shows everything.
+    this.lastS = null;
+    // [from, to] if the viewer has zoomed in.
+    this.zoom = null;
     this.timer = 0;
     this.nextMs = 0;
     this.seen = new IntersectionObserver((entries) => this.#inSight(entries), { rootMargin: "200px" });
@@ -89,9 +98,10 @@ export class Charts {
 
   /**
    * Add a chart.
-   * @param {HTMLElement} element where it is drawn
-   * @param {(palette: object, span: {fromS: number, toS: number}, plot: {width: number, height: number})
-   *   => object|null} build is told how large the plot is in pixels, and gives `data`, perhaps `layout`, and `summary`, what the chart says in words; null: there is nothing to draw
+   * @param {HTMLElement} element element to draw in
+   * @param {(palette: object, span: {fromS: number, toS: number}, plot: {width: number, height: number}) =>
+   *   object|null} build receives the size of the plot in pixels; returns `data`, optional `layout`, and `summary`,
+   *   the chart's content in words, or null if there is nothing to draw
    */
   add(element, build) {
     this.panels.set(element, { build, near: false, due: true, width: 0, drawnMs: -Infinity });
@@ -100,13 +110,13 @@ export class Charts {
     this.sized.observe(element);
   }
 
-  /** Something changed: draw again soon. */
+  /** Draw again soon, because data have changed. */
   touch() {
     for (const panel of this.panels.values()) panel.due = true;
     this.#soon();
   }
 
-  /** Show the newest seconds only. @param {number|null} lastS null: everything */
+  /** Show the newest seconds only. @param {number|null} lastS null shows everything */
   newest(lastS) {
     this.lastS = lastS;
     this.zoom = null;
@@ -114,14 +124,14 @@ export class Charts {
     this.touch();
   }
 
-  /** @returns {{fromS: number, toS: number}} what is shown */
+  /** @returns {{fromS: number, toS: number}} the time range shown */
   span() {
     if (this.zoom) return this.zoom;
     const { fromS, toS } = this.whole();
     return { fromS: this.lastS === null ? fromS : Math.max(fromS, toS - this.lastS), toS };
   }
 
-  /** Take everything back. */
+  /** Remove all charts and listeners. */
   close() {
     clearTimeout(this.timer);
     removeEventListener("beforeprint", this.print);
@@ -174,14 +184,16 @@ export class Charts {
       panel.due = false;
       panel.drawnMs = performance.now();
       panel.width = element.clientWidth;
-      element.closest("figure")?.removeAttribute("data-empty"); // or it would have no height
+      // With this attribute, the element would have no height.
+      element.closest("figure")?.removeAttribute("data-empty");
       const plot = { width: element.clientWidth - MARGIN.l - MARGIN.r, height: element.clientHeight - MARGIN.t - MARGIN.b };
       const figure = panel.build(palette, span, plot);
       element.closest("figure")?.toggleAttribute("data-empty", figure === null);
       if (figure === null) continue;
       element.setAttribute("aria-label", figure.summary);
       drawing.react(element, figure.data, layout(element, figure.layout ?? {}, palette, span), OPTIONS);
-      for (const svg of element.querySelectorAll(".main-svg")) { // so that paper of any width shows it whole
+      // Paper of any width then shows the whole chart.
+      for (const svg of element.querySelectorAll(".main-svg")) {
         svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
       }
       if (!panel.listening) this.#listen(element, panel);
@@ -205,7 +217,7 @@ export class Charts {
   }
 }
 
-// Plotly gives wall clock times, without a zone.
+// Plotly returns local times without a time zone.
 function instant(text) {
   return new Date(String(text).replace(" ", "T")).getTime() / 1000;
 }
@@ -227,7 +239,8 @@ function layout(element, own, palette, span) {
     showlegend: false,
     hovermode: "x unified",
     hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink, size: 12 } },
-    dragmode: fine.matches ? "zoom" : false, // a finger scrolls the page
+    // A finger scrolls the page.
+    dragmode: fine.matches ? "zoom" : false,
     ...own,
     margin: { ...MARGIN, ...own.margin },
     xaxis: {

@@ -1,12 +1,12 @@
-/** Builds elements. Texts become text nodes, never HTML: a job may be named as it likes. */
+/** Builds elements. Texts become text nodes, never HTML, because names of jobs may contain anything. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
- * Make an element.
+ * Create an element.
  * @param {string} tag
- * @param {Object<string, string|number|boolean|null|undefined>} [attributes] false, null and
- *   undefined leave the attribute out; true sets it empty.
+ * @param {Object<string, string|number|boolean|null|undefined>} [attributes] false, null and undefined omit the
+ *   attribute; true sets it empty
  * @param {...(Node|string|number|null|undefined|Array)} children
  * @returns {HTMLElement}
  */
@@ -15,7 +15,7 @@ export function h(tag, attributes = {}, ...children) {
 }
 
 /**
- * Make an SVG element.
+ * Create an SVG element.
  * @param {string} tag
  * @param {Object<string, string|number>} [attributes]
  * @param {...Node} children
@@ -28,7 +28,7 @@ export function s(tag, attributes = {}, ...children) {
 /**
  * Copy a template of index.html.
  * @param {string} id
- * @returns {Object<string, HTMLElement>} `root`, and by their names the parts that are to be filled
+ * @returns {Object<string, HTMLElement>} `root`, and the parts to fill by their names
  */
 export function copy(id) {
   const root = document.importNode(document.getElementById(id).content, true).firstElementChild;
@@ -46,9 +46,9 @@ function fill(element, attributes, children) {
 }
 
 /**
- * Put children into an element, unless they are what it was given last time.
+ * Put children into an element, unless it shows equal data already.
  * @param {Element} element
- * @param {unknown} data What the children show: equal data, equal children.
+ * @param {unknown} data data that determine the children
  * @param {() => Array<Node|string>|Node|string} make
  */
 export function show(element, data, make) {
@@ -59,7 +59,7 @@ export function show(element, data, make) {
 }
 
 /**
- * Set a text, touching the page only where it changes.
+ * Set a text, unless it is the same.
  * @param {Element} element
  * @param {string} text
  */

@@ -1,15 +1,17 @@
-/** What the line charts of a job show: answers in, figures for `charts.js` out. */
+/** Line charts of a job: makes figures for `charts.js` from answers. */
 
 import { labels, plain, upright } from "./charts.js";
 import { count, money, onAxis, percent, short } from "./format.js";
 import { series } from "./theme.js";
 
-const SMOOTHED = 0.02; // of the points in sight, on both sides, make a smoothed value
+// Share of the visible points that is averaged on each side of a point.
+const SMOOTHED = 0.02;
 
 const LEAST_GAP_S = 20;
-const GAP = 5; // times as long as nine of ten steps between points
+// Minimum length of a gap, relative to the 90th percentile of steps.
+const GAP = 5;
 
-// Without a value between points that lie far apart: nothing is known of the time between them.
+// Insert a null between points that lie far apart, because the time between them is unknown.
 function gapped(x, y) {
   const steps = x.slice(1).map((atS, at) => atS - x[at]);
   const usual = steps.toSorted((one, other) => one - other)[Math.floor(steps.length * 0.9)] ?? 0;
@@ -38,12 +40,12 @@ function line(atS, values, name, colour, more = {}) {
 }
 
 function ofInterest(x, columns, span) {
-  // A point to the left of what is in sight, so that the line enters there.
+  // Includes one point to the left of the visible range, so that the line enters there.
   const from = Math.max(0, x.findIndex((atS) => atS >= span.fromS) - 1);
   return [x.slice(from), ...columns.map((column) => column.slice(from))];
 }
 
-// The mean of as many points before as after, so that a slope is neither late nor early.
+// Return means over as many points before as after, so that slopes are not shifted.
 function smoothed(values) {
   const sums = [0];
   const counts = [0];
@@ -108,7 +110,7 @@ function tested(drawn, layout, test, { at_s: at, drifts }, palette, span, plot, 
   if (shown.length > 0) drawn.summary += `; ${count(shown.length)} drifts, the last of ${shown.at(-1).stream}`;
 }
 
-/** How many updates are made in a second. */
+/** Updates per second. */
 export function rate(curves, palette, span) {
   if (curves.at_s.length === 0) return null;
   const [x, y] = ofInterest(curves.at_s, [curves.updates_per_s], span);
@@ -124,20 +126,21 @@ export function rate(curves, palette, span) {
   };
 }
 
-const MOST_STREAMS = 8; // by colour and name; the others are thin lines behind them
+// Streams with a colour and a name; the others are thin lines behind them.
+const MOST_STREAMS = 8;
 
 /** The streams of a job, those with most lag first. @returns {Array<{stream, lag}>} */
 export function byLag(curves) {
   return [...curves.lag].sort((one, other) => (newest(other.lag) ?? -1) - (newest(one.lag) ?? -1));
 }
 
-/** Which of them have a colour of their own. */
+/** The streams with a colour of their own. */
 export function named(curves) {
   const chosen = new Set(byLag(curves).slice(0, MOST_STREAMS).map(({ stream }) => stream));
   return curves.lag.filter(({ stream }) => chosen.has(stream)).map(({ stream }) => stream);
 }
 
-/** Records of each stream that are in no update yet. */
+/** Records of each stream that are not in an update yet. */
 export function lag(curves, palette, span) {
   if (curves.lag_at_s.length === 0 || curves.lag.length === 0) return null;
   const look = series(palette);
@@ -186,10 +189,10 @@ function across(shape) {
 }
 
 /**
- * Cost so far against on-demand machines alone, and where the plan expects it to end.
+ * Cost so far compared with on-demand machines alone, and the plan's expected final cost.
  * @param {object} curves
- * @param {{plan: object|null, deadlineS: number|null}} ahead of a job that is not over
- * @param {boolean} whole the chart may reach into the future
+ * @param {{plan: object|null, deadlineS: number|null}} ahead plan and deadline of a job that has not ended
+ * @param {boolean} whole true if the chart may reach into the future
  */
 export function cost(curves, { plan, deadlineS }, palette, span, plot, whole) {
   if (curves.cost_at_s.length === 0) return null;

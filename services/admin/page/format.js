@@ -1,4 +1,4 @@
-/** Numbers, money and times in words, in the viewer's language of numbers and zone of time. */
+/** Numbers, money and times in words, in the viewer's number format and time zone. */
 
 export const UNKNOWN = "–";
 
@@ -10,7 +10,7 @@ export function count(value) {
   return known(value) ? grouped.format(value) : UNKNOWN;
 }
 
-/** A count that is of a part only, unless it is whole. @returns {string} such as 12+ */
+/** A count, with a plus if it is partial. @returns {string} such as 12+ */
 export function atLeast(value, whole) {
   return count(value) + (whole || !known(value) ? "" : "+");
 }
@@ -35,7 +35,7 @@ export function percent(share, digits = 1) {
   return known(share) ? `${(share * 100).toFixed(digits)} %` : UNKNOWN;
 }
 
-/** @param {number|null} usd @returns {string} with as many digits as tell two sums apart */
+/** @param {number|null} usd @returns {string} with as many digits as distinguish two amounts */
 export function money(usd) {
   if (!known(usd)) return UNKNOWN;
   const digits = Math.abs(usd) >= 1 || usd === 0 ? 2 : Math.abs(usd) >= 0.01 ? 4 : 6;
@@ -55,7 +55,7 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-/** @param {number|null} seconds @returns {string} the same where there is little room: 1h 52m */
+/** @param {number|null} seconds @returns {string} the short form: 1h 52m */
 export function brief(seconds) {
   return duration(seconds).replaceAll(/ (h|d|s|m)(in)?/g, "$1");
 }
@@ -67,7 +67,7 @@ const clocks = {
 
 /**
  * @param {number|null} atS seconds since 1970
- * @returns {string} the time of day, and the day where it is another one than today
+ * @returns {string} the time of day, with the date if it is not today
  */
 export function clock(atS) {
   if (!known(atS)) return UNKNOWN;
@@ -77,7 +77,7 @@ export function clock(atS) {
 }
 
 /**
- * The coordinate of an instant on a chart's axis, which shows it in the viewer's zone.
+ * The coordinate of a time on a chart's axis, which shows it in the viewer's time zone.
  * @param {number} atS seconds since 1970
  * @returns {number} milliseconds since 1970
  */
@@ -85,5 +85,5 @@ export function onAxis(atS) {
   return atS * 1000;
 }
 
-/** The name of the viewer's zone of time. */
+/** The name of the viewer's time zone. */
 export const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;

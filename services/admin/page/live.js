@@ -1,10 +1,11 @@
-/** One event stream, kept open: reconnects, says how it is, rests while nobody looks. */
+/** One event stream, kept open: reconnects, reports its state, and pauses while the page is hidden. */
 
 import { address } from "./api.js";
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 30000;
-const REST_AFTER_MS = 30000; // hidden for so long; streams and connections are not without end
+// Time hidden until the stream is closed, because streams and connections are limited.
+const REST_AFTER_MS = 30000;
 const NAMES = ["job", "update", "evaluation", "drift", "member", "machine", "plan", "review"];
 
 /**
@@ -13,9 +14,9 @@ const NAMES = ["job", "update", "evaluation", "drift", "member", "machine", "pla
  * @param {object} listener
  * @param {(name: string, data: object) => void} listener.event
  * @param {(state: "live"|"connecting"|"disconnected") => void} listener.state
- * @param {() => void} listener.opened each time that it begins anew: what came meanwhile is not told
- * @param {() => void} listener.refused the service answered, but not with a stream: ask it why
- * @returns {() => void} closes it
+ * @param {() => void} listener.opened called each time the stream starts; events in between were missed
+ * @param {() => void} listener.refused called if the service answered without a stream; request the job for the reason
+ * @returns {() => void} closes the stream
  */
 export function follow(path, listener) {
   let source = null;
@@ -35,9 +36,11 @@ export function follow(path, listener) {
     };
     mine.onerror = () => {
       listener.state("disconnected");
-      if (mine.readyState !== EventSource.CLOSED) return; // the browser tries again
+      // The browser reconnects by itself.
+      if (mine.readyState !== EventSource.CLOSED) return;
       listener.refused();
-      timer = setTimeout(open, waitMs * (0.75 + Math.random() / 2)); // not all pages at once
+      // The random delay keeps pages from reconnecting all at once.
+      timer = setTimeout(open, waitMs * (0.75 + Math.random() / 2));
       waitMs = Math.min(waitMs * 2, LONGEST_WAIT_MS);
     };
     for (const name of NAMES) {
@@ -75,6 +78,7 @@ function parsed(text) {
     const data = JSON.parse(text);
     return typeof data === "object" ? data : null;
   } catch {
-    return null; // nothing that this page can show; the next refresh has it
+    // The page cannot show this event; the next refresh has its content.
+    return null;
   }
 }

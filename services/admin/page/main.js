@@ -1,4 +1,4 @@
-/** Which view the address asks for: `#/` all jobs, `#/jobs/NAME` one, `#/submit` a new one. */
+/** Views by address: `#/` shows all jobs, `#/jobs/NAME` one, `#/submit` the editor. */
 
 import { me, send } from "./api.js";
 import { h, say } from "./dom.js";
@@ -16,7 +16,7 @@ const PULSES = {
 };
 let close = () => {};
 
-/** Show how the connection to the service is. @param {string} state a key of PULSES */
+/** Show the state of the connection. @param {string} state a key of PULSES */
 function state(now) {
   pulse.dataset.state = now;
   say(pulse, PULSES[now]);
@@ -38,9 +38,9 @@ function route() {
 }
 
 /**
- * Show a view once its modules are here, unless another one is wanted by then.
+ * Show a view once its modules are loaded, unless another one was requested meanwhile.
  * @param {Promise<object>} loading
- * @param {(modules: object) => () => void} open returns what closes the view
+ * @param {(modules: object) => () => void} open returns a function that closes the view
  */
 async function later(loading, open) {
   const left = (close = () => {});
@@ -52,7 +52,7 @@ async function later(loading, open) {
   } else close = open(modules);
 }
 
-/** Who signed in, and the way out; with an API key there is none: the browser keeps it. */
+/** Show who is signed in, and sign-out. A browser keeps an API key itself, so there is no sign-out for it. */
 async function showCaller() {
   const { name } = await me();
   const who = document.getElementById("who");
@@ -69,12 +69,14 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // typed by hand: there is no such job, and the view says so
+    // An address typed by hand: no such job exists, and the view says so.
+    return text;
   }
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says what is shown, not where
+  // The address selects the view, not a position on the page.
+  event.preventDefault();
   main.focus();
 });
 addEventListener("hashchange", () => {
@@ -84,4 +86,5 @@ addEventListener("hashchange", () => {
 addEventListener("pagehide", () => close());
 addEventListener("pageshow", (event) => event.persisted && route());
 route();
-showCaller().catch(() => {}); // without a key the view says so
+// Without a key, the view shows a message.
+showCaller().catch(() => {});

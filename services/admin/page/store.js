@@ -1,4 +1,4 @@
-/** What is known of one job: answers of the API, and what the event stream told since. */
+/** State of one job: answers of the API, and events since. */
 
 import { ask, jobPath } from "./api.js";
 
@@ -10,7 +10,8 @@ const PARTS = {
   provisioning: { path: "/provisioning", everyS: 20 },
 };
 const CONCERNED = {
-  job: [], // the event says it all
+  // The event has the whole job.
+  job: [],
   evaluation: ["curves"],
   drift: ["curves"],
   member: ["workers"],
@@ -18,44 +19,49 @@ const CONCERNED = {
   plan: ["provisioning", "curves"],
   review: ["provisioning", "curves"],
 };
-const GATHER_MS = 400; // events come in bursts: one request for all of them
-const LONGEST_TAIL = 3000; // updates heard of since the last answer with curves
+// Events arrive in bursts, which share one request.
+const GATHER_MS = 400;
+// Maximum number of updates after the last answer with curves.
+const LONGEST_TAIL = 3000;
 const MOST_EVENTS = 200;
 const RATE_OVER_S = 10;
 
-/** One job. */
+/** State of one job. */
 export class JobStore {
   /**
    * @param {string} name
-   * @param {(part: string) => void} changed told which part has news
-   * @param {(refusal: Error, part: string) => void} refused told what could not be had
+   * @param {(part: string) => void} changed called with each part that changes
+   * @param {(refusal: Error, part: string) => void} refused called if a part cannot be read
    */
   constructor(name, changed, refused) {
     this.name = name;
     this.changed = changed;
     this.refused = refused;
     this.job = this.streams = this.curves = this.workers = this.provisioning = null;
-    this.newest = null; // the newest update heard of
+    // The newest update that an event reported.
+    this.newest = null;
     this.tail = [];
-    this.events = []; // what only events tell, newest last
-    this.absent = {}; // parts that this job does not have, and why
+    // Events that are in no answer, newest last.
+    this.events = [];
+    // Parts that this job does not have, with reasons.
+    this.absent = {};
     this.timers = new Map();
     this.closing = new AbortController();
   }
 
-  /** Ask for everything, and again now and then; of a job that is not there nothing but the job. */
+  /** Request everything, then repeat at intervals. If the job does not exist, request only the job. */
   open() {
     this.refresh("job");
     if (this.job !== null) this.#rest();
   }
 
-  /** Ask nothing more. */
+  /** Stop all requests. */
   close() {
     this.closing.abort();
     for (const part of Object.keys(PARTS)) this.#cancel(part);
   }
 
-  /** Ask for one part now. */
+  /** Request one part now. */
   async refresh(part) {
     const { path, everyS } = PARTS[part];
     this.#cancel(part);
@@ -88,7 +94,7 @@ export class JobStore {
     this.#later(part, document.hidden ? Math.max(againS, 60) * 1000 : againS * 1000);
   }
 
-  /** Take in an event. */
+  /** Apply an event. */
   receive(name, data) {
     if (name === "update") {
       this.#updated(data);
@@ -105,7 +111,7 @@ export class JobStore {
     this.changed(name);
   }
 
-  /** Columns of all updates: what the last answer had, and what was heard of since. */
+  /** Columns of all updates: those of the last answer, and those that events have reported since. */
   updates() {
     const curves = this.curves;
     if (curves === null) return { at_s: [], version: [], loss: [], metrics: {}, updates_per_s: [] };
@@ -129,19 +135,19 @@ export class JobStore {
     return joined;
   }
 
-  /** What the charts need besides updates. */
+  /** Data of the charts besides updates. */
   get known() {
     const none = { lag_at_s: [], lag: [], lives: [], cost_at_s: [], spent_usd: [], on_demand_only_usd: [], stability: [], evaluation: null };
     return this.curves ?? { ...none, now_s: Date.now() / 1000 };
   }
 
-  /** The instant that the page shows, by the service's clock where it was heard. */
+  /** Time that the page shows, by the service's clock if it is known. */
   get nowS() {
     const servedS = this.curves?.now_s ?? 0;
     return Math.max(servedS, this.newest?.at_s ?? 0);
   }
 
-  // At the earliest instant that anybody asked for: a burst of events must not put it off for ever.
+  // The earliest requested time counts, or a burst of events would postpone the request again and again.
   #rest() {
     for (const part of Object.keys(PARTS)) if (part !== "job") this.refresh(part);
   }
@@ -163,7 +169,8 @@ export class JobStore {
     const last = this.tail.at(-1)?.version ?? this.curves?.version.at(-1) ?? 0;
     this.newest = { ...update, at_s: update.at_s ?? Date.now() / 1000 };
     if (update.version > last) this.tail.push(this.newest);
-    else this.#later("curves", GATHER_MS); // a new leader took some back, or it was told twice
+    // A new leader took updates back, or the event is a repetition.
+    else this.#later("curves", GATHER_MS);
     if (this.tail.length > LONGEST_TAIL) this.refresh("curves");
   }
 
@@ -173,7 +180,7 @@ export class JobStore {
   }
 
   #forget() {
-    // The answer is younger than the update; or a new leader took the update back.
+    // The answer is newer than the update, or a new leader took the update back.
     if (this.newest && this.job.progress.last_update_s >= this.newest.at_s) this.newest = null;
   }
 }

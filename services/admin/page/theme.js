@@ -1,10 +1,8 @@
-/** The colours of page.css as charts need them: values, not variables. */
+/** The colours of page.css as values for charts. */
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/**
- * @returns {Object<string, string>} by the name of the variable, without its dashes
- */
+/** @returns {Object<string, string>} colours by the variable's name without dashes */
 export function colours() {
   const style = getComputedStyle(document.documentElement);
   const value = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -15,7 +13,7 @@ export function colours() {
   );
 }
 
-/** Colours that people with any colour vision tell apart, with a dash each (Okabe and Ito). */
+/** Colours that are distinct for all kinds of colour vision, with a dash each (Okabe and Ito). */
 export function series(palette) {
   const hues = [palette.blue, palette.orange, palette.green, palette.purple, palette.sky, palette.red];
   const dashes = ["solid", "dash", "dot", "dashdot"];
@@ -25,7 +23,7 @@ export function series(palette) {
   });
 }
 
-/** Call when the viewer's scheme changes. @param {() => void} then */
+/** Call a function when the viewer's colour scheme changes. @param {() => void} then */
 export function onScheme(then) {
   dark.addEventListener("change", then);
 }

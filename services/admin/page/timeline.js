@@ -3,10 +3,10 @@
 import { plain, upright } from "./charts.js";
 import { clock, duration, onAxis } from "./format.js";
 
-/** More lanes than a screen has lines for help nobody. */
+/** Maximum number of lanes; more would not fit on a screen. */
 export const MOST_LANES = 96;
 
-/** How ends and states look: a shape each, beside the colour. */
+/** Marks of ends and states: a shape each, besides the colour. */
 export const MARKS = {
   preempted: { symbol: "x", colour: "red", words: "preempted" },
   failed: { symbol: "diamond", colour: "purple", words: "failed" },
@@ -16,19 +16,19 @@ export const MARKS = {
   silent: { symbol: "hourglass-open", colour: "ink", words: "no sign of life" },
 };
 
-/** How kinds of machines look: spot is thinner, so that both are seen where one stands in. */
+/** Bars by kind of machine: spot is thinner, so that both are visible if they overlap. */
 export const KINDS = {
   "on-demand": { colour: "blue", width: 0.78, words: "on demand" },
   spot: { colour: "orange", width: 0.46, words: "spot" },
   unknown: { colour: "grey", width: 0.62, words: "by hand" },
 };
 
-/** @returns {number} pixels that a lane is high */
+/** @returns {number} height of a lane in pixels */
 export function laneHeight(lanes) {
   return lanes <= 8 ? 24 : lanes <= 16 ? 17 : lanes <= 32 ? 12 : 8;
 }
 
-/** What the timeline counts. @returns {{slots: number, preempted: number, running: number}} */
+/** Counts for the timeline's heading. @returns {{slots: number, preempted: number, running: number}} */
 export function tally(lives) {
   return {
     slots: lives.reduce((most, life) => Math.max(most, life.slot + 1), 0),
@@ -39,9 +39,9 @@ export function tally(lives) {
 
 /**
  * The figure.
- * @param {Array<object>} machines the lives
- * @param {Array<object>} workers whose states are marked at the end of their bars
- * @param {Array<object>} plans drawn as thin lines
+ * @param {Array<object>} machines lives of the machines
+ * @param {Array<object>} workers workers whose states are marked at the end of their bars
+ * @param {Array<object>} plans plans, drawn as thin lines
  */
 export function timeline(machines, nowS, workers, plans, palette, span) {
   if (machines.length === 0) return null;
@@ -105,7 +105,7 @@ function described(life, nowS) {
   ].join("<br>");
 }
 
-/** The lives that have a mark. @param {string} name of the mark */
+/** Lives that have a mark. @param {string} name name of the mark */
 export function marked(name, lives, workers) {
   if (name !== "leaving" && name !== "silent") return lives.filter((life) => life.cause === name && life.to_s !== null);
   const such = new Set(workers.filter((worker) => worker.status === name).map((worker) => worker.name));

@@ -1,4 +1,4 @@
-"""`/v1/jobs/{job}/dead-dead_letters`: what of a job's streams nobody could use, by reason."""
+"""`/v1/jobs/{job}/dead-letters`: records of a job's streams that it could not use, by reason."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from common.api.answers import DeadLettersPage
 from common.kafka.dead_letters import by_reason, read_dead_letters
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName, Limit  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import Answering  # noqa: TC001 -- likewise
+from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
     from common.kafka.port import Log
 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"])
 
-_NEWEST = 5  # addresses of one reason
+# Number of addresses shown per reason.
+_NEWEST = 5
 
 
 @router.get("/dead-letters", responses=documented(404, 502))
 async def list_dead_letters(
     service: Answering, job: JobName, limit: Limit = 100
 ) -> DeadLettersPage:
-    """Count what this job could not use, by stream and reason; the newest with their addresses."""
+    """Count the records that this job could not use, by stream and reason.
+
+    The newest records are listed with their addresses.
+    """
     record = service.job(job)
     return await service.histories.run(
         lambda: _page(service.log(), record.id, record.spec.streams, limit)
@@ -33,7 +37,7 @@ async def list_dead_letters(
 
 
 def _page(log: Log, job: str, streams: Iterable[str], limit: int) -> DeadLettersPage:
-    """Count them.
+    """Return the counts.
 
     Raises:
         UnavailableError: If Kafka is unavailable.

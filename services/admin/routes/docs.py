@@ -1,4 +1,4 @@
-"""The OpenAPI document, and Swagger UI to read it with, both behind a key."""
+"""OpenAPI document, and Swagger UI to read it with, both behind a key."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _POLICY = (
 
 
 class DocumentedApi(FastAPI):
-    """An application whose OpenAPI document has problems and events, too."""
+    """Application whose OpenAPI document includes the schemas of problems and events."""
 
     def openapi(self) -> dict[str, Any]:
-        """The document; made once."""
+        """Return the document, which is built once."""
         if self.openapi_schema is None:
             document = super().openapi()
             models: tuple[type[BaseModel], ...] = (Problem, *EVENT_DATA.values())
@@ -42,12 +42,12 @@ class DocumentedApi(FastAPI):
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    """Answer with the document."""
+    """Return the OpenAPI document."""
     return JSONResponse(request.app.openapi(), headers={"Cache-Control": "private, no-cache"})
 
 
 @router.get("/docs")
 async def docs() -> Response:
-    """Answer with a page that shows the document and lets people try it."""
+    """Return Swagger UI."""
     headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
     return Response(document("docs.html"), media_type="text/html", headers=headers)

@@ -1,19 +1,19 @@
-"""`/v1/jobs/{job}/events`: what happens, as server-sent events.
+"""`/v1/jobs/{job}/events`: a job's events, as server-sent events.
 
-| event      | when                                               | data                           |
+| event      | sent                                               | data                           |
 | ---------- | -------------------------------------------------- | ------------------------------ |
-| job        | at first; when it is changed; when updates were    | `JobAnswer`                    |
+| job        | first; when the job changes; when updates are      | `JobAnswer`                    |
 |            | taken back                                         |                                |
-| update     | the model was updated, at most 20 times a second   | `UpdateEvent`: the newest, and |
-|            |                                                    | how many it stands for         |
-| evaluation | an evaluator judged a version                      | `EvaluationEvent`              |
-| drift      | a stream's errors have risen                       | `DriftAnswer`                  |
-| member     | a worker is alive, leaving or gone                 | `MemberEvent`                  |
-| machine    | one was ordered, runs, or has ended                | `MachineEvent`                 |
-| plan       | the policy decided                                 | `PlanInForce`                  |
-| review     | cost and stability were reviewed                   | `ReviewEvent`                  |
+| update     | when the model is updated, at most 20 times a      | `UpdateEvent`: the newest, and |
+|            | second                                             | how many it stands for         |
+| evaluation | when an evaluator has evaluated a version          | `EvaluationEvent`              |
+| drift      | when a stream's errors have risen                  | `DriftAnswer`                  |
+| member     | when a worker is alive, leaving or gone            | `MemberEvent`                  |
+| machine    | when a machine was ordered, runs, or has ended     | `MachineEvent`                 |
+| plan       | when the policy has decided                        | `PlanInForce`                  |
+| review     | when cost and stability were reviewed              | `ReviewEvent`                  |
 
-Each event is made once, by the job's follower; a stream only sends what the ring holds.
+The job's follower makes each event once; a stream only sends events from the ring.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from common.api.answers import EVENT_DATA
 from services.admin.middleware.access import Viewer  # noqa: TC001 -- FastAPI reads it when run
 from services.admin.middleware.problems import documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import Answering  # noqa: TC001 -- likewise
+from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-PING_S = 15.0  # without an event: proxies close connections on which nothing happens
-SEND_S = 10.0  # that a reader may take for what the connection's buffers do not hold
-RETRY_MS = 2000  # what a browser waits before it comes back
+# Seconds without an event before a ping; proxies close idle connections.
+PING_S = 15.0
+# Maximum time that a write may take once the connection's buffers are full.
+SEND_S = 10.0
+# Time that a browser waits before it reconnects.
+RETRY_MS = 2000
 
 _PING = b": nothing new\n\n"
 _EXAMPLE = (
@@ -54,17 +57,16 @@ _EXAMPLE = (
 
 
 class EventStream(StreamingResponse):
-    """Sends a job's events until the reader goes or may no longer have them, or there are no more.
+    """Sends a job's events until the client disconnects or loses access, or the events end.
 
-    There are no more when the job is deleted or the service ends.
-
-    A reader that is too slow is sent away: with the last id that it had it may go on, as long as
-    what follows is still in the ring.
+    The events end when the job is deleted or the service shuts down. A client that is too slow is
+    disconnected. It can reconnect with its last id and continue, as long as the ring still has the
+    next event.
 
     Args:
-        follower: Of the job; it knows all that had happened before.
-        last_event_id: What a reader that comes back had last; empty: it begins.
-        allowed: Whether the reader still may have them: a key may be revoked meanwhile.
+        follower: The job's follower, which must be ready.
+        last_event_id: Last event that a reconnecting client received, or empty.
+        allowed: Returns True while the client has access; its key may be revoked.
     """
 
     media_type = "text/event-stream"
@@ -83,10 +85,10 @@ class EventStream(StreamingResponse):
         self._news = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, as ASGI wants it.
+        """Answer an ASGI request.
 
         Raises:
-            ClientDisconnect: If the reader is too slow.
+            ClientDisconnect: If the client is too slow.
         """
         feed, loop = self._follower.feed, asyncio.get_running_loop()
 
@@ -101,12 +103,12 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send_in_time)
         finally:
-            # The job counts as watched for some seconds more: the reader may come back.
+            # The job counts as watched for some more seconds, because the client may reconnect.
             self._follower.asked_s = monotonic()
             feed.unlisten(self._news)
 
     async def _parts(self) -> AsyncIterator[bytes]:
-        """What is sent, until there is no more."""
+        """Yield the parts of the body until the stream ends."""
         feed, begin = self._follower.feed, b"retry: %d\n\n" % RETRY_MS
         number = feed.after(self._last_event_id)
         if number is None:
@@ -117,7 +119,8 @@ class EventStream(StreamingResponse):
             self._news.clear()
             found = feed.since(number)
             if found is None:
-                break  # it lost some; when it comes back it begins anew
+                # The client missed events. It reconnects and starts again.
+                break
             data, number = found
             if not data:
                 with suppress(TimeoutError):
@@ -130,7 +133,8 @@ class EventStream(StreamingResponse):
 @router.get(
     "/{job}/events",
     response_class=EventStream,
-    status_code=200,  # the document needs it said where the response class has no such parameter
+    # The OpenAPI document needs it, because this response class has no such parameter.
+    status_code=200,
     responses={
         **documented(404),
         200: {
@@ -155,6 +159,6 @@ async def stream_events(
         ),
     ] = "",
 ) -> EventStream:
-    """Follow a job: updates, workers, machines, plans, as they come."""
+    """Stream events of a job as they happen: updates, workers, machines and plans."""
     follower = await service.followers.ready(job)
     return EventStream(follower, last_event_id, lambda: service.lets_in(caller))

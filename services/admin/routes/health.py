@@ -1,4 +1,4 @@
-"""Whether this process and the servers behind it are well, and its metrics."""
+"""Health of this process and of the servers behind it, and its metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Health(Answer):
 
 
 class Readiness(Answer):
-    """The servers behind this one, all of them well."""
+    """Health of the servers behind this one, all of them well."""
 
     kafka: Check
     redis: Check
@@ -34,16 +34,17 @@ class Readiness(Answer):
 
 
 class NotReady(Readiness, Problem):
-    """One of them is not."""
+    """At least one server is not well."""
 
 
 _NOT_READY = NotReady.model_json_schema(ref_template="#/components/schemas/{model}")
-_NOT_READY.pop("$defs")  # parts of the document already
+# The document defines these schemas already.
+_NOT_READY.pop("$defs")
 
 
 @router.get("/healthz")
 async def get_health() -> Health:
-    """Say that the process answers; needs no key."""
+    """Answer if the process is running. Needs no key."""
     return Health(ok=True)
 
 
@@ -58,10 +59,10 @@ async def get_health() -> Health:
     },
 )
 async def get_readiness(service: Answering, request: Request) -> Readiness | Response:
-    """Say whether Kafka, Redis, object storage and the schema registry answer; needs no key.
+    """Report the health of Kafka, Redis, object storage and the schema registry. Needs no key.
 
-    They are asked at most every few seconds, however often this is. One that coordinators or
-    workers cannot use is not well either.
+    The servers are checked at most every few seconds, no matter how often this is called. A server
+    that coordinators or workers cannot use is not well either.
     """
     found = await service.checks.look()
     ill = [f"{name}: {check.reason}" for name, check in found.items() if not check.ok]
@@ -86,5 +87,5 @@ async def get_readiness(service: Answering, request: Request) -> Readiness | Res
     dependencies=[VIEWER],
 )
 async def get_metrics(service: Answering) -> Response:
-    """Metrics of this process, for Prometheus."""
+    """Return the metrics of this process, for Prometheus."""
     return Response(service.metrics.exposed(), media_type=EXPOSITION)

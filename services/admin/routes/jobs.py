@@ -1,4 +1,4 @@
-"""`/v1/jobs`: create, list, show, change and delete jobs; how each stands and stood."""
+"""`/v1/jobs`: create, list, show, change and delete jobs, with their progress and history."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, with_config
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from common.api.answers import (
     CurvesAnswer,
@@ -64,14 +64,15 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
 _EXAMPLES: Final[dict[str, Example]] = {
     "digits": {"summary": "Handwritten digits from two clinics", "value": JOB}
 }
-_MOST: Final = 2**31 - 1  # of what counts records and batches
+# Upper limit of counts of records and batches.
+_MOST: Final = 2**31 - 1
 _MOST_VERSIONS: Final = 2**63 - 1
 _LONGEST_DEADLINE_S: Final = 10 * 365 * 86_400.0
 
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class JobPatch(TypedDict, total=False):
-    """What to change of a job; what is left out stays as it is."""
+    """Changes of a job; fields that are left out stay the same."""
 
     wanted: Annotated[
         Wanted, Field(description="A stopped job goes on where it was.", examples=["paused"])
@@ -201,11 +202,13 @@ async def create_job(
         Query(description="Accept the job without building its task here."),
     ] = False,
 ) -> Response:
-    """Submit a job, or a job file as it is; coordinators take it up from there.
+    """Submit a job as JSON or as a job file in YAML.
 
-    The answer comes once the job is checked: a task of your own is built for that, for up to 60 s.
+    The answer comes after the job is checked. The check builds the job's own task, which takes up
+    to 60 s.
     """
-    check_options(spec)  # before anybody waits for a turn
+    # Invalid options are refused before the request waits for its turn.
+    check_options(spec)
     why_not = await service.check(spec, unchecked=unchecked)
     if why_not is not None:
         why_not.refuse()
@@ -235,7 +238,7 @@ async def create_job(
 
 
 class ListQuery(BaseModel):
-    """Which jobs to list, and in which order."""
+    """Selection and order of jobs."""
 
     wanted: Wanted | None = Field(default=None, description="Only those.", examples=["running"])
     state: Word | None = Field(default=None, description="Only those.", examples=["held"])
@@ -264,7 +267,7 @@ class ListQuery(BaseModel):
 async def list_jobs(
     request: Request, service: Answering, asked: Annotated[ListQuery, Query()]
 ) -> Response:
-    """List jobs, each with its state and its numbers."""
+    """List jobs with their states and numbers."""
     followers, listing = service.followers, service.followers.listing
     listing.renew()
     await followers.known(listing.unread())
@@ -294,7 +297,7 @@ async def list_jobs(
     if await request.is_disconnected():
         raise ClientDisconnect
     listing.renew()
-    # A job that was deleted meanwhile is shown as it was.
+    # A job that was deleted meanwhile is shown with its last row.
     shown = [rows.get(row.record.spec.name, row) for row in shown]
     answer = JobList(
         jobs=(),
@@ -310,7 +313,7 @@ async def list_jobs(
 
 @router.get("/{job}", response_model=JobAnswer, responses=documented(404))
 async def get_job(service: Answering, job: JobName) -> Response:
-    """Show a job and how far it is."""
+    """Show a job and its progress."""
     follower = await service.followers.ready(job)
     return Response(follower.job_json(service.job(job)), media_type="application/json")
 
@@ -322,15 +325,17 @@ async def change_job(
     job: JobName,
     patch: Annotated[JobPatch, strictly(JobPatch), Body()],
 ) -> Response:
-    """Pause, resume or stop a job, or change its settings: at the next boundary of an update."""
+    """Pause, resume or stop a job, or change its settings from the next update on."""
     fields = cast("dict[str, Any]", patch)
     changed = {name: plain(fields.pop(name)) for name in CHANGEABLE if name in fields}
-    if not changed.keys().isdisjoint(BLOCKS):  # another memory may be needed
+    # Other blocks may need another amount of memory.
+    if not changed.keys().isdisjoint(BLOCKS):
         await service.check(changed_spec(service.job(job).spec, changed))
     record = await service.write(caller, lambda jobs: jobs.change(job, changed=changed, **fields))
     try:
         follower = await service.followers.ready(job)
-    except UnavailableError:  # the change was made, so tell what is known of the rest
+    # The change was made, so the answer shows everything that is known.
+    except UnavailableError:
         follower = service.followers.of(job)
     return Response(follower.job_json(record), media_type="application/json")
 
@@ -354,18 +359,19 @@ async def delete_job(
         ),
     ] = False,
 ) -> Response:
-    """Take a stopped job out of the list; its history and its files stay, unless `purge` is set."""
+    """Remove a stopped job from the list; its history and files stay unless `purge` is set."""
     if not purges:
         await service.write(caller, lambda jobs: jobs.delete(job))
         return Response(status_code=204)
     removed = remains_answer(await service.apart(caller, lambda jobs: jobs.purge(job)))
-    await service.stores.write(lambda store: store.read())  # whoever asks next is told without it
+    # The next request no longer finds the job.
+    await service.stores.write(lambda store: store.read())
     return Response(removed.model_dump_json(), media_type="application/json")
 
 
 @router.get("/{job}/remains", responses=documented(404, 409, 502))
 async def list_remains(service: Answering, job: JobName) -> RemainsAnswer:
-    """Say what a purge of a stopped job would remove, or of one that was deleted without."""
+    """List everything that a purge of a stopped or deleted job would remove."""
     return remains_answer(await service.apart(None, lambda jobs: jobs.remains(job)))
 
 
@@ -378,7 +384,7 @@ async def list_updates(
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="At most.", examples=[100])] = 100,
 ) -> UpdatesPage:
-    """List effective updates by version; those that a new leader took back are not among them."""
+    """List effective updates by version, without those that a new leader took back."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return updates_page(view.job, after, limit)
@@ -386,7 +392,7 @@ async def list_updates(
 
 @router.get("/{job}/workers", responses=documented(404))
 async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
-    """List workers by name: who sends heartbeats, and whose machine runs without any."""
+    """List all workers that send heartbeats, and machines whose worker sends none, by name."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return workers_answer(view.job, view.ledger, service.clock())
@@ -394,7 +400,7 @@ async def list_workers(service: Answering, job: JobName) -> WorkersAnswer:
 
 @router.get("/{job}/streams", responses=documented(404))
 async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
-    """List the job's datastreams: arrival rate, lag, dead letters."""
+    """List the job's datastreams with arrival rate, lag and dead letters."""
     follower = await service.followers.ready(job)
     with follower.view() as view:
         return StreamsAnswer.model_validate({"streams": view.job.streams()})
@@ -402,15 +408,15 @@ async def list_streams(service: Answering, job: JobName) -> StreamsAnswer:
 
 @router.get("/{job}/curves", responses=documented(404), response_model=CurvesAnswer)
 async def get_curves(service: Answering, job: JobName) -> Response:
-    """Show everything over time, in some 2,000 points however long the job has run."""
+    """Show the job's history in about 2,000 points, no matter how long it has run."""
     follower = await service.followers.ready(job)
-    # Thousands of points take tens of milliseconds, in which nobody else would be answered.
+    # Thousands of points take tens of milliseconds, which would block the event loop.
     body = await asyncio.to_thread(_curves, follower, service.clock())
     return Response(body, media_type="application/json")
 
 
 def _fingerprint(caller: str, key: str, spec: JobSpec, source: str) -> str:
-    """What recognises a request that comes twice: who asked under which key, and for what."""
+    """Return a fingerprint of caller, key and content that identifies a repeated request."""
     what = f"{source} {spec.model_dump_json()}"
     return f"{fingerprint(f'{caller} {key}')}:{fingerprint(what)}"
 

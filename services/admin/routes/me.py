@@ -1,4 +1,4 @@
-"""`/v1/me`: as whom a request comes, so that a page offers only what its user may do."""
+"""`/v1/me`: caller of a request, so that a page offers only permitted actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1/me", tags=["health"])
 
 
 class Me(Answer):
-    """Whose request it is."""
+    """Caller of the request."""
 
     name: str = Field(
         description="Of the API key; `oidc:` and a name of somebody who is signed in.",
@@ -24,5 +24,5 @@ class Me(Answer):
 
 @router.get("")
 async def get_caller(caller: Viewer) -> Me:
-    """Say who asks."""
+    """Show the caller's name and role."""
     return Me(name=caller.name, role=caller.role)

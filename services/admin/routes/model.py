@@ -25,7 +25,7 @@ from common.learning.checkpoint import save_weights
 from common.telemetry.logging import event_logger
 from services.admin.middleware.problems import Responses, documented
 from services.admin.routes.requests import JobName  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import Answering  # noqa: TC001 -- likewise
+from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it when run
 
 if TYPE_CHECKING:
     from common.jobs.servers import Outside
@@ -84,7 +84,10 @@ async def get_model(
     version: _Version = "newest",
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Give a model's weights, of what counts by the audit; the file's metadata say what it is."""
+    """Download a model's weights.
+
+    Only versions of the job's effective history count. The file's metadata describes the model.
+    """
     record, selector = service.job(job), parse_version(version)
     if if_none_match is not None:
         answer = await _without_weights(service, record, selector, if_none_match)
@@ -104,13 +107,13 @@ async def head_model(
     version: _Version = "newest",
     if_none_match: _IfNoneMatch = None,
 ) -> Response:
-    """Say which model it would be; no weights are read."""
+    """Identify a model without reading its weights."""
     return await _without_weights(service, service.job(job), parse_version(version), if_none_match)
 
 
 @router.get("/versions", responses=documented(404, 502))
 async def list_versions(service: Answering, job: JobName) -> KeptVersions:
-    """List the versions that are kept, of what counts by the audit; no weights are read."""
+    """List the kept versions of the job's effective history. No weights are read."""
     record = service.job(job)
     found = await service.models.run(partial(_ask, service, job, partial(all_kept, record.id)))
     return versions_answer(found)
@@ -140,8 +143,8 @@ def _ask(service: AdminService, job: str, find: Callable[[Outside, Log, ReportSk
     """Find a model.
 
     Raises:
-        NotFoundError: If it is not kept.
-        OutsideError: If it cannot be read.
+        NotFoundError: If the version is not kept.
+        OutsideError: If the version cannot be read.
     """
     log = _log.bind(job=job)
     try:
@@ -155,6 +158,6 @@ def _ask(service: AdminService, job: str, find: Callable[[Outside, Log, ReportSk
 
 
 def _holds(header: str, tag: str) -> bool:
-    """Whether `If-None-Match` names a tag; weak ones are as good."""
+    """Return True if `If-None-Match` names a tag; weak tags count, too."""
     named = {each.strip().removeprefix("W/") for each in header.split(",")}
     return bool(named & {tag, "*"})

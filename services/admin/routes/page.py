@@ -1,7 +1,7 @@
-"""The live page for people: one HTML file and what it loads, all of it from installed packages.
+"""Live page for people: one HTML file and the files that it loads, all from installed packages.
 
-Everything but the HTML file lies in a folder named after its own content, so that browsers keep it
-for ever and never mix the files of two releases. See docs/reference/page.md.
+All files except the HTML file have a folder in their path that is named after their content, so
+that browsers cache them for ever and never mix two releases. See docs/reference/page.md.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from fastapi import APIRouter, Header, Response
 
 router = APIRouter(include_in_schema=False)
 
-_FOREVER = "private, max-age=31536000, immutable"  # behind a key, so for this browser alone
+# Private, because the file is behind a key.
+_FOREVER = "private, max-age=31536000, immutable"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, no inline script or style, and no text that is read as HTML: with no
-# trusted types at all the browser refuses every such attempt, the page's own and Plotly's.
+# Nothing from other sites, no inline script or style, and no text parsed as HTML. Without any
+# trusted types, the browser refuses every such attempt of the page and of Plotly.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -52,7 +53,7 @@ _DOCUMENT_HEADERS = {
 
 
 _FOLDER = Path(__file__).parent.parent / "page"
-# Shows the OpenAPI document.
+# Files of Swagger UI.
 _SWAGGER = files("fastapi_offline") / "static"
 _SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 _PLOTLY = f"plotly-{version('plotly')}/plotly.min.js"
@@ -60,7 +61,7 @@ _PLOTLY = f"plotly-{version('plotly')}/plotly.min.js"
 
 @cache
 def _own() -> tuple[str, dict[str, bytes]]:
-    """What a browser loads by name, and the folder that says which release it is of."""
+    """Return the name of the release's folder, and the files that a browser loads from it."""
     found = {
         path.relative_to(_FOLDER).as_posix(): path.read_bytes()
         for path in sorted(_FOLDER.rglob("*"))
@@ -80,7 +81,7 @@ def _plotly() -> bytes:
 
 @cache
 def document(name: str) -> bytes:
-    """One of the HTML files, with the folders of what it loads."""
+    """Return an HTML file with the folders of the files that it loads filled in."""
     folder, found = _own()
     return (
         found[name]
@@ -91,7 +92,7 @@ def document(name: str) -> bytes:
 
 @cache
 def _zipped(body: bytes) -> bytes:
-    # Plotly's 4.8 MB become 1.5 MB: once for each process.
+    # Compresses Plotly's 4.8 MB to 1.5 MB, once per process.
     return gzip.compress(body, 6, mtime=0)
 
 
@@ -105,15 +106,15 @@ def _answer(
 
 @router.get("/")
 async def page(accept_encoding: Annotated[str, Header()] = "") -> Response:
-    """Answer with the page; it asks the API for everything that it shows."""
+    """Return the page, which reads all its data from the API."""
     name = "index.html"
     return _answer(name, document(name), accept_encoding, _DOCUMENT_HEADERS)
 
 
-# The only file that takes a thread, because to read and zip it takes a sixth of a second.
+# Not a coroutine, because reading and compressing the file takes a sixth of a second.
 @router.get(f"/page/{_PLOTLY}")
 def plotly_asset(accept_encoding: Annotated[str, Header()] = "") -> Response:
-    """Answer with the program that draws the charts."""
+    """Return the library that draws the charts."""
     return _answer(_PLOTLY, _plotly(), accept_encoding, _HEADERS | {"Cache-Control": _FOREVER})
 
 
@@ -121,22 +122,22 @@ def plotly_asset(accept_encoding: Annotated[str, Header()] = "") -> Response:
 async def page_asset(
     folder: str, name: str, accept_encoding: Annotated[str, Header()] = ""
 ) -> Response:
-    """Answer with a file that the page loads."""
+    """Return a file that the page loads."""
     own, found = _own()
     if name not in found or name.endswith(".html"):
         return Response("There is no such file.", status_code=404, media_type="text/plain")
-    # A folder of another release: while replicas are replaced, this file is better than none.
+    # A page of another release gets this release's file while replicas are being replaced.
     kept = _FOREVER if folder == own else "no-store"
     return _answer(name, found[name], accept_encoding, _HEADERS | {"Cache-Control": kept})
 
 
 def refused_page(name: str, accept_encoding: str, headers: dict[str, str]) -> Response:
-    """Answer a browser that came without a valid key: how to get one, in a sentence.
+    """Return an HTML file that tells a browser without a valid key how to get one.
 
     Args:
-        name: Of the HTML file.
+        name: Name of the HTML file.
         accept_encoding: The request's header of that name.
-        headers: Further headers: `WWW-Authenticate`, at which the browser asks for a key.
+        headers: Additional headers. `WWW-Authenticate` makes the browser prompt for a key.
     """
     own = _DOCUMENT_HEADERS | {"Cache-Control": "no-store"} | headers
     return _answer(name, document(name), accept_encoding, own, 401)

@@ -1,4 +1,4 @@
-"""Plans, simulations, prices of machines; how a job's are rented, and asking for another plan."""
+"""Plans, simulations and prices of machines; a job's provisioning, and requests for a new plan."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it 
 
 router = APIRouter(prefix="/v1", tags=["provisioning"], route_class=BodyRoute)
 
-MOST_WORKERS = 100_000  # a plan for so many takes some tens of milliseconds
+# A plan for this number takes some tens of milliseconds.
+MOST_WORKERS = 100_000
 MOST_RATES = 10_000
 
 
 class PlanBody(PlanRequest):
-    """A job's work, its workers and what machines cost."""
+    """Work of a job, its workers, and prices of machines."""
 
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
         default=None, description="N_tot, all of the same `rate_per_s`."
@@ -45,7 +46,7 @@ async def plan_workers(
 ) -> Response:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
-    That no mix meets it is an answer, too: `feasible` is false, and `reason` says why.
+    If no mix meets it, `feasible` is false and `reason` explains why.
     """
 
     def plan_json() -> bytes:
@@ -53,7 +54,8 @@ async def plan_workers(
 
         return plan_answer(asked, service.log, service.clock()).model_dump_json().encode()
 
-    # In a thread: it computes for some milliseconds, and with a job Kafka may hang.
+    # This runs in a thread, because it computes for some milliseconds, and Kafka, which is read for
+    # a job, may hang.
     body = await (service.histories.run(plan_json) if asked.job else run_in_threadpool(plan_json))
     return Response(body, media_type="application/json")
 
@@ -63,9 +65,9 @@ async def simulate_policies(
     service: Answering,
     asked: Annotated[SimulateRequest, strictly(SimulateRequest), Body()],
 ) -> Response:
-    """Simulate a job on machines that come and go: cost, runtime and deadlines met, by policy.
+    """Simulate a job on preemptible machines: cost, runtime and deadlines met by each policy.
 
-    All policies meet the same rates, prices and preemptions; the same seed gives the same result.
+    All policies face the same rates, prices and preemptions; the same seed gives the same result.
     """
     check_size(asked)
     check_files(asked)
@@ -75,12 +77,12 @@ async def simulate_policies(
 
 @router.get("/provisioning/prices", responses=documented(404, 502))
 async def list_prices(service: Answering) -> PricesAnswer:
-    """Tell what machines of the market's pools cost, as of a few seconds ago at most."""
+    """List current prices of the market's pools, at most a few seconds old."""
     return await service.prices.now()
 
 
 class ReplanBody(BaseModel, frozen=True, extra="forbid"):
-    """Why another plan is wanted."""
+    """Reason for a new plan."""
 
     reason: str = Field(
         default="", max_length=500, description="Why.", examples=["the deadline moved"]
@@ -95,7 +97,7 @@ async def get_provisioning(
         int, Query(ge=1, le=100, description="Plans of its history.", examples=[20])
     ] = 20,
 ) -> ProvisioningAnswer:
-    """Tell the plan in force and why, the plans before it, estimates, and what was spent so far."""
+    """Show the plan in force and its reason, earlier plans, estimates, and the cost so far."""
     spec = service.job(job).spec
     if spec.provisioning is None or spec.policy is None:
         raise NotFoundError(not_provisioned(job))
@@ -116,7 +118,7 @@ async def replan_job(
     job: JobName,
     asked: Annotated[ReplanBody | None, strictly(ReplanBody | None), Body()] = None,
 ) -> ReplanAnswer:
-    """Ask the policy anew; its decision comes with the events and in the history."""
+    """Request a new plan from the policy; its decision appears in the events and in the history."""
     record = service.job(job)
     follower = await service.followers.ready(job)
     with follower.view() as view:

@@ -1,4 +1,4 @@
-"""`/v1/jobs/{job}/quarantine`: what is in it; `/v1/jobs/{job}/requeue`: taking batches back."""
+"""`/v1/jobs/{job}/quarantine` lists quarantined batches; `/v1/jobs/{job}/requeue` releases them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from services.admin.service import Answering  # noqa: TC001 -- FastAPI reads it 
 router = APIRouter(prefix="/v1/jobs/{job}", tags=["quarantine"], route_class=BodyRoute)
 
 _MOST_OFFSET = 2**63 - 1
-_MOST_BATCHES = 10_000  # of one request: a record of Kafka each
+# Maximum number of batches per request; each needs a record of Kafka.
+_MOST_BATCHES = 10_000
 
 
 class RequeueBody(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Which batches are to be taken back."""
+    """Batches to requeue."""
 
     batches: (
         Annotated[
@@ -43,7 +44,7 @@ async def list_quarantine(
     ] = -1,
     limit: Limit = 100,
 ) -> QuarantineAnswer:
-    """List what is quarantined, oldest batch first: why, and whether it can be taken back."""
+    """List quarantined batches, oldest first, with the reason and whether each can be requeued."""
     record = service.job(job)
     found = await service.histories.run(lambda: Quarantine(service.log(), record.id).listed())
     page = [each for each in found if each.batch > after][: limit + 1]
@@ -58,15 +59,16 @@ async def requeue_batches(
     job: JobName,
     asked: Annotated[RequeueBody, strictly(RequeueBody), Body()],
 ) -> RequeueAnswer:
-    """Take poison batches out of quarantine: they are trained once more, as if they were new.
+    """Take poison batches out of quarantine so that they are trained once more, as if new.
 
-    For when the task or the data is mended; a job that is held goes on once it is wanted `running`.
-    It may be asked again if the answer is lost: what was taken back before is left alone.
+    Use this once the task or the data is fixed. A held job continues once it is wanted `running`.
+    If the answer is lost, repeat the request: batches that were requeued before stay as they are.
     """
     record = service.job(job)
     named = None if asked.batches == "all" else asked.batches
     at_s = service.clock()
     outcomes = await service.apart(caller, lambda jobs: jobs.requeue(record.id, named, at_s))
-    await service.stores.write(lambda store: store.read())  # the next request finds it in `changes`
+    # The next request then finds it in `changes`.
+    await service.stores.write(lambda store: store.read())
     found = [{"batch": batch, "outcome": outcomes[batch]} for batch in sorted(outcomes)]
     return RequeueAnswer.model_validate({"batches": found})

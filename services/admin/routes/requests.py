@@ -1,4 +1,4 @@
-"""What several routes share of requests: parameters, how bodies are read, an example of a job."""
+"""Parts of requests that several routes share: parameters, body parsing, and an example job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from doll.yaml_file import Lines
 
-# The pattern is told and not enforced: a name that cannot be is that of no job, so 404.
+# The pattern is documented and not enforced: an invalid name matches no job, so the answer is 404.
 JobName: TypeAlias = Annotated[
     str,
     Path(
@@ -51,21 +51,22 @@ JOB: Final[dict[str, Any]] = {
 }
 
 
-# Of a body: ten thousand rates of workers and what stands beside them. Each may be an error, which
-# takes a kilobyte.
+# Limit for one body: ten thousand rates of workers and the other fields. Each value may be an
+# error, which takes a kilobyte.
 MOST_VALUES: Final = 12_000
 YAML_TYPE: Final = "application/yaml"
-_LINES: Final = "doll.job_file_lines"  # key of a request's scope
+# Key in a request's scope.
+_LINES: Final = "doll.job_file_lines"
 
 
 class Body(bytes):
-    """Body of a request; `json` is what a model reads, None if the body is not JSON by its type."""
+    """Request body. `json` is the text that a model parses, or None if the body is not JSON."""
 
     json: bytes | str | None = None
 
 
 class _Request(Request):
-    """A request whose body FastAPI does not parse, so that it is parsed once, by its model."""
+    """Request whose body FastAPI does not parse, so that only the model parses it."""
 
     async def body(self) -> Body:
         """Return the body; the same object each time."""
@@ -75,14 +76,14 @@ class _Request(Request):
         return body
 
     async def json(self) -> Body:
-        """Return the body, too; FastAPI calls this if the body is JSON by its type."""
+        """Return the body, too; FastAPI calls this if the content type is JSON."""
         body = await self.body()
         body.json = bytes(body)
         return body
 
 
 class BodyRoute(APIRoute):
-    """A route with a body of JSON, declared as `Annotated[Model, strictly(Model), Body()]`."""
+    """Route with a JSON body, declared as `Annotated[Model, strictly(Model), Body()]`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See the library."""
@@ -92,19 +93,19 @@ class BodyRoute(APIRoute):
             try:
                 return await handle(_Request(request.scope, request.receive))
             except RequestValidationError as error:
-                # FastAPI's frames hold the error, and its traceback holds them: the body would wait
-                # for the garbage collector.
+                # FastAPI's frames hold the error, and its traceback holds the frames, so the body
+                # would stay in memory until the garbage collector runs.
                 raise error.with_traceback(None) from None
 
         return handle_unparsed
 
 
 async def job_file(request: Request) -> None:
-    """Read a job file that was sent as YAML, off the event loop, and note its lines for errors.
+    """Parse a YAML job file in a thread, and remember its lines for error messages.
 
     Raises:
-        UserError: If the body is neither YAML nor JSON, by its type.
-        YamlError: If it is not what it says.
+        UserError: If the content type is neither YAML nor JSON.
+        YamlError: If the body is not valid YAML.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == YAML_TYPE:
@@ -128,14 +129,14 @@ def _job_in(body: bytes) -> tuple[str, Lines]:
 
 
 def line_in_job_file(scope: Mapping[str, Any], field: str) -> int | None:
-    """The line of a field, if a request came with a job file."""
+    """Return the line of a field, or None if the request has no job file."""
     return line_of(scope[_LINES], field.removeprefix("body.")) if _LINES in scope else None
 
 
 def strictly(kind: Any) -> WrapValidator:  # noqa: ANN401 -- a model or a typed dictionary
-    """Read a strict model as JSON, where a list is a tuple, and not as Python, where it is none.
+    """Return a validator that parses a strict model as JSON, where a list is valid for a tuple.
 
-    Used on a `BodyRoute`. A body of many values is refused before anything is made of them.
+    For a `BodyRoute`. A body with too many values is refused before it is parsed.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 

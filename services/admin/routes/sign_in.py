@@ -1,7 +1,7 @@
-"""`/sign-in`: browsers of people get a token from the OpenID Connect issuer, as a cookie.
+"""`/sign-in`: browsers get a token from the OpenID Connect issuer, as a cookie.
 
-The cookie is the token, so any replica knows it; scripts cannot read it, other sites cannot have it
-sent with a request that changes something (SameSite, and `Origin` at the gate).
+The cookie is the token itself, so every replica accepts it. Scripts cannot read it, and other sites
+cannot make the browser send it with a change (SameSite, and `Origin` at the gate).
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from starlette.responses import RedirectResponse, Response
 from common.errors import NotFoundError, UserError
 from services.admin.middleware.access import TOKEN_COOKIE
 from services.admin.oidc import Issuer  # noqa: TC001 -- FastAPI reads it when run
-from services.admin.service import AdminService, Answering  # noqa: TC001 -- likewise
+from services.admin.service import AdminService, Answering  # noqa: TC001 -- FastAPI reads it when run
 
 router = APIRouter(prefix="/sign-in", include_in_schema=False)
 
-_COOKIE = "doll-sign-in"  # state and verifier, while the browser is away
+# Holds state and verifier while the browser is at the issuer.
+_COOKIE = "doll-sign-in"
 _AWAY_S = 600
-_LARGEST = 4000  # bytes of a cookie that every browser keeps
+# Maximum size of a cookie in bytes that every browser accepts.
+_LARGEST = 4000
 
 
 @router.get("")
 async def leave(service: Answering, request: Request) -> Response:
-    """Send a browser to the issuer."""
+    """Redirect a browser to the issuer."""
     state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
     there = await _issuer(service).way_in(_back(request), state, verifier)
     answer = RedirectResponse(there, 303, headers={"Cache-Control": "no-store"})
@@ -43,10 +45,10 @@ async def come_back(
     state: Annotated[str, Query(max_length=200)] = "",
     kept: Annotated[str, Cookie(alias=_COOKIE)] = "",
 ) -> Response:
-    """Take the code that a browser came back with for a token.
+    """Exchange the issuer's code, which the browser brings, for a token.
 
     Raises:
-        UserError: If this browser did not ask for it, or the token is not for this service.
+        UserError: If this browser did not start the sign-in, or the token is not for this service.
     """
     issuer = _issuer(service)
     asked, _, verifier = kept.partition(".")
@@ -69,7 +71,7 @@ async def come_back(
 
 @router.post("/out")
 async def sign_out(service: Answering) -> Response:
-    """Have a browser forget its token."""
+    """Delete the browser's token."""
     _issuer(service)
     answer = Response(status_code=204)
     answer.delete_cookie(TOKEN_COOKIE)
@@ -77,10 +79,10 @@ async def sign_out(service: Answering) -> Response:
 
 
 def _issuer(service: AdminService) -> Issuer:
-    """Where people sign in.
+    """Return the issuer.
 
     Raises:
-        NotFoundError: If they do not.
+        NotFoundError: If sign-in is not configured.
     """
     if service.issuer is None or not service.issuer.signs_in:
         raise NotFoundError("nobody signs in here: DOLL_OIDC_CLIENT_ID is not set")

@@ -31,11 +31,11 @@ def audit(
     as_json: AsJson = False,
     last: Annotated[int, typer.Option(min=0, help="How many versions to show.")] = 10,
 ) -> None:
-    """Prove from Kafka alone that every record was used once, and show which built what.
+    """Prove from Kafka alone that every record was used once, and show what built each version.
 
-    Ends with 0 if every record is accounted for (used once, skipped, quarantined or expired), with
-    5 if it found a gap, an overlap or a batch used twice, and with 6 if the topics no longer reach
-    back to the job's beginning.
+    Exits with 0 if every record is accounted for (used once, skipped, quarantined or expired), with
+    5 if there is a gap, an overlap or a batch used twice, and with 6 if the topics no longer reach
+    back to the start of the job.
 
     Example: [bold]doll audit digits --last 5[/]
     """
@@ -59,12 +59,14 @@ def audit(
                 err=True,
             )
             raise typer.Exit(exits.AUDIT_INCOMPLETE)
-    places = set(first)  # and those that were added to its streams since
+    # Includes partitions that were added to the streams since.
+    places = set(first)
     for stream in {place.topic for place in first}:
         with suppress(UnknownTopicError):
             places.update(log.partitions(stream))
-    starts = log.starts(places)  # before the claims: what was read then has mostly been claimed
-    # Updates first: the claims that they are made of are then in the control topic for sure.
+    # This precedes the read of claims, so that most records up to here are claimed.
+    starts = log.starts(places)
+    # Updates are read first, so that the claims of their batches are in the control topic.
     decided = read_decoded(log, updates, decode_audit)
     claimed = read_decoded(log, control, decode_claim)
     added = {record.partition for _, record in claimed if isinstance(record, Opened)}
@@ -79,7 +81,7 @@ def audit(
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Join spans that touch, so that a version's spans are few to read."""
+    """Join adjacent spans, so that a version has few spans to read."""
     joined: list[Span] = []
     for span in sorted(spans):
         if joined and joined[-1].place == span.place and joined[-1].end == span.start:
@@ -90,7 +92,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def verdict(audit: Audit) -> str:
-    """The audit in one sentence."""
+    """Return the result of the audit in one sentence."""
     if audit.flaws:
         return f"BROKEN: {len(audit.flaws):,} flaws in {len(audit.updates):,} versions"
     used = f"{audit.trained:,} records built {len(audit.updates):,} versions, each of them once"
@@ -106,8 +108,9 @@ def verdict(audit: Audit) -> str:
 
 
 def draw(job: str, audit: Audit, last: int) -> Group:
-    """Draw the newest versions with their spans, the sums, every flaw and the verdict."""
-    made = any(update.synchrony for update in audit.updates)  # else all are synchronous
+    """Draw the newest versions with their spans, the totals, all flaws and the result."""
+    # Otherwise all updates are synchronous.
+    made = any(update.synchrony for update in audit.updates)
     table = Table("version", "by", "loss", "records", "batches", box=None)
     for column in ("mode", "stale", "spans")[0 if made else 2 :]:
         table.add_column(column)
@@ -156,7 +159,7 @@ def draw(job: str, audit: Audit, last: int) -> Group:
 
 
 def as_data(job: str, audit: Audit) -> dict[str, Any]:
-    """The audit as plain data; spans are written as topic[partition]@start:end."""
+    """Return the audit as plain data, with spans as topic[partition]@start:end."""
     from msgspec import to_builtins
 
     return {
@@ -207,7 +210,7 @@ def as_data(job: str, audit: Audit) -> dict[str, Any]:
 
 
 def _staleness(update: UpdateApplied) -> str:
-    """By how many updates its oldest gradient was behind, and how many that might have been."""
+    """Return the staleness of the oldest gradient in updates, and the maximum allowed."""
     most = update.synchrony.staleness if update.synchrony else 0
     return f"{update.staleness} of {most}" if most else ""
 

@@ -17,7 +17,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.", s
 
 
 def backup(context: typer.Context, file: File) -> None:
-    """Save all jobs and API keys, as Kafka has them, to a file that only its owner can read.
+    """Save all jobs and API keys from Kafka to a file that only its owner can read.
 
     An existing backup is replaced atomically, but never by one with fewer jobs or keys. The file
     holds secrets.
@@ -58,7 +58,7 @@ def restore(
 ) -> None:
     """Restore jobs and API keys from a backup after Kafka has lost them.
 
-    Services continue with the restored records; none has to be restarted.
+    Services continue with the restored records and need no restart.
 
     Example: [bold]doll restore doll-backup.json[/]
     """

@@ -1,4 +1,4 @@
-"""`doll dlq`: what is in the dead-letter topics, and writing it anew where it can be used now."""
+"""`doll dlq`: lists dead letters, and writes their records again once they can be used."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ app = typer.Typer(
     no_args_is_help=True, help="Look at dead letters, and put their records back to work."
 )
 
-_SHOWN = 20  # reasons
+# Maximum number of reasons shown.
+_SHOWN = 20
 
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Count what a job could not use, by stream and reason.
+    """Count the records that a job could not use, by stream and reason.
 
     Example: [bold]doll dlq show digits[/]
     """
@@ -65,12 +66,12 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
 ) -> None:
-    """Write records that could not be used to a topic anew, where every reader gets them.
+    """Write unusable records to a topic again, for all of its readers.
 
-    They are new records, with their keys and headers and a header `replayed_from` that names the
-    first one's address. Each is written once, whatever is interrupted: ask again, and it goes on
-    where it stopped. Of a quarantined batch the quarantine is made final first, so that
-    `doll job requeue` cannot train it, too.
+    They become new records with their keys and headers, and a header `replayed_from` with the
+    original address. Each is written once; if the command is interrupted, run it again to write the
+    rest. The quarantine of batches is made final first, so that `doll job requeue` cannot train
+    them, too.
 
     Example: [bold]doll dlq replay clinic-a --reason "label: is missing" --dry-run[/]
     """
@@ -92,10 +93,10 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         batches = sum(each.is_batch for each in chosen)
         typer.echo(f"without --dry-run: {len(chosen) - batches} records and {batches} batches")
         return
-    # Before reading: nobody else writes from now on.
+    # The replayer comes before the read, because it fences other writers.
     with closing(Replayer(log, local_user().name)) as replayer:
         read = read_of(replayer.dead_letters(stream), log, job)
-        # Their quarantine must end, too, where another job's replay has written their records.
+        # The quarantine must also end for batches whose records another job's replay has written.
         quarantined = [
             each for each in read.dead_letters if each.is_batch and reason in each.reason
         ]
@@ -104,7 +105,8 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
         records = [each for each in chosen if not each.is_batch]
         written, came_back, cut = replayer.records(records, to, again=again)
         for name in sorted({each.job for each in quarantined if each.job}):
-            if not _is_there(JobOperations(log), name):  # its batches are not known any more
+            # The batches of a purged job are unknown.
+            if not _is_there(JobOperations(log), name):
                 if purged := sum(each.job == name for each in left):
                     typer.echo(f"{purged} batches of a job that was purged are left out")
                 continue
@@ -122,7 +124,7 @@ def replay(  # noqa: PLR0913 -- each is an option of its own
 
 
 def read_of(read: DeadLettersRead, log: Log, job: str) -> DeadLettersRead:
-    """Return the letters of one job if one is named, else all."""
+    """Return the dead letters of one job if one is named, else all."""
     from common.jobs.operations import JobOperations
 
     if not job:
@@ -138,7 +140,7 @@ def _chosen(read: DeadLettersRead, reason: str, to: str) -> list[DeadLetter]:
 
 
 def _note(jobs: JobOperations, dead_letters: Iterable[DeadLetter], what: str) -> None:
-    """Write down in the record of each job how many of its letters were replayed."""
+    """Record in each job how many of its dead letters were replayed."""
     for job, count in Counter(each.job for each in dead_letters).items():
         if _is_there(jobs, job):
             jobs.note(job, "replayed", f"{count} {what}")
@@ -154,7 +156,7 @@ def _is_there(jobs: JobOperations, job: str) -> bool:
 
 
 def _is_of(dead_letters: Iterable[DeadLetter], job: str, batch: Batch) -> bool:
-    """True if one of these letters is about a batch of a job."""
+    """Return True if one of the dead letters belongs to a batch of a job."""
     spans = {span[:4] for span in batch.address}
     return any(
         each.job == job and each.span[:4] in spans and each.batch in {None, batch}

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch, change, pause and stop jobs.")
 
-_EVERY_S = 0.5  # between looks of somebody who watches
-_PATIENCE_S = 2.0  # without an answer: then people hear what they wait for
+# Seconds between polls of `watch`.
+_EVERY_S = 0.5
+# Seconds without an answer after which the command prints why it waits.
+_PATIENCE_S = 2.0
 _CHECKING = "waiting for the check of the job: its task is built for that, for up to 60 s"
 _WORDS: dict[Wanted, str] = {
     "running": "is resumed",
@@ -65,9 +67,9 @@ def submit(
         typer.Option("--unchecked", help="Do not build the job's own task to check it."),
     ] = False,
 ) -> None:
-    """Check a job and submit it; a coordinator starts to lead it.
+    """Check and submit a job; a coordinator then leads it.
 
-    For the check, a task of your own is built, which takes up to 60 s.
+    The check builds the job's own task, which takes up to 60 s.
 
     Example: [bold]doll job submit digits.yaml --from letters@best[/]
     """
@@ -92,10 +94,10 @@ def submit(
 
 @app.command("list")
 def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List all jobs: state, lag, and what could not be used.
+    """List all jobs with state, lag, and counts of data that was not used or was lost.
 
-    Lag, skipped, expired and lost count records, quarantined counts batches; lost: trained, and
-    then lost by Kafka; "-": not known.
+    Lag, skipped, expired and lost count records; quarantined counts batches. Lost records were
+    trained before Kafka lost them. "-" means unknown.
 
     Example: [bold]doll job list[/]
     """
@@ -103,7 +105,7 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
-    # A name is for copying, and a state is a word: never cut them, however narrow the terminal.
+    # Names and states are for copying, so a narrow terminal must not cut them.
     name_width = max((len(line.id) for line in found.jobs), default=0)
     state_width = max((len(line.state) for line in found.jobs), default=0)
     table = Table(
@@ -126,7 +128,8 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
         table.add_row(*map(Text, cells))
     if found.jobs:
         tables.show(table)
-        for line in found.jobs:  # below: too long for a column of a terminal
+        # The reasons follow the table, because they are too long for a column.
+        for line in found.jobs:
             if why := line.why or line.reason:
                 typer.echo(f"{line.id}: {line.state}: {_printable(why)}")
     elif not found.unreadable:
@@ -140,9 +143,9 @@ def list_jobs(context: typer.Context, *, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Show a job as JSON: its specification with all defaults, its state, how far it is.
+    """Show a job as JSON: its specification with all defaults, its state and its progress.
 
-    Standard error says why a held job is held, with the traceback, and why a running job waits.
+    Standard error has the reason why a job is held, with the traceback, or why a running job waits.
 
     Example: [bold]doll job show digits[/]
     """
@@ -157,7 +160,7 @@ def show(context: typer.Context, job: JobName) -> None:
 
 @app.command()
 def pause(context: typer.Context, job: JobName, reason: Reason = "") -> None:
-    """Pause a job: its streams wait in Kafka, `resume` continues where it stopped.
+    """Pause a job; its records wait in Kafka until `resume`.
 
     Example: [bold]doll job pause digits --reason "prices are high"[/]
     """
@@ -191,9 +194,9 @@ def resume(
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Resume a job that was paused or stopped, exactly where it was.
+    """Resume a paused, stopped or held job at exactly the same point.
 
-    The reason why a job is held says which options to give, and what will be lost.
+    The reason of a held job says which options to give and what will be lost.
 
     Example: [bold]doll job resume digits --after-loss[/]
     """
@@ -208,7 +211,7 @@ def resume(
 
 @app.command()
 def stop(context: typer.Context, job: JobName, reason: Reason = "") -> None:
-    """Stop a job with a last checkpoint; its workers are freed, its model and its audit stay.
+    """Stop a job after a last checkpoint; its workers are freed, its model and its audit stay.
 
     A job that has finished stays as it is.
 
@@ -253,9 +256,9 @@ def change(  # noqa: PLR0913, PLR0917 -- the options of a command
 ) -> None:
     """Change a job, running or not, from its next update on: K, deadline, synchronisation, ...
 
-    A new b takes effect at each worker's next batch. A block replaces the one before whole. With K
-    the learning rate changes in proportion, unless one is given, with sgd and momentum of the mean.
-    Where others are to hold the weights (--aggregation), these are stored first.
+    A new b takes effect at each worker's next batch. A block replaces the whole previous block.
+    With sgd or momentum of the mean, the learning rate changes in proportion to K, unless one is
+    given. If --aggregation moves the weights to other processes, they are stored first.
 
     Example: [bold]doll job change digits --group-size 10 --deadline 7200 --reason "it is late"[/]
 
@@ -345,10 +348,10 @@ def _list_remains(done: str, remains: RemainsAnswer) -> None:
 
 @app.command()
 def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
-    """Print what happens to a job: updates, workers, machines, plans, drift; ends with Ctrl-C.
+    """Print events of a job (updates, workers, machines, plans, drift) until Ctrl-C.
 
-    It begins with what was done to the job so far, and by whom. With --json a line for each event,
-    with all of its data; that of `job` has all changes.
+    Starts with all changes of the job so far and who made them. With --json, prints each event in
+    one line with all its data; the data of `job` has all changes.
 
     Example: [bold]doll job events digits[/]
     """
@@ -365,17 +368,18 @@ def events(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> 
                         typer.echo(_event("change", each))
                 known = data["changes"]
             typer.echo(_event(event.kind, data))
-    except KeyboardInterrupt:  # the usual end
+    # This is the usual end.
+    except KeyboardInterrupt:
         pass
 
 
 @app.command()
 def logs(context: typer.Context, job: JobName, *, as_json: AsJson = False) -> None:
-    """Print what was decided of a job: changes, leaders, quarantined batches, evaluations, drift.
+    """Print decisions about a job: changes, leaders, quarantined batches, evaluations, drift.
 
-    Changes, with who made them, come from the job's record, the rest from the audit trail in Kafka,
-    all of it; what counts for nothing is left out. `doll audit` has the updates. With --json a line
-    for each record.
+    Changes come from the job's record and say who made them. The rest comes from the complete audit
+    trail in Kafka, without records that do not count. `doll audit` has the updates. With --json,
+    prints each record in one line.
 
     Example: [bold]doll job logs digits[/]
     """
@@ -415,9 +419,9 @@ def watch(
     *,
     once: Annotated[bool, typer.Option("--once", help="Show once and end.")] = False,
 ) -> None:
-    """Watch a job live: updates, loss, metrics, records/s, workers, lag; ends with Ctrl-C.
+    """Watch a job live (updates, loss, metrics, records/s, workers, lag) until Ctrl-C.
 
-    Where the output is no terminal, a line for each look that sees something new.
+    If the output is not a terminal, prints a line whenever something has changed.
 
     Example: [bold]doll job watch digits[/]
     """
@@ -438,7 +442,8 @@ def watch(
                     last_line = line
                 time.sleep(_EVERY_S)
                 picture = service.look(job)
-    except KeyboardInterrupt:  # the usual end
+    # This is the usual end.
+    except KeyboardInterrupt:
         pass
 
 
@@ -455,7 +460,7 @@ def _want(context: typer.Context, job: str, wanted: Wanted, reason: str, **lost:
 
 
 def _print_notes(notes: Iterable[str]) -> None:
-    """Tell what to know of a job that was let through."""
+    """Print notes about a job that was accepted."""
     for note in notes:
         typer.echo(f"note: {note}", err=True)
 
@@ -468,7 +473,7 @@ def _seconds(text: str) -> float:
 
 
 def _block(name: str, text: str) -> Value:
-    """A block as a person writes it on a command line."""
+    """Parse a block from the command line."""
     from doll.yaml_file import load_text
 
     if text == "none":
@@ -479,7 +484,7 @@ def _block(name: str, text: str) -> Value:
 
 
 def _value(value: Value) -> str:
-    """A setting's value in a line."""
+    """Format a setting's value for one line."""
     if isinstance(value, dict):
         return json.dumps(value)
     return "none" if value is None else f"{value:g}"
@@ -497,7 +502,7 @@ def _read(file: str) -> str:
 
 
 def _render(job: str, picture: Picture) -> Group:
-    """Draw a line of the present and a table of the last updates, newest first."""
+    """Draw the current state, and a table of the last updates with the newest first."""
     progress = picture.job.progress
     leaving = f" (+{picture.leaving} leaving)" if picture.leaving else ""
     present = [
@@ -519,7 +524,8 @@ def _render(job: str, picture: Picture) -> Group:
     numbers = Text("   ".join(f"{name} {value}" for name, value in present))
     if progress.note:
         numbers.append(f"\nnote: {progress.note}", "yellow")
-    from common.core.scores import WINDOWED  # it loads numpy, which `--help` does not need
+    # It loads numpy, which `--help` does not need.
+    from common.core.scores import WINDOWED
 
     windowed = [name for name in WINDOWED if name in progress.metrics]
     if windowed:
@@ -543,7 +549,7 @@ def _render(job: str, picture: Picture) -> Group:
 
 
 def _event(kind: str, data: dict[str, Any]) -> str:
-    """An event in a line: what of its data is one word or number."""
+    """Format an event as a line with all fields that are single words or numbers."""
     fields = data
     if kind == "job":
         shown = data | data["progress"]
@@ -567,7 +573,7 @@ def _clock(data: dict[str, Any]) -> str:
 
 
 def _in_words(job: str, picture: Picture) -> str:
-    """One look as a line for people."""
+    """Format one poll as a line for people."""
     progress = picture.job.progress
     words = [job, picture.state]
     if picture.updates:
@@ -583,17 +589,17 @@ def _in_words(job: str, picture: Picture) -> str:
 
 
 def _number(value: float | None) -> str:
-    """A number for people; None is not known."""
+    """Format a number for people; None is unknown."""
     return "-" if value is None else f"{value:,.0f}"
 
 
 def _at_least(count: int | None, *, whole: bool) -> str:
-    """A count for people: of a history that was not read whole, it may be more."""
+    """Format a count for people, with a plus if the history was not read completely."""
     return _number(count) + ("" if whole or count is None else "+")
 
 
 def _printable(text: str) -> str:
-    """A text without control characters; line ends and tabs stay."""
+    """Escape control characters except line ends and tabs."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text
     )

@@ -32,9 +32,9 @@ def create(
     ],
     note: Annotated[str, typer.Option(help="Who holds it and why.")] = "",
 ) -> None:
-    """Create a key and print it, once: only its hash is stored.
+    """Create a key and print it once; only its hash is stored.
 
-    Only the key goes to standard output, for scripts.
+    Standard output has only the key, for scripts.
 
     Example: [bold]doll key create page --role viewer > page.key[/]
     """
@@ -50,7 +50,7 @@ def create(
 
 @app.command("list")
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List all keys by name, who created them and who revoked them; never a key or its hash.
+    """List all keys by name, with who created and revoked them; never a key or its hash.
 
     Example: [bold]doll key list[/]
     """
@@ -67,7 +67,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     if not keys:
         typer.echo("no keys yet; make one with `doll key create NAME --role viewer`")
         return
-    # A name is for copying: never cut it, however narrow the terminal.
+    # Names are for copying, so a narrow terminal must not cut them.
     name_width = max(map(len, keys))
     heads = ("role", "created", "by", "revoked", "note")
     table = Table(Column("key", min_width=name_width), *heads, box=None)

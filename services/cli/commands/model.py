@@ -1,4 +1,4 @@
-"""`doll model`: which versions of a model are kept, and one of them as safetensors."""
+"""`doll model`: lists the kept versions of a model, and exports one of them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def pull(
 ) -> None:
     """Write a model's weights to a file that `safetensors.torch.load_file` reads.
 
-    It is taken from checkpoints and hot snapshots, if it is part of the audited history. `best` is
-    the version with the lowest mean loss over its last updates.
+    The version comes from a checkpoint or a hot snapshot, and must be part of the audited history.
+    `best` is the version with the lowest mean loss over its last updates.
 
     Example: [bold]doll model pull digits -o digits.safetensors --version best[/]
     """
@@ -61,10 +61,10 @@ def export(
     file: Annotated[Path, typer.Argument(help="FILE.safetensors, of `doll model pull`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="FILE.pt2 or FILE.onnx")],
 ) -> None:
-    """Write a model as a program that needs no code of the task, by `torch.export` or as ONNX.
+    """Write a model as a program that needs no code of the task, with `torch.export` or as ONNX.
 
-    It takes the fields that the task's `forward` reads, of any number of records, in the order of
-    the job file, and says in its metadata what it is. It is made in a process of its own.
+    Its inputs are the fields that the task's `forward` reads, in the order of the job file, for any
+    number of records. Its metadata describes the model. A separate process makes the file.
 
     Example: [bold]doll model export digits.safetensors -o digits.onnx[/]
     """
@@ -82,9 +82,9 @@ def export(
 
 @app.command("list")
 def list_versions(context: typer.Context, job: JobName) -> None:
-    """List the versions whose weights are kept and count by the audit, newest first.
+    """List the versions of the audited history whose weights are kept, newest first.
 
-    `loss` is the mean over a version's last updates: the lowest is `best`.
+    `loss` is the mean over a version's last updates; the lowest is `best`.
 
     Example: [bold]doll model list digits[/]
     """
@@ -121,7 +121,8 @@ def _export_apart(model: bytes, path: Path, allowed: Collection[str]) -> None:
     import subprocess
 
     command = command_of("common.jobs.export", str(path), *allowed)
-    environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}  # the task is found as here
+    # The process finds the task in the same places.
+    environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}
     done = subprocess.run(  # noqa: S603 -- our own command line
         command, input=model, capture_output=True, check=False, env=environment
     )

@@ -1,7 +1,7 @@
-"""Rows of Parquet files for `doll produce`: as JSON objects, in order, each once.
+"""Rows of Parquet files for `doll produce`, as JSON objects, in order and each once.
 
-A transaction of Kafka holds some rows and, in a compacted topic, how many of the source there are:
-so whoever is interrupted leaves all of them or none, and who asks again goes on behind them.
+One transaction of Kafka holds some rows and, in a compacted topic, the number of rows sent so far.
+So an interrupted run leaves only complete transactions, and the next run continues after them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from common.kafka.port import Log, NewRecord, NewTopic, TransactionalLog
 from common.kafka.read import records_of
 
 _TABLE = re.compile(r"/_delta_log/|/metadata/[^/]+\.metadata\.json$")
-_READ_ROWS = 1_000  # decoded at once
-_ROWS = 5_000  # of one transaction
+# Rows decoded at once.
+_READ_ROWS = 1_000
+# Rows per transaction.
+_ROWS = 5_000
 _BYTES = 4 << 20
 
 
 class Rows:
-    """The rows of a file, or of all files below a folder, by name.
+    """Rows of a file, or of all files below a folder in order of name.
 
     Args:
         source: A path, or `s3://bucket/...`.
         leave_out: Columns that are not sent.
 
     Raises:
-        UserError: If there are none, or they are no Parquet, or a column is not there, or they are
-            a table of which not every file counts.
+        UserError: If there are no Parquet files, a column does not exist, or the folder is a Delta
+            or Iceberg table.
     """
 
     def __init__(self, source: str, leave_out: Sequence[str] = ()) -> None:
@@ -60,10 +62,10 @@ class Rows:
         self.digest = hashlib.sha256(repr([*described, self._columns]).encode()).hexdigest()[:16]
 
     def stream(self, start: int) -> Iterator[bytes]:
-        """The rows from one on, each as a JSON object.
+        """Yield the rows from a number on, each as a JSON object.
 
         Raises:
-            UserError: If a file cannot be read, or lacks a column of the first.
+            UserError: If a file cannot be read, or lacks a column of the first file.
         """
         for name, count in zip(self._files, self._counts, strict=True):
             if start < count:
@@ -96,13 +98,13 @@ class Rows:
 
 
 class OnceWriter:
-    """Writes the rows of a source to a topic, and begins behind those that are there.
+    """Writes the rows of a source to a topic, after those that were written before.
 
     Args:
-        topic: What is written to; partitions take turns.
+        topic: Topic to write to; partitions take turns.
 
     Raises:
-        ConflictError: If others of this source are there already.
+        ConflictError: If other rows of this source were written before.
         OutsideError: If Kafka is unavailable or refuses.
     """
 
@@ -118,17 +120,17 @@ class OnceWriter:
         self._bytes = 0
 
     def send(self, value: bytes) -> None:
-        """Send the next row, with some others."""
+        """Queue a row; a full queue is written as one transaction."""
         self._waiting.append(NewRecord(self._topic, value))
         self._bytes += len(value)
         if len(self._waiting) >= _ROWS or self._bytes >= _BYTES:
             self.flush()
 
     def poll(self) -> None:
-        """Nothing is under way between two transactions."""
+        """Do nothing, because no request is pending between two transactions."""
 
     def flush(self, _timeout_s: float = 0.0) -> bool:
-        """Write what waits."""
+        """Write all queued rows."""
         if self._waiting:
             written = self.written + len(self._waiting)
             progress = msgspec.json.encode({"rows": written, "digest": self._digest})
@@ -138,7 +140,7 @@ class OnceWriter:
         return True
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._transactions.close()
 
     def _before(self, log: Log, source: str) -> int:
@@ -161,14 +163,14 @@ def _system_of(source: str) -> tuple[fs.FileSystem, str]:
     from common.storage.s3 import s3_server
 
     url = urlsplit(s3_server())
-    # Amazon's servers Arrow finds itself, by the bucket's region.
+    # Arrow finds Amazon's servers itself, by the bucket's region.
     own = (url.hostname or "").endswith(("amazonaws.com", "amazonaws.com.cn"))
     named = {} if own else {"endpoint_override": url.netloc, "scheme": url.scheme}
     return fs.S3FileSystem(**named), source.removeprefix("s3://").rstrip("/")
 
 
 def _whole_microseconds(rows: pa.Table) -> pa.Table:
-    """Times as finely as Python's: it has no nanoseconds."""
+    """Truncate nanoseconds, which Python's times do not have."""
     fields = [
         field.with_type(pa.timestamp("us", field.type.tz))
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns"

@@ -1,4 +1,4 @@
-"""`doll plan`: how many workers shall run on spot machines, which, and what to expect of it."""
+"""`doll plan`: how many workers should run on spot machines, which ones, and what to expect."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ _FIELDS_SHOWN = (
     *("feasible", "spot", "on_demand", "expected_cost_usd", "expected_runtime_s"),
     *("cost_ratio_to_on_demand", "binding", "reason"),
 )
-_RANGES = 8  # of worker numbers, or so many names: a line or two
-_POINTS = 12  # of the curve, about: what a screen holds
-_BAR = 30  # characters
-_OPTIONS = {  # where an option is not called as its field
+# Number of ranges or names of workers shown, which fit into a line or two.
+_RANGES = 8
+# Approximate number of points of the curve, which fit on a screen.
+_POINTS = 12
+# Maximum width of a bar in characters.
+_BAR = 30
+# Options that are named differently from their fields.
+_OPTIONS = {
     "rate_per_s": "--rate",
     "rates_per_s": "--rates",
     "deadline_s": "--deadline",
@@ -119,7 +123,7 @@ def plan(  # noqa: PLR0913 -- the options of a command
 ) -> None:
     """Find the cheapest mix of spot and on-demand machines that meets a deadline.
 
-    If no mix meets it, the exit status is 0 all the same, and `feasible` is false.
+    If no mix meets it, `feasible` is false, but the exit status is 0.
 
     Example: [bold]doll plan --workers 64 --rate 125 --group-size 20 --batch-size 256
     --updates 10000 --deadline 6720 --availability 0.9 --spot-price 0.158
@@ -193,10 +197,10 @@ def _nowhere() -> NoReturn:
 
 
 def _only(market: Path | None, **options: float | None) -> None:
-    """Refuse what a market file or recordings say themselves.
+    """Refuse options whose values a market file or recordings give.
 
     Raises:
-        UserError: Where an option says it, too.
+        UserError: If one of these options is given, too.
     """
     said = "--traces" if market is None else "--market"
     says = ("availability", "cycle") if market is None else tuple(options)
@@ -207,7 +211,7 @@ def _only(market: Path | None, **options: float | None) -> None:
 
 
 def _option_of(path: str) -> str:
-    """The option that gave a field: `rates_per_s[3]` is `--rates[3]`."""
+    """Return the option of a field: `rates_per_s[3]` is `--rates[3]`."""
     field, bracket, rest = path.partition("[")
     return _OPTIONS.get(field, f"--{field.replace('_', '-')}") + bracket + rest
 
@@ -216,7 +220,7 @@ def read_rates(path: Path) -> list[float]:
     """Read one rate per worker, each on a line.
 
     Raises:
-        UserError: If the file cannot be read or holds something else, by its line.
+        UserError: If the file cannot be read, or a line is not a number.
     """
     from doll.yaml_file import read_text
 
@@ -234,7 +238,7 @@ def read_rates(path: Path) -> list[float]:
 
 
 def as_data(plan: PlanAnswer, *, with_probability: bool) -> dict[str, Any]:
-    """The plan as plain data; what is infinite (nothing ever runs) is null."""
+    """Return the plan as plain data; infinite values (nothing ever runs) are null."""
     data: dict[str, Any] = {name: getattr(plan, name) for name in _FIELDS_SHOWN}
     if with_probability:
         data["deadline_probability"] = plan.deadline_probability
@@ -283,7 +287,7 @@ def draw(plan: PlanAnswer) -> Group:
 
 
 def _pools(plan: PlanAnswer) -> Table:
-    """What each kind of spot machines would come to."""
+    """Draw the plan of each pool of spot machines."""
     table = Table(Column("pool", no_wrap=True), box=None)
     for head in ("$/h", "there", "cycle", "N_s", "runtime", "in time", "cost"):
         table.add_column(head, justify="right")
@@ -303,7 +307,7 @@ def _pools(plan: PlanAnswer) -> Table:
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:
-    """Write whole numbers as ranges: 0-2, 5, 7-9."""
+    """Format whole numbers as ranges: 0-2, 5, 7-9."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:
@@ -335,7 +339,8 @@ def _curve(plan: PlanAnswer, curve: CurveAnswer) -> Table:
     )
     for index, spot in enumerate(curve.spot):
         if index % every and spot not in (plan.spot, plan.workers):
-            continue  # there are many for a plot
+            # Only every n-th point is drawn, besides the plan and the end.
+            continue
         cost, enough = curve.cost_usd[index], curve.enough[index]
         bar = "" if cost is None else "█" * round(_BAR * cost / highest)
         mark = " <- plan" if spot == plan.spot else "" if enough else " late"

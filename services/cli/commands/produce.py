@@ -1,4 +1,4 @@
-"""`doll produce`: a data set becomes a datastream."""
+"""`doll produce`: sends a data set to a topic."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def produce(  # noqa: PLR0913 -- the options of a command
         int, typer.Option(min=0, help="Pause while --job is this many records behind.")
     ] = 0,
 ) -> None:
-    """Send a data set to a topic, once or forever; after a stall the rate is caught up with.
+    """Send a data set to a topic, once or forever; after a stall it catches up with the rate.
 
-    Rows of Parquet are sent in order, as JSON objects, each once: what is interrupted goes on where
-    it stopped when the same is asked again.
+    Rows of Parquet are sent as JSON objects, in order and each once. If the command is interrupted,
+    run it again to send the rest.
 
     Example: [bold]doll produce digits --topic clinic-a --rate 500 --poisson --repeat --warp
     --create-partitions 4[/]
@@ -140,10 +140,11 @@ def produce(  # noqa: PLR0913 -- the options of a command
 
 
 class _Sending(NamedTuple):
-    """What `produce` has found out."""
+    """Parameters of one run of `produce`."""
 
     topic: str
-    total: int | None  # records; None: all there are
+    # Number of records; None for the whole stream.
+    total: int | None
     schedule: ArrivalSchedule | None
     room: Callable[[int], int]
     console: Console
@@ -153,10 +154,10 @@ class _Sending(NamedTuple):
 def _sent(
     stream: Iterator[bytes], outside: Outside, log: Log, sending: _Sending, max_lag: int
 ) -> str:
-    """Send records at least once, in the way of the broker; says how many and how fast.
+    """Send records at least once, and return how many and how fast.
 
     Raises:
-        UserError: If the broker is the built-in one and would drop records that nobody has read.
+        UserError: If the built-in broker would drop unread records.
     """
     from services.cli.commands.producing import RetryingWriter, fitting
 
@@ -178,7 +179,7 @@ def _send(
     append: Callable[[bytes], None],
     sending: _Sending,
 ) -> str:
-    """Send so many records, and say how many and how fast."""
+    """Send up to `sending.total` records, and return how many and how fast."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -218,7 +219,8 @@ def _send(
                 writer.poll()
                 rate = sent / max(time.monotonic() - start_s, 1e-3)
                 progress.update(bar, completed=sent, rate=rate, behind=behind)
-        except KeyboardInterrupt:  # the usual end of an endless stream
+        # This is the usual end of an endless stream.
+        except KeyboardInterrupt:
             ended = f"; interrupted, {total - sent:,} were not sent" if total else ""
     if not writer.flush(_FLUSH_S):
         raise UnavailableError(f"Kafka has not taken all of the {sent:,} records of {topic}")

@@ -1,7 +1,8 @@
-"""Sends a stream of records at the pace of a schedule, and tells how it goes.
+"""Sends a stream of records at the pace of a schedule, and reports progress.
 
-The pace is held against due times, not by sleeping between records: after a stall (the broker, this
-machine, a full queue) what is due is sent at once, and the rate over time is the one asked for.
+Records follow due times instead of pauses between records. So after a stall (of the broker, this
+machine, or a full queue) all due records are sent at once, and the average rate is the requested
+one.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
     from common.kafka.port import Log, Writer
     from common.redis.port import Board
 
-_BURST = 1000  # records between two reports, so that a bar moves and Ctrl-C is heard
-_LONGEST_WAIT_S = 0.05  # likewise
-_CHUNK = 4096  # due times drawn at once: a draw costs little, a call much
-_SILENCE_S = 5.0  # that a command stands still before it says why: an election takes less
-# Most bytes that Kafka's format adds to a record: 61 for its batch and 16 for itself.
+# Maximum number of records between two reports, so that the progress bar moves and Ctrl-C works.
+_BURST = 1000
+# Maximum wait between two reports, for the same reason.
+_LONGEST_WAIT_S = 0.05
+# Due times drawn at once, because a call costs much more than a draw.
+_CHUNK = 4096
+# Silence after which a command prints why it waits; an election takes less.
+_SILENCE_S = 5.0
+# Maximum overhead of Kafka's format per record in bytes: 61 for its batch and 16 for itself.
 _FORMAT_BYTES = 80
 
 
@@ -41,18 +46,19 @@ class ArrivalSchedule:
     def __init__(self, rate_per_s: float, rng: np.random.Generator | None = None) -> None:
         self._gap_s = 1 / rate_per_s
         self._rng = rng
-        self._passed = 0  # arrivals before those in `_due_s`
+        # Number of arrivals before those in `_due_s`.
+        self._passed = 0
         self._due_s = self._draw(0.0)  # ascending
 
     def due(self, elapsed_s: float) -> int:
-        """How many records should have been sent by now; `elapsed_s` never goes back."""
+        """Return the number of records due by now; `elapsed_s` must not decrease."""
         while self._due_s[-1] <= elapsed_s:
             self._passed += len(self._due_s)
             self._due_s = self._draw(float(self._due_s[-1]))
         return self._passed + int(np.searchsorted(self._due_s, elapsed_s, side="right"))
 
     def next_s(self, elapsed_s: float) -> float:
-        """When the next record is due after those that are."""
+        """Return the time at which the next record is due."""
         return float(self._due_s[self.due(elapsed_s) - self._passed])
 
     def _draw(self, last_s: float) -> npt.NDArray[np.float64]:
@@ -64,10 +70,11 @@ class ArrivalSchedule:
 
 
 class Sent(NamedTuple):
-    """How far it is."""
+    """Progress of a run."""
 
     records: int
-    behind: int  # records that are due and not sent
+    # Records that are due and not sent.
+    behind: int
 
 
 def send_all(
@@ -79,15 +86,15 @@ def send_all(
     clock: Callable[[], float],
     wait: Callable[[float], None],
 ) -> Iterator[Sent]:
-    """Send until there are no more records; yields after each burst and each wait.
+    """Send until there are no more records; yield after each burst and each wait.
 
     Args:
-        records: What to send.
+        records: Records to send.
         send: Sends one record.
-        schedule: When records are due; None: at once.
-        room: How many records may go now, after so many sent, whatever is due.
-        clock: Seconds that never go back.
-        wait: Waits so many seconds.
+        schedule: Due times of records; None sends them at once.
+        room: Returns the maximum number of records to send now, given the number sent so far.
+        clock: Monotonic clock in seconds.
+        wait: Waits for a number of seconds.
     """
     start_s, sent, due = clock(), 0, 0
     while True:
@@ -109,16 +116,16 @@ def send_all(
             wait(min(soon_s, _LONGEST_WAIT_S))
 
 
-def unbounded(sent: int) -> int:  # noqa: ARG001 -- one of several rules for `room`
-    """Room for as many records as are due."""
+def unbounded(sent: int) -> int:  # noqa: ARG001 -- one of several functions for `room`
+    """Return no limit for the records that are due."""
     return _BURST
 
 
 class BacklogLimit:
-    """Keeps what a job has not settled of a topic below a limit, where Kafka cannot keep it all.
+    """Limits the unsettled records of a job in a topic, for a Kafka that cannot keep all of them.
 
     Args:
-        limit: Records.
+        limit: Maximum number of unsettled records.
     """
 
     def __init__(self, log: Log, board: Board, topic: str, limit: int) -> None:
@@ -129,7 +136,7 @@ class BacklogLimit:
         self._first_end = sum(log.bounds(partition).end for partition in self._partitions)
 
     def room(self, sent: int) -> int:
-        """How many records may go now; none while the leader's status cannot be read."""
+        """Return how many records may be sent now; 0 if the leader's status cannot be read."""
         try:
             leader_status = self._board.get_leader_status()
             bounds = {partition: self._log.bounds(partition) for partition in self._partitions}
@@ -137,7 +144,8 @@ class BacklogLimit:
             return 0
         settled = leader_status.settled if leader_status else {}
         below = sum(settled.get(place, bound.start) for place, bound in bounds.items())
-        # Our own records may still be on their way, those of others are counted by the log alone.
+        # This producer's records may still be under way; others' records count once they are in the
+        # log.
         end = max(sum(bound.end for bound in bounds.values()), self._first_end + sent)
         return self._limit - (end - below)
 
@@ -145,10 +153,10 @@ class BacklogLimit:
 def fitting(
     records: Iterator[bytes], log: Log, topic: str, count: int | None, max_lag: int
 ) -> Iterator[bytes]:
-    """Return the same records, if the built-in Kafka can keep them beside those that are there.
+    """Return the same records if the built-in Kafka can keep them besides those it has.
 
     Args:
-        records: Values to send, in the order of the partitions, which take turns.
+        records: Values to send; the partitions take turns.
         log: The built-in Kafka.
         topic: Topic that is written to.
         count: Number of records to send; None if the stream has no end.
@@ -181,12 +189,12 @@ def fitting(
 
 
 class RetryingWriter:
-    """Writes to one topic, and says once why nothing goes on while Kafka takes nothing.
+    """Writes to one topic, and prints once why it waits while Kafka accepts nothing.
 
     Args:
-        topic: What is written to; partitions take turns.
-        clock: Seconds that never go back.
-        say: Shows a line to people.
+        topic: Topic to write to; partitions take turns.
+        clock: Monotonic clock in seconds.
+        say: Prints a line.
     """
 
     def __init__(
@@ -204,11 +212,11 @@ class RetryingWriter:
         self._say = say
 
     def send(self, value: bytes) -> None:
-        """Send a record, once there is room for it.
+        """Send a record once there is room for it.
 
         Raises:
-            DeliveryError: If an earlier record can not be delivered.
-            UnknownTopicError: If the topic is not there any more.
+            DeliveryError: If an earlier record cannot be delivered.
+            UnknownTopicError: If the topic was deleted.
         """
         due_s = self._clock() + _SILENCE_S
         while True:

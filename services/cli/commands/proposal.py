@@ -1,4 +1,4 @@
-"""What a job file may say of records that somebody looked at: `doll topic describe`."""
+"""Proposal of a job file for a topic's records: `doll topic describe`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from common.core.messages import Schema
     from common.kafka.port import SchemaRegistry
 
-_LABELS = ("label", "target", "class", "y", "outcome")  # what people call what is to be predicted
-_SYMBOLS = 32  # more different texts are no columns of their own
+# Common names of the value to predict.
+_LABELS = ("label", "target", "class", "y", "outcome")
+# Maximum number of different texts for one-hot columns.
+_SYMBOLS = 32
 _CLASSES = 1000
-_SCHEMAS = 1 << 24  # ids of a registry are numbered from 1
-_LABEL_BYTES = 8  # of an int64
+# Upper limit of a registry's schema ids, which start at 1.
+_SCHEMAS = 1 << 24
+_LABEL_BYTES = 8  # int64
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
-_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # no texts in YAML
+# YAML does not read these as texts.
+_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 
 
 class Proposal(NamedTuple):
@@ -39,11 +43,13 @@ class Proposal(NamedTuple):
 
     records: dict[str, Any]
     task: dict[str, Any]
-    left_out: tuple[str, ...]  # paths, and why
-    schemas: Mapping[int, Schema] = MappingProxyType({})  # of records behind ids
+    # Paths that are left out, with reasons.
+    left_out: tuple[str, ...]
+    # Schemas of records with schema ids.
+    schemas: Mapping[int, Schema] = MappingProxyType({})
 
     def text(self, values: Sequence[bytes]) -> Iterator[str]:
-        """As lines of YAML, with how many of these records decode so."""
+        """Yield lines of YAML, and how many of these records decode with them."""
         skipped = Counter(why for _, why in self._decoded(values))
         bad = sum(skipped.values())
         yield f"# {len(values) - bad:,} of {len(values):,} records decode so"
@@ -70,21 +76,22 @@ class Proposal(NamedTuple):
 def propose(
     values: Sequence[bytes], label: str | None = None, registry: SchemaRegistry | None = None
 ) -> Proposal:
-    """Propose how records may be read, and what may be learned of them.
+    """Propose a codec, fields and a task for some records.
 
     Args:
         values: Some records, at least one.
-        label: Path of what is to be predicted; guessed by default.
-        registry: Of the schemas of records behind ids.
+        label: Optional. Path of the value to predict. If unset, guessed.
+        registry: Optional. Source of the schemas of records with schema ids.
 
     Raises:
         UnavailableError: If the registry does not answer.
-        UserError: If they are in no form that there is a codec for, or nothing can be predicted.
+        UserError: If no codec fits the records, or nothing can be predicted.
     """
     records = [record for value in values if isinstance(record := _parsed(value), dict)]
     if 2 * len(records) >= len(values):
         return _Objects(records, label).proposal()
-    schemas = {int.from_bytes(value[:5], "big") for value in values}  # a 0, and an id in four bytes
+    # The header is a 0 and an id of four bytes.
+    schemas = {int.from_bytes(value[:5], "big") for value in values}
     if min(schemas) > 0 and max(schemas) < _SCHEMAS and len(schemas) <= _SYMBOLS:
         if registry is None:
             raise UserError(
@@ -111,7 +118,7 @@ def _parsed(value: bytes) -> object:
 
 
 def _tensors(values: Sequence[bytes]) -> Proposal:
-    """Bytes alone do not say what they are: what is likely, for a person to correct."""
+    """Return a likely proposal for raw bytes, which do not describe themselves, to be corrected."""
     lengths = Counter(map(len, values))
     size, count = lengths.most_common(1)[0]
     if 2 * count < len(values) or size <= _LABEL_BYTES:
@@ -139,7 +146,7 @@ def _tensors(values: Sequence[bytes]) -> Proposal:
 
 
 class _Objects:
-    """JSON objects, by the paths that they have."""
+    """JSON objects, by their paths."""
 
     def __init__(self, records: Sequence[Mapping[str, Any]], label: str | None) -> None:
         self._count = len(records)
@@ -206,7 +213,7 @@ class _Objects:
         return field, len(symbols)
 
     def _is(self, keys: Keys, *kinds: type) -> bool:
-        """Whether all values of a path are of these types."""
+        """Return True if all values of a path are of these types."""
         return {type(value) for value in self._values[keys]} <= set(kinds)
 
     def _numbers(self, several: Sequence[Keys]) -> dict[str, Any]:
@@ -262,13 +269,13 @@ def _path(keys: Keys) -> str:
     return ".".join(key.replace(".", "\\.") for key in keys)
 
 
-def _at(record: Any, keys: Keys) -> Any:  # noqa: ANN401 -- whatever a record holds
+def _at(record: Any, keys: Keys) -> Any:  # noqa: ANN401 -- a record holds any JSON
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record
 
 
-def _leaves(value: Any, above: Keys) -> Iterator[tuple[Keys, Any]]:  # noqa: ANN401 -- likewise
+def _leaves(value: Any, above: Keys) -> Iterator[tuple[Keys, Any]]:  # noqa: ANN401 -- a record holds any JSON
     if not isinstance(value, dict):
         if above and value is not None:
             yield above, value
@@ -278,15 +285,16 @@ def _leaves(value: Any, above: Keys) -> Iterator[tuple[Keys, Any]]:  # noqa: ANN
 
 
 def _shape(values: Sequence[Any]) -> tuple[list[int] | None, bool]:
-    """The shape of at least half of some arrays of numbers, and whether those are whole numbers.
+    """Return the shape that at least half of some arrays have, and True if they are integers.
 
-    Records of which it is another do not decode, as `Proposal.text` counts.
+    Records with another shape do not decode; `Proposal.text` counts them.
     """
     kinds = dict[tuple[int, ...], Counter[str]]()
     for value in values:
         try:
             array = np.array(value)
-        except ValueError:  # lists of different lengths within it
+        # The lists in it have different lengths.
+        except ValueError:
             continue
         if array.size and array.ndim and array.dtype.kind in "if":
             kinds.setdefault(array.shape, Counter())[array.dtype.kind] += 1
@@ -315,7 +323,7 @@ def _is_time(text: str) -> bool:
 
 
 def _yaml(value: object) -> str:
-    """On one line, as people write it."""
+    """Format a value as YAML on one line."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_yaml(key)}: {_yaml(each)}' for key, each in value.items())}}}"
     if isinstance(value, list):

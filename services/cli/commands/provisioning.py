@@ -31,7 +31,7 @@ app = typer.Typer(no_args_is_help=True, help="Show and replan a job's rented mac
 
 @app.command()
 def show(context: typer.Context, job: JobName) -> None:
-    """Show the plan in force and why, estimates, and what was spent so far, against what.
+    """Show the plan in force and its reason, estimates, and the cost compared with on demand.
 
     Example: [bold]doll provisioning show digits[/]
     """
@@ -44,7 +44,7 @@ def replan(
     job: JobName,
     reason: Annotated[str, typer.Option(help="Why; recorded with the request.")] = "",
 ) -> None:
-    """Ask the policy for a new plan; it appears in the history a little later.
+    """Request a new plan from the policy; it appears in the history a little later.
 
     Example: [bold]doll provisioning replan digits --reason "the deadline moved"[/]
     """
@@ -72,7 +72,7 @@ def prices(
 
 
 def _prices(context: typer.Context, file: Path) -> PricesAnswer:
-    """Ask the sources that a market file names."""
+    """Return prices from the sources that a market file names."""
     from common.spot.api import market_of, prices_answer
     from common.spot.connect import open_prices
     from common.spot.machines import by_pool
@@ -83,7 +83,7 @@ def _prices(context: typer.Context, file: Path) -> PricesAnswer:
 
 
 def draw(job: str, answer: ProvisioningAnswer) -> Group:
-    """Draw the plan in force, what it costs, and the plans before it."""
+    """Draw the plan in force, its cost, and earlier plans."""
     table = Table(Column(style="bold", no_wrap=True), Column(), box=None, show_header=False)
     rows = {
         "policy": f"{answer.policy}, for {answer.workers} workers; {answer.running} machines run"

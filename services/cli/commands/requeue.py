@@ -37,9 +37,9 @@ def requeue(
 ) -> None:
     """Requeue poison batches: they are trained again, as if they were new.
 
-    Use it once the task is fixed. Without --batch or --all it lists what is quarantined, and why.
-    A job that is held for poison continues with `doll job resume`. Expired batches are gone, and
-    replayed ones come back by themselves.
+    Use this once the task is fixed. Without --batch or --all, lists quarantined batches and the
+    reasons. A job that is held for poison continues with `doll job resume`. Expired batches are
+    gone, and replayed ones come back by themselves.
 
     Example: [bold]doll job requeue digits --all[/]
     """
@@ -63,13 +63,13 @@ def replay(
     *,
     all_batches: All = False,
 ) -> None:
-    """Write the records of poison batches to their topics again, where every reader gets them.
+    """Write the records of poison batches to their topics again, for all of their readers.
 
-    For dead letters that other systems need, too; `doll job requeue` is for the job alone. The
-    batch stays quarantined for good, and its records come back as new ones, with their keys and a
-    header `replayed_from`. Each batch is written whole and once: what is interrupted goes on where
-    it stopped when the same is asked again. `doll dlq replay` does so for records that did not
-    decode, and for a reason at a time.
+    Use this if other systems need the records, too; `doll job requeue` is for the job alone. The
+    batch stays quarantined for good. Its records return as new ones, with their keys and a header
+    `replayed_from`. Each batch is written completely and once; if the command is interrupted, run
+    it again to write the rest. `doll dlq replay` replays records that did not decode, and all dead
+    letters with a given reason.
 
     Example: [bold]doll job replay digits --batch 1042[/]
     """
@@ -91,7 +91,8 @@ def replay(
         raise UserError(f"name some: --batch OFFSET, or --all; `doll job requeue {job}` lists them")
     job_id = JobOperations(log).get(job).id
     with closing(Replayer(log, local_user().name)) as replayer:
-        quarantine = Quarantine(log, job_id)  # now that nobody else writes what is in it anew
+        # The replayer comes first, because it fences other writers.
+        quarantine = Quarantine(log, job_id)
         counts = {
             each.offset: replay_batch(replayer, quarantine, each) for each in chosen(quarantine)
         }
@@ -102,7 +103,7 @@ def replay(
 
 
 def replay_batch(replayer: Replayer, quarantine: Quarantine, batch: Batch, to: str = "") -> int:
-    """Write one batch's records anew, and say what became of it; returns how many they are."""
+    """Write one batch's records again, print the result, and return the number of records."""
     try:
         written = replayer.batch(quarantine, batch, time(), to)
     except ExpiredError:
@@ -124,10 +125,10 @@ _OUTCOMES: dict[Outcome, str] = {
 
 
 def _named(offsets: list[int] | None, *, all_batches: bool) -> list[int] | None:
-    """The batches that a command names; None: all for which it is possible.
+    """Return the batches that a command names, or None for all possible ones.
 
     Raises:
-        UserError: If it names some, and all.
+        UserError: If it names both some batches and all.
     """
     if offsets and all_batches:
         raise UserError("either --batch or --all, not both")
@@ -147,6 +148,7 @@ def _list(job: str, quarantined: Sequence[QuarantinedBatchAnswer]) -> None:
             f"nothing: {each.final}" if each.final else "requeued, replayed",
             each.reason,
         )
-        table.add_row(*map(Text, cells))  # a reason may have brackets, which are no markup
+        # A reason may contain brackets, which are not markup.
+        table.add_row(*map(Text, cells))
     Console(soft_wrap=True).print(table)
     typer.echo(f"name some: `doll job requeue {job} --batch OFFSET`, or --all")

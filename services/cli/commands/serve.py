@@ -10,16 +10,17 @@ import typer  # noqa: TC002 -- typer reads it when run
 from common.config.program import SERVICES, command_line, command_of
 from services.cli.system.outside import outside_of
 
-_SAID = {  # where the command's name alone does not say what it is
+# Descriptions of services whose name is not enough.
+_SAID = {
     "admin": "admin service, the REST API and its page,",
     "serve": "service that answers with predictions",
 }
-# What follows the command is the service's own, `--help` too.
+# All arguments after the command, including `--help`, are passed to the service.
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def add_services(app: typer.Typer) -> None:
-    """Add a command for each service, which the process then becomes."""
+    """Add a command for each service; the process becomes the service."""
     for service in SERVICES:
         what = _SAID.get(service, service)
         about = f"Run one {what} in this process: see `doll {service} --help`."
@@ -28,7 +29,8 @@ def add_services(app: typer.Typer) -> None:
 
 def _become(context: typer.Context) -> NoReturn:
     service = context.info_name or ""
-    command_line(service, context.args)  # here: for its help, the service would load PyTorch
+    # Checked here, because the service would load PyTorch just to print help.
+    command_line(service, context.args)
     from common.embedded.services import environment_of
 
     command = command_of(f"services.{service}", *context.args)

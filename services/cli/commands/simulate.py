@@ -1,4 +1,4 @@
-"""`doll simulate`: what policies cost and how often they are in time, over many simulated runs."""
+"""`doll simulate`: cost, runtime and deadlines met by policies over many simulated runs."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def simulate(
         bool, typer.Option("--json", help="Print summaries and all runs as JSON.")
     ] = False,
 ) -> None:
-    """Simulate a job on machines that come and go, and report cost, runtime and deadlines met.
+    """Simulate a job on preemptible machines, and report cost, runtime and deadlines met.
 
-    All policies meet the same rates, prices and preemptions; the same seed gives the same result.
+    All policies face the same rates, prices and preemptions; the same seed gives the same result.
 
     Example: [bold]doll simulate docs/examples/paper.yaml --runs 200 --policy static
     --policy pools[/]
@@ -93,7 +93,7 @@ def simulate(
 def _simulated(
     request: SimulateRequest, folder: Path, advance: Callable[[str, float], None]
 ) -> bytes:
-    """Simulate in another process, which ends with this one; returns the results as JSON."""
+    """Simulate in a child process, and return the results as JSON."""
     from subprocess import PIPE, Popen
 
     from common.spot.planning.simulation import REPORT
@@ -101,8 +101,9 @@ def _simulated(
     command = command_of("common.spot.planning.simulation_process", str(folder))
     environment = {**os.environ, "PYTHONPATH": search_path(sys.path)}
     with (
-        suppress(BrokenPipeError),  # it has ended before it read anything
-        # In a group of its own, so that Ctrl-C is for this process alone.
+        # The process ended before it read anything.
+        suppress(BrokenPipeError),
+        # The process has a group of its own, so that Ctrl-C reaches only this process.
         Popen(command, stdin=PIPE, stdout=PIPE, env=environment, process_group=0) as process,  # noqa: S603 -- our own command line
     ):
         stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
@@ -122,7 +123,7 @@ def _simulated(
 
 
 def _option_of(path: str) -> str:
-    """What gave a field: an option, or the file."""
+    """Return the option that gave a field, or the field's path in the file."""
     field, bracket, _ = path.partition("[")
     if field == "policies":
         return "--policy" if bracket else "--policies"
@@ -130,13 +131,13 @@ def _option_of(path: str) -> str:
 
 
 def draw(experiment: Experiment, results: dict[str, Any]) -> Group:
-    """Draw one row per policy, and what the numbers are, which `--json` prints."""
+    """Draw one row per policy, with a legend. `--json` prints the same numbers."""
     summaries, curves = results["summary"], results.get("curves", {})
     given_up = any(summary["finished"] < summary["runs"] for summary in summaries.values())
     heads = ["cost\n$", "of on-\ndemand %", "runtime\ns", "in time\n%", "on spot\n%"]
     heads += ["preemp-\ntions", "changes"]
     heads += ["accuracy\n%"] * bool(curves) + ["given up"] * given_up
-    # Eight columns are to fit into 80 characters.
+    # Eight columns must fit into 80 characters.
     table = Table(Column("policy", no_wrap=True), box=None, collapse_padding=True, pad_edge=False)
     for head in heads:
         table.add_column(head, justify="right")
@@ -165,7 +166,7 @@ def draw(experiment: Experiment, results: dict[str, Any]) -> Group:
 
 
 def _throughput(summaries: dict[str, dict[str, Any]]) -> list[Table | Text]:
-    """How much the workers of each policy computed, and how stale it was."""
+    """Draw throughput and staleness of each policy."""
     heads = ("policy", "batches/s", "staleness", "largest", "a worker's share of batches %")
     table = Table(*heads, box=None, pad_edge=False)
     for column in table.columns[1:]:
@@ -183,7 +184,7 @@ def _throughput(summaries: dict[str, dict[str, Any]]) -> list[Table | Text]:
 
 
 def title(experiment: Experiment, runs: int) -> str:
-    """Say in two lines what was simulated."""
+    """Describe the simulation in two lines."""
     rates = experiment.rates
     if rates is None:
         streams = "a backlog"
@@ -217,7 +218,7 @@ def _pools(experiment: Experiment) -> str:
 
 
 def _digits(usd: float) -> int:
-    """Cents; of what costs less than a dollar three figures."""
+    """Return the number of decimals: cents, or three digits below one dollar."""
     return 2 if usd >= 1 or not usd else min(2 - math.floor(math.log10(usd)), 8)
 
 

@@ -1,4 +1,4 @@
-"""What `doll produce` can send: a data set by name or file, its fields, and its stream of bytes."""
+"""Data sets that `doll produce` can send: loading, fields, and streams of bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 _WRITTEN = ("tensor", "json")
-_ENCODED_AT_ONCE = 256  # records: a few milliseconds of work, warps included
+# Records; takes a few milliseconds, including warps.
+_ENCODED_AT_ONCE = 256
 
 
 def load(
@@ -34,15 +35,15 @@ def load(
     """Load `digits` or a file.
 
     Args:
-        source: Which.
-        label: Of a CSV file, the label's column.
-        leave_out: Of a CSV file, columns that are no feature.
-        rows: Whether the rows of a CSV file are records as they are.
-        texts: Of rows, patterns of columns whose cells are texts.
-        held_out: Of the digits, the part that is for tests.
+        source: `digits`, or the path of a file.
+        label: Optional. Label's column of a CSV file. If unset, the last one.
+        leave_out: Columns of a CSV file that are not features.
+        rows: True to send the rows of a CSV file unchanged.
+        texts: Patterns of columns whose cells are texts, for `rows`.
+        held_out: True for the test set of the digits.
 
     Raises:
-        UserError: If there is no such thing, or it is not what its name says.
+        UserError: If the source does not exist, or its content does not match its name.
     """
     if source == "digits":
         if label is not None or leave_out or rows:
@@ -61,15 +62,15 @@ def load(
 
 
 def is_parquet(source: str) -> bool:
-    """Whether rows of Parquet are meant: a file of that ending, or a place that may hold some."""
+    """Return True for a Parquet file, or for a place that may hold some."""
     return source.startswith("s3://") or source.endswith(".parquet") or Path(source).is_dir()
 
 
 def fields_of(data: Records) -> tuple[Field, ...]:
-    """The fields that the records have, in the order of the data set.
+    """Return the fields of the records, in the order of the data set.
 
     Raises:
-        UserError: If an array is of a type that no record can have.
+        UserError: If an array has a type that records cannot have.
     """
     for name, array in data.items():
         if array.dtype.name not in DTYPE_NAMES:
@@ -82,7 +83,7 @@ def fields_of(data: Records) -> tuple[Field, ...]:
 
 
 def describe(codec: str, fields: Sequence[Field]) -> str:
-    """The line of a job file that describes such records."""
+    """Return the line of a job file that describes these records."""
     described = ", ".join(
         f"{field.name}: {{dtype: {field.dtype}"
         + (f", shape: {list(field.shape)}}}" if field.shape else "}")
@@ -100,15 +101,16 @@ def stream(
     in_order: bool = False,
     warp: bool = False,
 ) -> Iterator[bytes]:
-    """The records as bytes, once or for ever.
+    """Return the records as bytes, once or forever.
 
     Raises:
-        UserError: If the codec or a field makes no sense, or there are no images to warp.
+        UserError: If the codec or a field is invalid, or there are no images to warp.
     """
     image = data.get("image")
     if warp and (image is None or image.ndim != 4 or image.dtype.name != "uint8"):
         raise UserError(f"warps need a field `image`, uint8 (channels, h, w); found {[*data]}")
-    if codec not in _WRITTEN:  # with a schema, records are written by whose it is
+    # Only the owner of a schema writes records with it.
+    if codec not in _WRITTEN:
         raise UserError(f"codec {codec!r} is none of {', '.join(_WRITTEN)}")
     encode = _as_they_are if "row" in data else make_codec(codec, fields_of(data)).encode
     several = batches(

@@ -1,4 +1,4 @@
-"""`doll topic`: what is in a topic, and what a job file may say of it."""
+"""`doll topic`: content of a topic, and a proposed job file for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 from common.errors import UnknownTopicError, UserError
 from services.cli.system.outside import outside_of
 
-_RECORDS = 1000  # that are looked at
+# Maximum number of records that are read.
+_RECORDS = 1000
 
 app = typer.Typer(no_args_is_help=True, help="Look into topics.")
 
@@ -23,9 +24,9 @@ def describe(
         str, typer.Option(help="Path of what is to be predicted.", show_default="guessed")
     ] = "",
 ) -> None:
-    """Look at the newest records of a topic and propose a job file's `records:` and `task:`.
+    """Read the newest records of a topic and propose a job file's `records:` and `task:`.
 
-    What is printed is for a person to correct: what to predict, of what, and what to leave out.
+    Correct the proposal: the value to predict, the fields to use, and the fields to leave out.
 
     Example: [bold]doll topic describe payments --label payload.after.is_fraud[/]
     """

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from common.embedded.apache_kafka import ApacheKafka
     from services.cli.system.keeper import Kept
 
-_REASON = 300  # characters of why there is no Apache Kafka: a line, not its whole log
+# Maximum number of characters of the reason why Apache Kafka is missing: a line, not its log.
+_REASON = 300
 _SHOWN = (
     *("DOLL_KAFKA", "DOLL_KAFKA_GROUP_PROTOCOL", "DOLL_REDIS", "DOLL_BLOBS"),
     *("DOLL_API", "DOLL_API_KEY"),
@@ -63,20 +64,20 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Run everything on this machine until Ctrl-C; workers work on whatever job is submitted.
+    """Run everything on this machine until Ctrl-C; the workers work on any submitted job.
 
-    Prints the variables that other terminals need, the API's address and key among them, and writes
+    Prints the variables that other terminals need, including the API's address and key, and writes
     them to DIRECTORY/environment, which other users cannot read. The API and the live page listen
-    on this machine only, at DOLL_API_PORT (8080); the key that is printed may do everything.
+    on this machine only, at DOLL_API_PORT (8080); the printed key may do everything.
 
-    Apache Kafka needs Java 17, and Maven to fetch it the first time. The built-in one needs nothing
-    and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
+    Apache Kafka needs Java 17, and Maven to download it the first time. The built-in Kafka needs
+    nothing and is for a first try: it keeps 5 MB of each partition, and nothing when it ends.
 
     Example: [bold]doll up --workers 3 --directory out/up[/]
     """
     from common.embedded.fork_server import prepare
 
-    # While the servers start; in the order in which they are asked for.
+    # The modules load while the servers start, sorted by the time when they are needed.
     prepare("coordinator", *["provisioner"] * (market is not None), *["evaluator"] * evaluator)
     prepare(*["worker"] * (workers is None or workers > 0), "admin")
     from common.embedded.services import stop_all
@@ -103,7 +104,8 @@ def up(
         if workers is None:
             workers = 2 if market is None else 0
         if market is not None:
-            Market.load(market)  # what is wrong with it is told here, not in a log
+            # An invalid file is reported here instead of in a log.
+            Market.load(market)
             settings = with_market(settings, market, directory / "machines")
         guests = start_services(settings, logs, workers, evaluator=evaluator)
         services = [*guests]
@@ -113,9 +115,11 @@ def up(
         page.await_ready(lambda: ending.asked)
         found = exports(settings.model_copy(update={"api": page.url, "api_key": page.key}))
         environment = directory / "environment"
-        parts.callback(environment.unlink, missing_ok=True)  # it names what is about to be gone
+        # The file names servers that are about to end.
+        parts.callback(environment.unlink, missing_ok=True)
         environment.unlink(missing_ok=True)
-        environment.touch(mode=0o600)  # it holds a key that may do everything
+        # The file holds a key that may do everything.
+        environment.touch(mode=0o600)
         environment.write_text(found)
         console.print("All is up. In another terminal:\n")
         console.print(found, style="bold", markup=False)
@@ -131,7 +135,7 @@ def up(
 
 
 def exports(settings: Settings) -> str:
-    """What a shell needs to find the servers of these settings."""
+    """Return the shell commands that set the variables for these servers."""
     variables = settings.environ()
     return "".join(
         f"export {name}={shlex.quote(variables[name])}\n" for name in _SHOWN if name in variables
@@ -147,10 +151,10 @@ def _start_kafka(
     """Start Apache Kafka if the option or, without the option, the machine allows it.
 
     Returns:
-        The broker, or None if the built-in one is to be used.
+        The broker, or None if the built-in one should be used.
 
     Raises:
-        DollError: If the option asks for Apache Kafka, and it cannot be started.
+        DollError: If the option requires Apache Kafka, and it cannot be started.
     """
     from common.embedded.kafka import KEPT_BYTES
 
@@ -180,16 +184,16 @@ def _start_kafka(
 def _tend(
     servers: Iterable[Kept], guests: Iterable[Kept], ending: Ending, console: Console
 ) -> None:
-    """Restart whatever ends, until this process is asked to end.
+    """Restart processes that end, until this process should end.
 
     Args:
         servers: Processes that all others need.
-        guests: Processes that may die, for example of a job's task, and harm nobody else.
-        ending: Says when this process is asked to end.
-        console: Shows each death.
+        guests: Processes that may die, for example because of a job's task, without harm to others.
+        ending: True in `asked` once this process should end.
+        console: Prints each death.
 
     Raises:
-        DollError: If one of the servers cannot be kept up.
+        DollError: If one of the servers keeps dying.
     """
     from services.cli.system.keeper import Keeper, keep
 

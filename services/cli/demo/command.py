@@ -29,11 +29,12 @@ _LOGS, _MACHINES, _MARKET, _MODEL = "logs", "machines", "market.json", "digits.s
 _TEST = "model-test.log"
 _SECONDS = 30.0
 _RATE_PER_S, _WORKERS = 2000.0, 3
-# Machines that are started again and again take a part of what this one can do.
+# Frequent starts of machines take a part of this machine's capacity.
 _RENTED_RATE_PER_S, _RENTED_WORKERS = 1500.0, 4
-_RENTED_SECONDS = 75.0  # the price is above on-demand for a quarter of them
-# The embedded Kafka keeps 5 MB of a topic of one partition: more updates than these records make
-# (1.1 kB each) would not all be there for the proof.
+# The spot price is above on-demand for a quarter of this time.
+_RENTED_SECONDS = 75.0
+# The embedded Kafka keeps 5 MB of a topic with one partition. With more records, the updates (1.1
+# kB each) would not all be there for the proof.
 _MOST_EMBEDDED = 300_000
 
 
@@ -65,19 +66,19 @@ def demo(
     """Train on a live stream, kill a worker half-way, prove that every record was used once.
 
     Starts a coordinator, workers, Kafka and Redis on this machine; nothing is left running. To use
-    servers that run already: `DOLL_REDIS=URL doll --kafka ADDRESS demo`. Ends with 0 if no record
-    was lost or used twice, with 5 otherwise.
+    running servers instead: `DOLL_REDIS=URL doll --kafka ADDRESS demo`. Exits with 0 if no record
+    was lost or used twice, otherwise with 5.
 
     With --provision the workers are spot and on-demand machines of a simulated market: recorded
-    prices are replayed, spot machines are preempted at random, and a policy meets a deadline. Ends
-    with 1 if it is missed.
+    prices are replayed, spot machines are preempted at random, and a policy meets a deadline.
+    Exits with 1 if it is missed.
 
     Example: [bold]doll demo --seconds 20 --workers 4[/]  or  [bold]doll demo --provision[/]
     """
     from common.embedded.fork_server import prepare
 
     began = monotonic()
-    # What the processes need takes longer to load than all else until they are at work.
+    # Loading modules takes longer than everything else until the processes work.
     prepare("coordinator", *(["provisioner", "admin"] if provision else ["worker"]))
     from common.embedded.stack import EmbeddedStack
     from services.cli.demo.plan import DemoPlan
@@ -85,7 +86,7 @@ def demo(
     from services.cli.local import made, with_market
 
     base = outside_of(context).settings
-    # The environment alone may still name the servers of `doll up`.
+    # DOLL_REDIS counts only with --kafka, because it may still name the server of `doll up`.
     kafka = context.find_root().params.get("kafka", "")
     redis = base.redis if kafka and "redis" in base.model_fields_set else ""
     rate = rate or (_RENTED_RATE_PER_S if provision else _RATE_PER_S)
@@ -137,7 +138,8 @@ def _perform(
     from services.cli.demo.run import Demo
     from services.cli.demo.screen import Screen
 
-    digits = load_digits()  # first: a deadline counts from the submission on
+    # This precedes the submission, because the deadline counts from there.
+    digits = load_digits()
     with (
         Screen(Console(highlight=False), began) as screen,
         closing(Demo(plan, settings, out / _LOGS, screen, ending)) as demo,
@@ -147,6 +149,6 @@ def _perform(
 
 
 def _host(url: str) -> str:
-    """What may be shown of a URL: it may hold a password."""
+    """Return the part of a URL without a password."""
     parts = urlsplit(url)
     return parts.path if parts.hostname is None else f"{parts.hostname}:{parts.port or 6379}"

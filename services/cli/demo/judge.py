@@ -1,4 +1,4 @@
-"""The end of a demo: the model on digits that it has never seen, and the proof from Kafka."""
+"""End of a demo: the model's accuracy on held-out digits, and the proof from Kafka."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from services.cli.demo.run import Demo, DemoFleetView
 
 
-_TIMEOUT_S = 120.0  # torch may have to be loaded, on a busy machine
+# torch may still have to be loaded, on a busy machine.
+_TIMEOUT_S = 120.0
 _TESTED = msgspec.json.Decoder(dict[str, float])
 
 
 class ModelTest:
-    """A test in progress; make it in a thread that stays, see `Child`.
+    """Test in progress; create it in a thread that stays, see `Child`.
 
     Args:
         model: File that the test writes the model to.
@@ -44,11 +45,11 @@ class ModelTest:
         self._child = Child(command, log, environment_of(settings), forks=True)
 
     def result(self) -> dict[str, float]:
-        """Mean loss and accuracy.
+        """Return mean loss and accuracy.
 
         Raises:
-            DollError: If the test did not end within two minutes, or failed. The message quotes
-                the last output of the test.
+            DollError: If the test did not end within two minutes, or failed. The message quotes the
+                last output of the test.
         """
         try:
             exit_code = self._child.await_end(_TIMEOUT_S)
@@ -60,7 +61,7 @@ class ModelTest:
 
 
 def result_of(exit_code: int, said: str) -> dict[str, float]:
-    """Read the result of a test from its output, in which a library may have warned.
+    """Read the result of a test from its output, which may contain warnings of libraries.
 
     Raises:
         DollError: If the test failed.
@@ -72,22 +73,24 @@ def result_of(exit_code: int, said: str) -> dict[str, float]:
 
 
 def judge(demo: Demo, test: ModelTest) -> DemoSummary:
-    """Fold what Kafka holds, count every record, and hear how good the model is.
+    """Audit the job, account for every record, and return the test's result.
 
     Raises:
         UnavailableError: If Kafka stops answering.
         DollError: If the model cannot be tested.
     """
     job, first = demo.record.id, demo.record.first
-    # Updates first: the claims that they are made of are then in the control topic for sure.
+    # Updates are read first, so that the claims of their batches are in the control topic.
     decided = read_decoded(demo.log, topics.updates_topic(job), decode_audit)
     claimed = read_decoded(demo.log, topics.control_topic(job), decode_claim)
     proof = audit(first, claimed, decided)
     updates = proof.updates
     tested = test.result()
-    if demo.fleet is None:  # all that was produced is to be found again
+    # All records produced must be accounted for.
+    if demo.fleet is None:
         bill, ends = None, demo.ends
-    else:  # it is, as far as the job got
+    # Records must be accounted for up to the end of the job.
+    else:
         bill, ends = _bill(demo, demo.fleet, len(updates)), proof.settled
     return DemoSummary(
         job=demo.plan.name,
@@ -106,19 +109,20 @@ def judge(demo: Demo, test: ModelTest) -> DemoSummary:
 
 
 def account(audit: Audit, first: Positions, ends: Positions) -> Account:
-    """Compare an audit with what was produced.
+    """Compare an audit with the records produced.
 
     Args:
-        audit: Of the whole job.
-        first: Where each partition began.
-        ends: The position after the last record produced, of each partition.
+        audit: Audit of the whole job.
+        first: Start of each partition.
+        ends: Position after the last record produced, by partition.
     """
     produced = sum(ends[place] - first[place] for place in first)
     expired = sum(span.end - span.start for span in audit.expired)
     quarantined = sum(record.batch.samples for record in audit.quarantined)
     used = audit.trained + audit.skipped + expired + quarantined
     duplicated = _overlap(_settled_spans(audit))
-    # By number, and by place: a sum may be right though a partition was never read to its end.
+    # Both by number and by position: a total may be right even if a partition was not read to its
+    # end.
     missing = produced - (used - duplicated)
     behind = sum(max(0, ends[place] - audit.settled.get(place, first[place])) for place in first)
     return Account(
@@ -133,7 +137,7 @@ def account(audit: Audit, first: Positions, ends: Positions) -> Account:
 
 
 def mean_accuracy(updates: Sequence[UpdateApplied]) -> float:
-    """Prequential accuracy: each record was judged before it was learned from; 0 without any."""
+    """Return the prequential accuracy, measured before each record was learned; 0 without any."""
     judged = [update for update in updates if "accuracy" in update.metrics]
     right = sum(update.metrics["accuracy"] * update.samples for update in judged)
     return right / max(1, sum(update.samples for update in judged))
@@ -177,7 +181,7 @@ def _settled_spans(audit: Audit) -> Iterable[Span]:
 
 
 def _overlap(spans: Iterable[Span]) -> int:
-    """How many positions are covered again, each time counted."""
+    """Return how many positions are covered repeatedly, counting each repetition."""
     by_place: defaultdict[Partition, list[Span]] = defaultdict(list)
     for span in spans:
         by_place[span.place].append(span)

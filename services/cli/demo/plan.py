@@ -1,10 +1,11 @@
-"""What happens in a demo: the job, how much is streamed to it, and who works for it until when.
+"""Plan of a demo: the job, the size of the stream, and the workers.
 
-Without a market its workers are processes that are there from the beginning, and one of them is
-killed half-way. With one they are machines that a provisioner rents to meet a deadline: processes,
-too, whose spot prices are those of m4.xlarge in us-east-1d on one day of 2016 (`prices.csv`, 5
-minutes a row, from EC2's public price history), and which are preempted at random. For half a
-minute the price is above that of on-demand machines: a plan that is not changed pays it.
+Without a market, the workers are processes that run from the start, and one of them is killed
+half-way. With a market, they are machines that a provisioner rents to meet a deadline. These are
+processes, too. Their spot prices are those of m4.xlarge in us-east-1d on one day of 2016
+(`prices.csv`, one row per 5 minutes, from EC2's public price history), and they are preempted at
+random. For half a minute, the price is above that of on-demand machines; a plan that does not
+change pays it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from common.jobs.job_file import parse_job
 if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
 
-# Two topics of 8x8 images. 128 records per update and this rate reach 0.98 to 0.99 on held-out
-# digits within 60,000 warped records (0.97 to 0.98 at half the learning rate). A checkpoint every
-# few seconds lets `settled` follow the stream, by which the producer holds back.
+# Two topics of 8x8 images. 128 records per update and this learning rate reach 0.98 to 0.99 on
+# held-out digits within 60,000 warped records (0.97 to 0.98 at half the rate). A checkpoint every
+# few seconds lets `settled` follow the stream, which limits the producer.
 _JOB = """
 name: {name}
 streams: [{name}-a, {name}-b]
@@ -42,37 +43,46 @@ group_linger_s: 0.5
 """
 _UPDATE_RECORDS = 128  # K b
 
-# With a market, besides:
+# Additional blocks with a market.
 _PROVISIONED = """
 stop: {{updates: {updates}, deadline_s: {deadline_s:.1f}}}
 provisioning: {{workers: {workers}, review_s: {review_s}}}
 """
 _PRICES = Path(__file__).with_name("prices.csv")
-ON_DEMAND_USD_PER_HOUR = 0.239  # of the same machines at that time
-_SPEED = 100.0  # of the recorded prices: a row takes 3 s, the time above on-demand 18 s
+# Price of the same machines at that time.
+ON_DEMAND_USD_PER_HOUR = 0.239
+# Speed of the recorded prices: a row takes 3 s, the time above on-demand 18 s.
+_SPEED = 100.0
 _AVAILABILITY = 0.9  # alpha
-_CYCLE_S = 30.0  # from one preemption of a machine to its next: some in every demo
+# Mean time between preemptions of a machine, so that every demo has some.
+_CYCLE_S = 30.0
 _REVIEW_S = 5.0
-_SLACK = 1.12  # theta / theta_0: more than no outages at all, less than only spot machines need
-_JOINED_S = 4.0  # from the start of a process to its first records
-_START_S = 12.0  # until the first machines are at work: several processes load torch at once
+# theta / theta_0: more than without any outage, less than spot machines alone need.
+_SLACK = 1.12
+# Time from the start of a process to its first records.
+_JOINED_S = 4.0
+# Time until the first machines work; several processes load torch at once.
+_START_S = 12.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """The size of a demo."""
+    """Size of a demo."""
 
-    name: str  # of the job; nothing of this name may be on the servers yet
+    # Name of the job; the servers must not have anything of this name yet.
+    name: str
     records: int
     rate_per_s: float
-    workers: int  # with a market: N_tot
-    seed: int = 0  # of weights, order and warps
-    away_s: float = 5.0  # without a market: how long the worker that is killed is gone
+    workers: int  # N_tot
+    # Seed of weights, order and warps.
+    seed: int = 0
+    # Time without a market that the killed worker is gone.
+    away_s: float = 5.0
     provision: bool = False
 
     @property
     def partitions(self) -> int:
-        """Of each topic: some brokers assign each topic apart, and no worker is to get none."""
+        """Partitions per topic: one per worker, because some brokers assign topics separately."""
         return self.workers
 
     @property
@@ -82,17 +92,17 @@ class DemoPlan:
 
     @property
     def deadline_s(self) -> float:
-        """Theta, from the submission on, with a market."""
+        """Theta, seconds from the submission on, with a market."""
         return _START_S + _SLACK * self.records / self.rate_per_s
 
     @property
     def on_demand_only_usd(self) -> float:
-        """What the updates cost on on-demand machines alone, where nothing is preempted."""
+        """Cost of the updates on on-demand machines alone, without preemptions."""
         undisturbed_s = self.updates * _UPDATE_RECORDS / self.rate_per_s  # theta_0
         return self.workers * undisturbed_s / 3600 * ON_DEMAND_USD_PER_HOUR
 
     def job(self) -> JobSpec:
-        """The job's specification."""
+        """Return the job's specification."""
         text = _JOB.format(name=self.name, seed=self.seed)
         if self.provision:
             text += _PROVISIONED.format(
@@ -104,7 +114,7 @@ class DemoPlan:
         return parse_job(text)
 
     def market(self) -> bytes:
-        """The market file."""
+        """Return the market file."""
         chance = {"availability": _AVAILABILITY, "cycle_s": _CYCLE_S}
         spot = {
             "name": "spot",
@@ -122,26 +132,27 @@ class DemoPlan:
 
 
 class Preemption:
-    """When a worker is killed, and when it is started again.
+    """Decides when a worker is killed and when it is started again.
 
     Args:
-        after: Records sent until it is killed.
-        away_s: From its death to its return.
+        after: Number of records sent before the kill.
+        away_s: Time from the kill to the restart.
     """
 
     def __init__(self, after: int, away_s: float) -> None:
         self._after = after
         self._away_s = away_s
         self.killed_at: float | None = None
-        self.over = False  # it has happened, and was made good
+        # True once the worker was restarted.
+        self.over = False
 
     @property
     def away(self) -> bool:
-        """Whether the worker is gone just now."""
+        """True if the worker is gone at the moment."""
         return self.killed_at is not None and not self.over
 
     def due(self, sent: int, now: float) -> Literal["kill", "restart"] | None:
-        """What is to be done now, each once."""
+        """Return the action that is due now; each is returned once."""
         if self.killed_at is None:
             if sent < self._after:
                 return None

@@ -41,23 +41,29 @@ if TYPE_CHECKING:
     from common.data.records import Records
     from services.cli.system.ending import Ending
 
-_START_S = 90.0  # all processes load torch at once, perhaps on one busy core
-_DRAIN_S = 60.0  # after the last record; a dead worker's partitions move within ten seconds
-_RELEASE_S = 60.0  # workers leave well, which takes as long as the gradient under way
-_LATE_S = 30.0  # past its deadline a job ends by itself
+# All processes load torch at once, perhaps on one busy core.
+_START_S = 90.0
+# Time after the last record; a dead worker's partitions move within ten seconds.
+_DRAIN_S = 60.0
+# Workers finish their current gradient before they leave.
+_RELEASE_S = 60.0
+# Time past its deadline until a job must have ended.
+_LATE_S = 30.0
 _CHECKPOINT_S = 30.0
 _FLUSH_S = 30.0
-_TURN_S = 0.02  # records go out in bursts of this length
+# Records are sent in bursts of this length.
+_TURN_S = 0.02
 
-# What is sent and not yet under a checkpoint: far below the 5 MB that a partition of the embedded
-# Kafka keeps (72 bytes a record), far above what is sent between two checkpoints.
+# Maximum number of records sent and not yet in a checkpoint. It is far below the 5 MB that a
+# partition of the embedded Kafka keeps (72 bytes per record), and far above the number sent between
+# two checkpoints.
 _MOST_UNSETTLED = 40_000
 
 _log = event_logger(__name__)
 
 
 class DemoFleetView:
-    """What a demo sees of its machines: the plans topic, which must be there, in sentences."""
+    """Machines of a demo: reads the plans topic, which must exist, and describes its records."""
 
     def __init__(self, log: Log, job: str) -> None:
         self.ledger = FleetLedger()
@@ -65,7 +71,7 @@ class DemoFleetView:
         self._tail = log.tail(Partition(plans_topic(job), 0), 0)
 
     def look(self) -> list[tuple[str, str]]:
-        """Read what is new, without waiting: sentences, each with its style.
+        """Read new records without waiting; return sentences, each with its style.
 
         Raises:
             OutsideError: If a newer program wrote to the topic.
@@ -101,7 +107,8 @@ class DemoFleetView:
             case Started():
                 machine = self.ledger.machines[record.launch]
                 return [(f"{machine.worker} started ({machine.pool})", "green")]
-            case Ended() if record.cause != "refused":  # else it is asked for again
+            # A refused machine is ordered again.
+            case Ended() if record.cause != "refused":
                 machine = self.ledger.machines[record.launch]
                 style = "red" if record.cause in ("preempted", "failed", "lost") else "dim"
                 return [(f"{machine.worker} {record.cause} ({machine.pool})", style)]
@@ -110,20 +117,22 @@ class DemoFleetView:
 
 
 class Demo:
-    """A job and its processes on servers that are there; what it starts, it ends.
+    """A job and its processes on running servers; ends everything that it starts.
 
     Args:
-        plan: What is to happen.
-        logs: Folder for what the processes say.
-        ending: Whether it is to end early.
+        plan: Plan of the demo.
+        logs: Folder for the processes' logs.
+        ending: True in `asked` if the demo should end early.
     """
 
     def __init__(
         self, plan: DemoPlan, settings: Settings, logs: Path, screen: Screen, ending: Ending
     ) -> None:
         self.plan = plan
-        self.ended_by = ""  # with a market: why the job did
-        self.pause_s: float | None = None  # from the kill to the next update
+        # Reason why the job ended, with a market.
+        self.ended_by = ""
+        # Seconds from the kill to the next update.
+        self.pause_s: float | None = None
         self.fleet: DemoFleetView | None = None
         self.log = open_log(settings, "demo")
         self._screen = screen
@@ -131,7 +140,8 @@ class Demo:
         self._phase = "starting"
         self._sent = 0
         self._preemption = Preemption(plan.records // 2, plan.away_s)
-        self._began_s = 0.0  # to stream, since 1970
+        # Start of the stream in seconds since 1970.
+        self._began_s = 0.0
         self._job_store = JobOperations(self.log)
         spec = plan.job()
         for stream in spec.streams:
@@ -145,7 +155,8 @@ class Demo:
         self.record = self._job_store.submit(spec)
         job = self.record.id
         self.store = CheckpointStore(open_blobs(settings), job)
-        self.ends: Positions = dict(self.record.first)  # after the last record produced
+        # Positions after the last record produced.
+        self.ends: Positions = dict(self.record.first)
         if plan.provision:
             self.log.create_topics([NewTopic(plans_topic(job), kept_forever=True)])
             self.fleet = DemoFleetView(self.log, job)
@@ -155,34 +166,35 @@ class Demo:
         self.progress = JobProgress(self.record)
 
     def close(self) -> None:
-        """Stop the processes, and leave nothing on the servers but the topics."""
+        """Stop the processes, and delete everything on the servers except the topics."""
         stop_all(self._services)
         self._history.close()
         if self.fleet is not None:
             self.fleet.close()
         self._job_store.close()
         with contextlib.suppress(UnavailableError):
-            self._board.wipe()  # of a server that goes on
+            # The server may keep running.
+            self._board.wipe()
         self._board.close()
 
     @property
     def preemptions(self) -> int:
-        """Workers that were killed so far, or machines that were taken away."""
+        """Number of killed workers, or of preempted machines."""
         if self.fleet is None:
             return int(self._preemption.killed_at is not None)
         return self.fleet.ledger.ended["preempted"]
 
     @property
     def streaming_s(self) -> float:
-        """From the first record to the last update."""
+        """Seconds from the first record to the last update."""
         return (self.progress.updates.last_at_s or 0.0) - self._began_s
 
     def run(self, data: Records) -> None:
-        """Stream the data, see every record settled or the job over, and its last checkpoint there.
+        """Stream until every record is settled or the job ends; wait for the last checkpoint.
 
         Raises:
-            typer.Exit: If this process was asked to end.
-            DollError: If a process ended by itself, or something did not happen in time.
+            typer.Exit: If this process should end early.
+            DollError: If a process ended by itself, or a time limit was exceeded.
         """
         if self.plan.provision:
             self._run_to_deadline(data)
@@ -192,19 +204,19 @@ class Demo:
             raise UnavailableError(f"there is no last checkpoint after {_CHECKPOINT_S:g} s")
 
     def _run_to_end(self, data: Records) -> None:
-        """Stream all records, while a worker is killed and comes back."""
+        """Stream all records while a worker is killed and restarted."""
         if not self._until(self._ready, _START_S):
             raise UnavailableError(f"the processes are not at work after {_START_S:g} s")
         self._enter("streaming", f"{self.plan.workers} workers are there: the stream begins")
         self._stream(data, self.plan.records)
         self._enter("draining", "all records are sent")
         whole = self._until(self._at_rest, _DRAIN_S)
-        # If not whole, the audit will tell what is missing.
+        # If some are not settled, the audit shows what is missing.
         self._enter("judging", "every record is settled" if whole else "something is missing")
         self._job_store.patch(self.plan.name, "the demo is over", wanted="stopped")
 
     def _run_to_deadline(self, data: Records) -> None:
-        """Stream until the job is over, and see its machines given back."""
+        """Stream until the job ends, and wait until its machines are released."""
         theta = f"{self.plan.updates:,} updates within {self.plan.deadline_s:.0f} s"
         self._enter("streaming", f"job submitted: {theta}, on {self.plan.workers} machines")
         self._screen.happened(f"live page: {self._page}", monotonic(), "bold")
@@ -215,7 +227,7 @@ class Demo:
         self._enter("judging", "all machines are given back")
 
     def _stream(self, data: Records, records: int | None) -> None:
-        """Send so many records; None: until the job is over."""
+        """Send a given number of records. Without a number, send until the job ends."""
         plan, spec, writer = self.plan, self.record.spec, self.log.writer()
         values = sources.stream(
             data, spec.records.codec, np.random.default_rng(plan.seed), repeat=True, warp=True
@@ -254,7 +266,8 @@ class Demo:
         with contextlib.suppress(UnavailableError):
             read_history(self._history, self.progress, now_s, wait_s)
         look = self._poller.look(now_s, now)
-        if look is not None and not look.board_away:  # else what was known goes on to count
+        # During an outage of Redis, the last known values stay.
+        if look is not None and not look.board_away:
             self.progress.look(look)
         now = monotonic()
         if self.fleet is not None:
@@ -276,7 +289,7 @@ class Demo:
             )
 
     def _preempt(self, now: float) -> None:
-        """Kill the last worker when it is time to, bring it back, and see how long that hurt."""
+        """Kill and restart the last worker when due; measure the pause until the next update."""
         victim = self._services[-1]
         match self._preemption.due(self._sent, time.time()):
             case "kill":
@@ -295,7 +308,7 @@ class Demo:
     def _until(self, condition: Callable[[], bool], patience_s: float) -> bool:
         deadline = monotonic() + patience_s
         while True:
-            # Read before the condition is: this process may be stopped for long right after that.
+            # This precedes the condition, because this process may be stopped for long in between.
             is_late = monotonic() > deadline
             if condition():
                 return True
@@ -317,13 +330,13 @@ class Demo:
         return self.progress.seen.leader_status is not None and self._workers <= self._alive()
 
     def _settled(self) -> int:
-        """Records that a checkpoint covers."""
+        """Return the number of records that a checkpoint covers."""
         leader_status = self.progress.seen.leader_status
         settled = leader_status.settled if leader_status else {}
         return sum(settled.get(place, at) - at for place, at in self.record.first.items())
 
     def _at_rest(self) -> bool:
-        """Everything sent is settled, and the worker that was preempted is back."""
+        """Return True if everything sent is settled and the killed worker works again."""
         claimed = self.progress.claims.claimed
         drained = self.progress.waiting == 0 and all(
             claimed.get(place, 0) >= end for place, end in self.ends.items()
@@ -331,10 +344,10 @@ class Demo:
         return drained and self._preemption.over and self._ready()
 
     def _over(self) -> bool:
-        """Whether the job ended by itself.
+        """Return True if the job ended by itself.
 
         Raises:
-            UnavailableError: If it is too late for that.
+            UnavailableError: If the job is `_LATE_S` past its deadline.
         """
         record = self._job_store.refresh(0.0).get(self.plan.name)
         if record is not None and record.wanted == "stopped":
@@ -360,7 +373,8 @@ class Demo:
             "accuracy": _number(numbers.metrics.get("accuracy")),
             "records/s": f"{numbers.samples_per_s or 0.0:,.0f}",
             "workers": f"{len(self._alive())}/{self.plan.workers}",
-            "lag": f"{self._sent - numbers.samples:,}",  # records sent and not yet trained
+            # Records sent and not yet trained.
+            "lag": f"{self._sent - numbers.samples:,}",
         }
         if self.fleet is not None:
             shown["spent"] = f"${self.fleet.ledger.spent_usd(now_s):.5f}"
@@ -368,5 +382,5 @@ class Demo:
 
 
 def _number(value: float | None) -> str:
-    """A number for people; None is not known yet."""
+    """Format a number for people; None is unknown."""
     return "-" if value is None else f"{value:.3f}"

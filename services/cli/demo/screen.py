@@ -1,4 +1,4 @@
-"""What a demo shows while it runs: a live picture in a terminal, plain lines elsewhere."""
+"""Display of a running demo: a live picture in a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _LINE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class DemoStatus:
-    """The state of a demo at one moment."""
+    """State of a demo at one moment."""
 
     phase: str
     sent: int
     total: int
-    numbers: dict[str, str]  # by name, in the order that they are shown
+    # Numbers by name, in display order.
+    numbers: dict[str, str]
 
 
 class Screen:
-    """Where a demo is shown; `show` may be called as often as one likes.
+    """Display of a demo.
 
     Args:
-        began: On the clock from which the `now` of each call comes.
+        began: Start time on the clock of `now` in each call.
     """
 
     def __init__(self, console: Console, began: float) -> None:
@@ -52,7 +53,7 @@ class Screen:
             self._live.stop()
 
     def happened(self, what: str, now: float, style: str = "") -> None:
-        """Show at once what happened."""
+        """Show an event at once."""
         line = Text.assemble((f"{now - self._began:6.1f} s  ", "dim"), (what, style))
         self._events.append(line)
         if self._live is None:
@@ -60,11 +61,11 @@ class Screen:
         self._next_at = now
 
     def quote(self, text: str) -> None:
-        """Print something as it is, to stay."""
+        """Print a text unchanged and permanently."""
         self._console.print(Text(text), soft_wrap=True)
 
     def show(self, look: Callable[[], DemoStatus], now: float) -> None:
-        """Draw what `look` returns, unless that was done a moment ago."""
+        """Draw the status from `look`, unless that was done a moment ago."""
         if now < self._next_at:
             return
         status = look()

@@ -1,4 +1,4 @@
-"""What a demo came to: as data for scripts, and as a table for people."""
+"""Result of a demo: as data for scripts, and as a table for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CURVE_WIDTH = 48
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where the records went: how many."""
+    """Number of records by outcome."""
 
     produced: int
     trained: int
@@ -30,63 +30,78 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class DemoBill:
-    """What came of the deadline, and what it cost."""
+    """Deadline and cost of a demo with a market."""
 
-    ended: str  # why the job did
-    in_time: bool  # whether all updates were made by the deadline
+    # Reason why the job ended.
+    ended: str
+    # True if all updates were made by the deadline.
+    in_time: bool
     updates_asked: int  # J
-    runtime_s: float  # from the submission to the last update; 0 without any
+    # Seconds from the submission to the last update; 0 without any.
+    runtime_s: float
     deadline_s: float  # theta
     spent_usd: float  # realised
     on_demand_only_usd: float
-    ratio_to_on_demand: float  # of the realised cost
-    predicted_usd: float  # by the last plan
-    off_prediction: float  # realised cost against it, less 1
+    # Ratio of the realised cost.
+    ratio_to_on_demand: float
+    # Cost predicted by the last plan.
+    predicted_usd: float
+    # Realised cost divided by the predicted cost, minus 1.
+    off_prediction: float
     plans: int
-    reasons: tuple[str, ...]  # why each plan was made
-    machines: int  # that were rented, one after the other
+    # Reason of each plan.
+    reasons: tuple[str, ...]
+    # Total number of machines rented.
+    machines: int
     most_at_once: int
-    lowest_usd_per_hour: float  # of spot machines, as plans saw it
+    # Price of spot machines according to the plans.
+    lowest_usd_per_hour: float
     highest_usd_per_hour: float
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSummary:
-    """The result of a demo."""
+    """Result of a demo."""
 
     job: str
     account: Account
     flaws: tuple[str, ...]
     updates: int
     test_accuracy: float
-    prequential_accuracy_at_end: float  # of the last tenth of the stream
+    # Accuracy over the last tenth of the stream.
+    prequential_accuracy_at_end: float
     samples_per_s: float
     workers: int
     preemptions: int
-    pause_after_preemption_s: float | None  # until the next update, where one worker was killed
-    bill: DemoBill | None = None  # with a market
+    # Seconds until the next update if one worker was killed.
+    pause_after_preemption_s: float | None
+    # None without a market.
+    bill: DemoBill | None = None
     kafka: str = ""
     redis: str = ""
-    seconds: float = 0.0  # the whole command
-    curve: tuple[float, ...] = ()  # prequential accuracy of each update
+    # Duration of the whole command.
+    seconds: float = 0.0
+    # Prequential accuracy of each update.
+    curve: tuple[float, ...] = ()
 
     @property
     def sound(self) -> bool:
-        """Whether every record was used exactly once."""
+        """True if every record was used exactly once."""
         return not (self.account.lost or self.account.duplicated or self.flaws)
 
     def as_data(self) -> dict[str, Any]:
-        """As plain data; the counts of records are `records_...`."""
+        """Return plain data; the counts of records are named `records_...`."""
         data = asdict(self)
         bill = data.pop("bill") or {}
         for name, count in data.pop("account").items():
             data[f"records_{name}"] = count
         data["curve"] = [round(value, 4) for value in thinned(self.curve, _CURVE_WIDTH)]
-        return _rounded(data, 4) | _rounded(bill, 6)  # a demo costs cents
+        # More digits, because a demo costs cents.
+        return _rounded(data, 4) | _rounded(bill, 6)
 
 
 def draw(summary: DemoSummary) -> Group:
-    """The table, the learning curve and the verdict."""
+    """Draw the table, the learning curve and the result."""
     table = Table(box=None, show_header=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -100,7 +115,7 @@ def draw(summary: DemoSummary) -> Group:
 
 
 def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
-    """Values from 0 to 1 as bars, at most `width` of them."""
+    """Draw values from 0 to 1 as at most `width` bars."""
     top = len(_BARS) - 1
     return "".join(
         _BARS[min(top, max(0, int(value * top + 0.5)))] for value in thinned(values, width)
@@ -108,7 +123,7 @@ def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
 
 
 def thinned(values: Sequence[float], width: int) -> list[float]:
-    """Means of neighbours, at most `width` of them."""
+    """Return means of neighbours, at most `width` of them."""
     count = min(width, len(values))
     edges = [index * len(values) // count for index in range(count + 1)] if count else [0]
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]

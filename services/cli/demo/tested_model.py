@@ -1,7 +1,7 @@
 """Tests the model of a demo's last checkpoint: `python -m services.cli.demo.tested_model JOB FILE`.
 
-It takes torch, which the processes of a demo share: loaded once more, in the process that judges,
-it would be 2 s of a processor that the result waits for.
+This process shares torch with the other processes of a demo. If the process that judges loaded
+torch once more, the result would come 2 s later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BATCH = 512  # records per forward pass
 
 
 def main() -> int:
-    """Test the model of a job, write it, and say how good it is."""
+    """Test the model of a job, write it to a file, and print its loss and accuracy."""
     job, output = sys.argv[1:]
     outside = connect(read_settings(os.environ))
     with closing(outside.open_log()) as log, closing(JobStore(log)) as job_store:

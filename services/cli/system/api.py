@@ -1,4 +1,4 @@
-"""The admin service that commands ask, over its REST API."""
+"""Client of the admin service's REST API, for commands."""
 
 from __future__ import annotations
 
@@ -44,17 +44,21 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=BaseModel)
 
 _PAGE = 500
-_SHOWN_UPDATES = 10  # of a job that somebody watches
-_PLANS = 5  # of a job's machines
+# Number of updates that `doll job watch` shows.
+_SHOWN_UPDATES = 10
+# Number of a job's plans shown.
+_PLANS = 5
 
 
 class Picture(NamedTuple):
-    """How a job is that somebody watches; None is what is not known."""
+    """Snapshot of a job for `doll job watch`; None is unknown."""
 
     job: JobAnswer
-    alive: int | None  # workers
+    # Number of workers alive.
+    alive: int | None
     leaving: int
-    updates: tuple[UpdateAnswer, ...]  # the last ones, newest last
+    # The last updates; the newest is last.
+    updates: tuple[UpdateAnswer, ...]
 
     @property
     def state(self) -> str:
@@ -73,11 +77,11 @@ class PulledModel(NamedTuple):
 class Api:
     """One admin service.
 
-    Every call may raise `UserError` where it makes no sense, and `OutsideError` if the service
-    cannot be reached or has a fault.
+    Every call may raise `UserError` if the request is invalid, and `OutsideError` if the service is
+    unreachable or fails.
 
     Args:
-        transport: None: the network.
+        transport: Optional. If unset, the network.
     """
 
     def __init__(self, settings: Settings, transport: httpx2.BaseTransport | None = None) -> None:
@@ -90,12 +94,13 @@ class Api:
         """Submit a job file.
 
         Args:
-            text: The file.
-            source: JOB or JOB@VERSION whose checkpoint the job begins with; empty: none.
-            unchecked: Do not build its task to check it.
+            text: Content of the file.
+            source: JOB or JOB@VERSION whose checkpoint the job starts with; empty for none.
+            unchecked: True to skip building its task as a check.
         """
         body = as_json(load_text(text))
-        job_from_json(body)  # in the words of a job file, not of a request's body
+        # The error message then names fields of the job file, not of the request's body.
+        job_from_json(body)
         parameters = {"from": source} if source else {}
         answer = self._ask(
             "POST",
@@ -123,25 +128,25 @@ class Api:
         return self._get(path_of(name), JobAnswer)
 
     def change(self, name: str, reason: str, **changed: object) -> JobAnswer:
-        """Change a job: what is wanted, or its settings; see `JobPatch` of the service."""
+        """Change a job's wanted state or its settings; see `JobPatch` of the service."""
         body = msgspec.json.encode({**changed, "reason": reason})
         return self._read(self._ask("PATCH", path_of(name), body), JobAnswer)
 
     def delete(self, name: str) -> None:
-        """Take a stopped job out of the list."""
+        """Delete a stopped job from the list."""
         self._ask("DELETE", path_of(name))
 
     def remains(self, name: str) -> RemainsAnswer:
-        """Return what a purge of a name would remove."""
+        """Return everything that a purge of a name would remove."""
         return self._get(path_of(name, "remains"), RemainsAnswer)
 
     def purge(self, name: str) -> RemainsAnswer:
-        """Make a name free, and remove what is left of its jobs."""
+        """Make a name free, and remove the remains of its jobs."""
         answer = self._ask("DELETE", path_of(name), parameters={"purge": "true"})
         return self._read(answer, RemainsAnswer)
 
     def quarantine(self, name: str) -> list[QuarantinedBatchAnswer]:
-        """Return what is quarantined in a job, oldest batch first."""
+        """Return the quarantined batches of a job, oldest first."""
         found, path, after = list["QuarantinedBatchAnswer"](), path_of(name, "quarantine"), -1
         while True:
             page = self._get(path, QuarantineAnswer, limit=_PAGE, after=after)
@@ -151,21 +156,22 @@ class Api:
             after = page.next
 
     def dead_letters(self, name: str, limit: int) -> DeadLettersPage:
-        """Count what a job could not use, by at most so many reasons."""
+        """Count the records that a job could not use, for at most `limit` reasons."""
         return self._get(path_of(name, "dead-letters"), DeadLettersPage, limit=limit)
 
     def requeue(self, name: str, batches: Sequence[int] | None) -> RequeueAnswer:
-        """Take batches out of quarantine; None: all for which it is possible."""
+        """Take batches out of quarantine; None selects all that can be requeued."""
         body = msgspec.json.encode({"batches": "all" if batches is None else batches})
         return self._read(self._ask("POST", path_of(name, "requeue"), body), RequeueAnswer)
 
     def events(self, name: str) -> Iterator[Event]:
-        """Return what happens to a job, from now on."""
-        self._ask("GET", path_of(name))  # or it is refused at once
+        """Yield events of a job from now on."""
+        # An invalid request is refused before the stream opens.
+        self._ask("GET", path_of(name))
         return events(self._service, name)
 
     def look(self, name: str) -> Picture:
-        """Return how a job is."""
+        """Return a snapshot of a job."""
         job = self.job(name)
         workers = self._get(path_of(name, "workers"), WorkersAnswer)
         after = max(job.progress.version - _SHOWN_UPDATES, 0)
@@ -186,27 +192,27 @@ class Api:
         return PulledModel(epoch, number, answer.content)
 
     def versions(self, name: str) -> KeptVersions:
-        """Return versions whose weights are kept, newest first."""
+        """Return the versions whose weights are kept, newest first."""
         return self._get(path_of(name, "model/versions"), KeptVersions)
 
     # --- provisioning ----------------------------------------------------------------------------
 
     def plan(self, request: PlanRequest) -> PlanAnswer:
-        """Plan how many workers shall run on spot machines; `GivenError` names fields."""
+        """Plan the number of workers on spot machines; `GivenError` names invalid fields."""
         body = request.model_dump_json(exclude_defaults=True).encode()
         return self._read(self._ask("POST", "/v1/provisioning/plan", body), PlanAnswer)
 
     def provisioning(self, name: str) -> ProvisioningAnswer:
-        """Return how a job's machines are rented, with its last plans."""
+        """Return a job's provisioning, with its last plans."""
         return self._get(path_of(name, "provisioning"), ProvisioningAnswer, limit=_PLANS)
 
     def replan(self, name: str, reason: str) -> None:
-        """Ask the policy of a job's machines anew."""
+        """Request a new plan from a job's policy."""
         body = msgspec.json.encode({"reason": reason})
         self._ask("POST", path_of(name, "provisioning/replan"), body)
 
     def prices(self) -> PricesAnswer:
-        """Return what machines cost now."""
+        """Return current prices of machines."""
         return self._get("/v1/provisioning/prices", PricesAnswer)
 
     # --- asking ----------------------------------------------------------------------------------
@@ -221,7 +227,7 @@ class Api:
         headers: Mapping[str, str] | None = None,
         model: bool = False,
     ) -> httpx2.Response:
-        """See `Connection.ask`; says what to do if nobody is there."""
+        """See `Connection.ask`; if no service answers, the error says what to do."""
         try:
             return self._service.ask(
                 method, path, body, parameters=parameters, headers=headers, model=model

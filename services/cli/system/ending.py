@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM as a question that a long command asks itself, so that all ends in order.
+"""Ctrl-C and SIGTERM as a flag that a long command checks, so that everything ends in order.
 
-An exception raised by a signal may strike anywhere, also while a child is being started or a folder
-removed; a flag that the loop looks at cannot leave anything half done. Every wait is bounded.
+An exception raised by a signal handler may occur anywhere, even while a child is being started or a
+folder removed. A flag that the loop checks leaves nothing half done. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_KILLED = 128  # the exit status of a program that ended for a signal: this and its number
+# Exit status of a program that ended because of a signal, minus the signal's number.
+_KILLED = 128
 
 
 class Ending:
-    """While it is entered, signals that ask this process to end only take note of it."""
+    """Context in which signals that ask this process to end only set a flag."""
 
     def __init__(self) -> None:
         self._signal: signal.Signals | None = None
@@ -27,14 +28,14 @@ class Ending:
 
     @property
     def asked(self) -> bool:
-        """Whether this process is to end."""
+        """True if this process should end."""
         return self._signal is not None
 
     def check(self) -> None:
-        """Do nothing, unless this process is to end.
+        """Exit if this process should end.
 
         Raises:
-            typer.Exit: With the status of a program that ended for this signal.
+            typer.Exit: With the exit status for the signal.
         """
         if self._signal is not None:
             raise typer.Exit(_KILLED + self._signal)

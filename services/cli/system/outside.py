@@ -1,4 +1,4 @@
-"""What the command that runs reaches: an admin service, or the servers themselves."""
+"""Connections of the running command: to an admin service, or to the servers themselves."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
     from common.kafka.port import TransactionalLog
     from services.cli.system.api import Api
 
-CHOSEN_WITH = "doll.chosen_with"  # in the context's `meta`: the option that names the server
+# Key in the context's `meta` of the option that names the server.
+CHOSEN_WITH = "doll.chosen_with"
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How to reach what settings name: `main` gives adapters, tests give fakes."""
+    """Functions that connect: `main` passes adapters, tests pass fakes."""
 
     connect: Callable[[Settings], Outside]
-    transport: httpx2.BaseTransport | None = None  # of the REST API; None: the network
+    # Transport of the REST API; None is the network.
+    transport: httpx2.BaseTransport | None = None
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What settings name; they are read, and servers opened, when a command wants them.
+    """Settings, read when a command needs them, and the servers that they name.
 
     Args:
-        given: Variables that options gave; they stand above those of the environment.
+        given: Variables from options, which take precedence over the environment.
     """
 
     ways: Ways
@@ -43,23 +45,24 @@ class Reached:
 
     @cached_property
     def outside(self) -> Outside:
-        """The outside that the settings name.
+        """Servers that the settings name.
 
         Raises:
-            UserError: If a setting makes no sense.
+            UserError: If a setting is invalid.
         """
         from common.config.settings import read_settings
 
-        files = {f"{name}_FILE": "" for name in self.given}  # of the environment: not both
+        # An option replaces both forms of the variable in the environment.
+        files = {f"{name}_FILE": "" for name in self.given}
         outside = self.ways.connect(read_settings({**os.environ, **files, **self.given}))
         return replace(outside, open_log=cache(partial(_found, outside.open_log)))
 
 
 def _found(open_log: Callable[[], TransactionalLog]) -> TransactionalLog:
-    """Open Kafka and ask it something: whoever retries for a minute has a broker to wait for.
+    """Open Kafka and send a request, so that later retries are for a broker that exists.
 
     Raises:
-        UnavailableError: If there is no Kafka.
+        UnavailableError: If Kafka does not answer.
     """
     from common.kafka.names import JOBS
 
@@ -69,15 +72,18 @@ def _found(open_log: Callable[[], TransactionalLog]) -> TransactionalLog:
     except UnavailableError:
         raise
     except OutsideError:
-        pass  # A broker answered; the command says itself which right or topic it lacks.
+        # A broker answered. The command itself reports a missing right or topic.
+        pass
     return log
 
 
 def outside_of(context: typer.Context) -> Outside:
-    """The outside of the command that runs; DOLL_API in the environment is for other commands.
+    """Return the servers for a command that does not use an admin service.
+
+    DOLL_API in the environment is for other commands.
 
     Raises:
-        UserError: If --api says to ask a service, which does not offer this command.
+        UserError: If --api is given, because a service does not offer this command.
     """
     reached = _reached(context)
     if "DOLL_API" in reached.given:
@@ -87,12 +93,12 @@ def outside_of(context: typer.Context) -> Outside:
 
 
 def settings_of(context: typer.Context) -> Settings:
-    """The settings of a command, whatever it reaches."""
+    """Return the settings of a command."""
     return _reached(context).outside.settings
 
 
 def service_of(context: typer.Context) -> Api:
-    """The admin service that the command asks."""
+    """Return the admin service of a command."""
     from services.cli.system.api import Api
 
     reached = _reached(context)

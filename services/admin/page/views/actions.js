@@ -1,4 +1,4 @@
-/** What an operator does to a job: pause, resume, change, stop, delete; and what anybody takes out of it. */
+/** Actions on a job: pause, resume, change, stop, delete, and downloads for everybody. */
 
 import { ask, jobPath, send } from "../api.js";
 import { copy, h, say, show } from "../dom.js";
@@ -12,9 +12,9 @@ const DOES = {
 const SETTINGS = ["group_size", "batch_size", "learning_rate"];
 
 /**
- * The bar of a job.
+ * Bar of actions of a job.
  * @param {import("../store.js").JobStore} store
- * @param {boolean} operator whether changes are offered
+ * @param {boolean} operator true if changes are offered
  */
 export function actionBar(store, operator) {
   const bar = copy("actions");
@@ -53,7 +53,8 @@ export function actionBar(store, operator) {
     bar.removing.close();
     tried(async () => {
       await send("DELETE", path);
-      location.hash = "#/"; // there is nothing to be seen here any more
+      // The job's page has nothing to show any more.
+      location.hash = "#/";
     }, "");
   });
   bar.change.addEventListener("click", () => {
@@ -61,7 +62,8 @@ export function actionBar(store, operator) {
     const now = [spec.group_size, spec.batch_size, spec.optimizer.learning_rate];
     SETTINGS.forEach((name, place) => (bar[name].value = bar[name].defaultValue = now[place]));
     bar.reason.value = "";
-    bar.changing.revision = store.job.revision; // what is changed is what was seen
+    // The change applies to the revision that the operator sees.
+    bar.changing.revision = store.job.revision;
     bar.changing.showModal();
   });
   bar.changeNo.addEventListener("click", () => bar.changing.close());
@@ -77,7 +79,8 @@ export function actionBar(store, operator) {
     link.href = `${path}/model?version=${link.dataset.version}`;
     link.addEventListener("click", async (event) => {
       event.preventDefault();
-      await tried(() => send("HEAD", link.getAttribute("href")), ""); // a browser tells no reason
+      // A browser does not report why a download failed.
+      await tried(() => send("HEAD", link.getAttribute("href")), "");
       if (bar.said.textContent === "") location.assign(link.href);
     });
   }
@@ -96,9 +99,9 @@ export function actionBar(store, operator) {
 }
 
 /**
- * Dead letters by reason, asked for when they are looked at: a topic is read whole for them.
+ * Dead letters by reason, requested when the section is opened, because the service reads whole topics for them.
  * @param {HTMLDetailsElement} details
- * @param {HTMLElement} place where they are listed
+ * @param {HTMLElement} place element to list them in
  * @param {string} job
  */
 export function deadLetters(details, place, job) {

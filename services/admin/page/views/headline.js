@@ -1,9 +1,9 @@
-/** The numbers that a person looks for first. */
+/** Most important numbers of a job. */
 
 import { h, say } from "../dom.js";
 import { atLeast, brief, clock, count, money, percent, short, UNKNOWN } from "../format.js";
 
-/** The metric that stands for a job: accuracy where it has one. @returns {string|null} */
+/** Main metric of a job: accuracy, if it has one. @returns {string|null} */
 export function mainMetric(metrics) {
   const names = Object.keys(metrics ?? {});
   return names.includes("accuracy") ? "accuracy" : (names[0] ?? null);
@@ -16,7 +16,7 @@ export function metricText(name, value) {
 
 const ORDER = ["Version", "Loss", "Metric", "AUC", "Updates/s", "Synchronisation", "Lag", "Skipped", "Expired", "Lost", "Workers", "Time left", "Cost so far", "Predicted cost"];
 
-/** Tiles with numbers; made once, told often. */
+/** Tiles with numbers; built once and updated often. */
 export class Headline {
   /** @param {HTMLElement} element a list of definitions */
   constructor(element) {
@@ -24,7 +24,7 @@ export class Headline {
     this.tiles = new Map();
   }
 
-  /** Show how things stand. @param {import("../store.js").JobStore} store */
+  /** Show current numbers. @param {import("../store.js").JobStore} store */
   update(store) {
     const { job, newest, provisioning } = store;
     if (job === null) return;
@@ -92,7 +92,8 @@ export class Headline {
 
 function versionNote(version, counted, updates) {
   if (!updates) return "updates made";
-  const came = Math.abs(counted - version) < 1 ? "" : `count as ${count(Math.round(counted))} `; // others were of another K
+  // Earlier updates may have had another K.
+  const came = Math.abs(counted - version) < 1 ? "" : `count as ${count(Math.round(counted))} `;
   return `${came}of ${count(updates)} · ${percent(Math.min(1, counted / updates), 0)}`;
 }
 

@@ -1,4 +1,4 @@
-/** One job: puts the parts of its page together and keeps them up to date. */
+/** One job: assembles the parts of its page and keeps them up to date. */
 
 import { jobPath, me } from "../api.js";
 import { Charts } from "../charts.js";
@@ -21,7 +21,7 @@ import { inWords, workersTable } from "./workers.js";
  * Show a job until closed.
  * @param {HTMLElement} main
  * @param {string} name
- * @param {(state: string) => void} state told how the connection is
+ * @param {(state: string) => void} state called with the state of the connection
  * @returns {() => void} closes the view
  */
 export function jobView(main, name, state) {
@@ -30,11 +30,14 @@ export function jobView(main, name, state) {
   const store = new JobStore(name, changed, failed);
   const charts = new Charts(whole, (zoomed) => view.ranges.toggleAttribute("data-zoomed", zoomed));
   let due = 0;
-  let shut = null; // ends the event stream, once there is a job to hear of
+  // Ends the event stream; null until the job is known.
+  let shut = null;
   let stopped = false;
   let stream = "connecting";
-  let bar = null; // of actions, once it is known who looks
-  let troubled = false; // the last question about the job was not answered
+  // Bar of actions; null until the viewer's role is known.
+  let bar = null;
+  // True if the last request for the job failed.
+  let troubled = false;
 
   function whole() {
     const { update_at_s: at, cost_at_s: cost, lives = [], evaluation } = store.curves ?? {};
@@ -54,7 +57,8 @@ export function jobView(main, name, state) {
     }
     if (part === "job" && !main.contains(view.root)) main.replaceChildren(view.root);
     if (part === "job") say(view.problem, "");
-    if (due === 0) due = requestAnimationFrame(render); // at once, but not twice for one picture
+    // Render at once, but only once per frame.
+    if (due === 0) due = requestAnimationFrame(render);
     if (part !== "job" && part !== "streams" && part !== "member") charts.touch();
   }
 
@@ -80,7 +84,8 @@ export function jobView(main, name, state) {
   }
 
   function looked() {
-    store.refresh("job"); // the network went, or came back
+    // The network failed or recovered.
+    store.refresh("job");
   }
 
   function render() {
@@ -137,7 +142,8 @@ export function jobView(main, name, state) {
         pulse();
       },
       opened: () => {
-        if (again) store.open(); // what happened while nobody listened
+        // Events during the interruption were missed.
+        if (again) store.open();
         again = true;
       },
       refused: () => store.refresh("job"),
@@ -184,7 +190,8 @@ export function jobView(main, name, state) {
     bar = actionBar(store, role === "operator");
     view.bar.replaceChildren(bar.root);
     render();
-  }, () => {}); // without a key, or a service: the job is not shown either, and says why
+  // Without a key or a service, the job is not shown either, and its request reports the reason.
+  }, () => {});
   addEventListener("beforeprint", printed);
   addEventListener("online", looked);
   addEventListener("offline", looked);

@@ -1,4 +1,4 @@
-/** The list of jobs: how each is, what it costs, and the way to it; sorted, filtered and paged by the service. */
+/** List of jobs with state, cost and links; the service sorts, filters and pages it. */
 
 import { ask, me } from "../api.js";
 import { copy, h, say, show } from "../dom.js";
@@ -6,15 +6,17 @@ import { atLeast, count, money, percent, short } from "../format.js";
 import { awaitsTurn, badge, banners, noJobs, refused } from "./notices.js";
 
 const EVERY_S = 5;
-const PAGE = 20; // jobs
-const TYPED_MS = 250; // without a key, until the filter is asked for
-// As it was left. `before` holds the `after` of each page before this one.
+// Jobs per page.
+const PAGE = 20;
+// Time after the last key until the filter is sent.
+const TYPED_MS = 250;
+// Query of the last visit. `before` holds the `after` of each page before this one.
 const asked = { sort: "state", state: "", text: "", after: "", before: [] };
 
 /**
  * Show the list until closed.
  * @param {HTMLElement} main
- * @param {(state: string) => void} state shown how the connection is
+ * @param {(state: string) => void} state called with the state of the connection
  * @returns {() => void} closes the view
  */
 export function jobsView(main, state) {
@@ -43,7 +45,8 @@ export function jobsView(main, state) {
       problem.hidden = true;
     } catch (refusal) {
       if (refusal.name === "AbortError") return;
-      if (refusal.kind === "wrong" && asked.after) return first(); // the job before this page is gone
+      // The last job of the previous page was deleted.
+      if (refusal.kind === "wrong" && asked.after) return first();
       if (failed(refusal)) return;
       againS = Math.max(againS, refusal.againS ?? 0);
     }
@@ -119,7 +122,8 @@ export function jobsView(main, state) {
   });
   const choose = (by) => {
     const [before, down] = sorted();
-    const falls = before === by ? !down : by !== "id" && by !== "state"; // of numbers, the largest
+    // Numbers are sorted with the largest first.
+    const falls = before === by ? !down : by !== "id" && by !== "state";
     first({ sort: (falls ? "-" : "") + by });
   };
   head.addEventListener("click", ({ target }) => {

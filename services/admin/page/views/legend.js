@@ -21,7 +21,7 @@ function entry(drawing, text, value = null) {
   return h("li", {}, drawing, h("span", {}, text), value === null ? null : h("b", {}, value));
 }
 
-/** What bars and marks of the timeline mean, as far as they occur. @returns {Array<Node>} */
+/** Legend of the timeline's bars and marks that occur. @returns {Array<Node>} */
 export function marksLegend(lives, workers) {
   const kinds = Object.keys(KINDS).filter((kind) => lives.some((life) => life.kind === kind));
   const ends = Object.keys(MARKS)
@@ -41,7 +41,7 @@ export function marksLegend(lives, workers) {
   ];
 }
 
-/** The lines of the metric chart beside that of the updates. @returns {Array<Node>} */
+/** Legend of the metric chart's lines besides the updates. @returns {Array<Node>} */
 export function metricLegend(evaluation, metric) {
   const test = evaluation?.test[metric] ?? [];
   const entries = [];
@@ -56,7 +56,7 @@ export function metricLegend(evaluation, metric) {
 
 const DASHES = { solid: null, dash: "6 4", dot: "2 3", dashdot: "7 3 2 3" };
 
-/** The lines of the lag chart, with what each is now. @returns {Array<Node>} */
+/** Legend of the lag chart's lines, with current values. @returns {Array<Node>} */
 export function legend(names, streams, all, look) {
   const entries = names.map((name, place) => {
     const { colour, dash } = look(place);

@@ -1,4 +1,4 @@
-/** What happened of late, newest first: made of what the answers tell, and of what was only heard. */
+/** Recent events, newest first: from answers, and from events that no answer has. */
 
 import { h } from "../dom.js";
 import { clock, count, short } from "../format.js";
@@ -13,11 +13,11 @@ const ENDS = {
   lost: "is gone, nobody knows why",
 };
 
-/** States that the job's changes tell of, with who made them. */
+/** States that appear among the job's changes, with who made them. */
 const IN_CHANGES = new Set(["held", "paused", "stopped", "finished"]);
 
 /**
- * Everything worth a line.
+ * All entries of the log.
  * @param {import("../store.js").JobStore} store
  * @returns {Array<{atS: number, kind: string, text: string}>} newest first
  */
@@ -40,7 +40,7 @@ function changed({ at_s: atS, action, by, role, changed: settings, reason }) {
   return { atS, kind: "job", text: `${action[0].toUpperCase()}${action.slice(1)} by ${who}${details ? `: ${details}` : "."}` };
 }
 
-/** A value in words: of a block what it says, of a list its numbers, or how many it has. */
+/** A value in words: a block by its fields, a list by its numbers or its length. */
 function setting(value) {
   if (value === null) return "none";
   if (typeof value === "number") return short(value);
@@ -79,7 +79,7 @@ function received({ name, data, atS }) {
   return { atS: data.at_s ?? atS, kind: "member", text: `The worker ${data.worker} is ${data.status}.` };
 }
 
-/** The list. @returns {Array<Node>} */
+/** The log as a list. @returns {Array<Node>} */
 export function logList(entries) {
   return [
     h(

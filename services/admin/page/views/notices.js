@@ -1,10 +1,10 @@
-/** Plain sentences in the place of what cannot be shown, and warnings above what can. */
+/** Messages in place of data that cannot be shown, and warnings. */
 
 import { copy, h, say } from "../dom.js";
 import { count, short } from "../format.js";
 
 /**
- * What to do about a refusal, for the whole page.
+ * Message for the whole page about a refused request, with what to do.
  * @param {import("../api.js").Refusal} refusal
  * @returns {Node}
  */
@@ -18,14 +18,14 @@ export function refused({ kind, message }) {
   return notice.root;
 }
 
-/** A job that is not there. @param {string} job @returns {Node} */
+/** Message for a job that does not exist. @param {string} job @returns {Node} */
 export function noJob(job) {
   const notice = copy("no-job");
   say(notice.title, `There is no job named ${job}`);
   return notice.root;
 }
 
-/** No jobs at all: how to submit one. @param {boolean} operator @returns {Node} */
+/** Message for an empty list: how to submit a job. @param {boolean} operator @returns {Node} */
 export function noJobs(operator) {
   const notice = copy("no-jobs");
   notice.here.hidden = !operator;
@@ -34,7 +34,7 @@ export function noJobs(operator) {
 }
 
 /**
- * How a job is, as a badge: the word that the API, the command line and the metrics have too.
+ * State of a job as a badge, with the same word as in the API, the command line and the metrics.
  * @param {{state: string, why: string}} job
  * @returns {HTMLElement}
  */
@@ -44,7 +44,7 @@ export function badge(job) {
 }
 
 /**
- * True if a job only waits until workers of other jobs come to it, as `common/core/job_placement.py` says.
+ * True if a job only waits until it gets workers of other jobs, see `common/core/job_placement.py`.
  * @param {{state: string, why: string}} job
  */
 export function awaitsTurn({ state, why }) {
@@ -52,7 +52,7 @@ export function awaitsTurn({ state, why }) {
 }
 
 /**
- * Warnings, the gravest first.
+ * Warnings, the most severe first.
  * @param {Array<{grave: boolean, title: string, text: string, command: string}>} warnings
  * @returns {Array<Node>}
  */
@@ -73,7 +73,7 @@ export function banners(warnings) {
 const GRAVE = new Set(["held", "degraded", "waiting for a server", "waiting for a coordinator", "waiting for workers"]);
 
 /**
- * What a person must know about a job at once.
+ * Conditions of a job that a person must know about at once.
  * @param {import("../store.js").JobStore} store
  * @returns {Array<{grave: boolean, title: string, text: string, command: string}>} command: what to do about it
  */
@@ -85,7 +85,8 @@ export function warnings(store) {
   const warn = (grave, title, text, command = "") => found.push({ grave, title, text, command });
   if (job.state !== "running") {
     const resume = `doll job resume ${job.id}`;
-    const command = job.state === "held" && !job.why.includes(resume) ? resume : ""; // else the reason says how
+    // Otherwise the reason names the command.
+    const command = job.state === "held" && !job.why.includes(resume) ? resume : "";
     warn(GRAVE.has(job.state) && !awaitsTurn(job), `The job is ${job.state}${job.why ? ":" : "."}`, job.why, command);
   } else if (progress.led === null) warn(true, "Redis is unavailable:", "who leads and who works is not known.");
   if (workers?.board_away && progress.led !== null) warn(true, "Signs of life cannot be read:", workers.board_away);

@@ -1,9 +1,9 @@
-/** The plan in force, why it is so, what it is based on, and the plans before it. */
+/** The plan in force, its reasons and estimates, and the plans before it. */
 
 import { h, s } from "../dom.js";
 import { clock, count, duration, money, percent, short, UNKNOWN } from "../format.js";
 
-// docs/howto/planning.md says the same at length.
+// docs/howto/planning.md explains this in detail.
 const BINDS = {
   deadline: "the deadline: one more spot worker would make the job late",
   workers: "the number of workers: all are on spot",
@@ -30,7 +30,7 @@ export function planInForce(provisioning) {
   ];
 }
 
-/** Its machines in words. @param {object} plan @returns {string} */
+/** Machines of a plan in words. @param {object} plan @returns {string} */
 export function mix(plan) {
   return `${count(plan.spot)} on spot, ${count(plan.on_demand)} on demand`;
 }
@@ -60,7 +60,7 @@ function facts(plan) {
   return pairs.filter(([, text]) => text).map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)));
 }
 
-/** Slots and prices by pool, as it was decided. @param {object} plan @returns {Array<Node>} */
+/** Slots and prices by pool at the time of the decision. @param {object} plan @returns {Array<Node>} */
 export function pools(plan) {
   const names = [...new Set([...Object.keys(plan.usd_per_hour), ...Object.keys(plan.places)])];
   const rows = names.map((pool) =>
@@ -101,7 +101,7 @@ function valueOf(key, value) {
   return short(value);
 }
 
-/** What is believed, each with where it lies with 90 %. @returns {Array<Node>} */
+/** Estimates with their 90 % intervals. @returns {Array<Node>} */
 export function estimates(believed) {
   const keys = Object.keys(believed).sort();
   if (keys.length === 0) return [h("p", { class: "quiet" }, "Nothing was measured yet.")];
@@ -127,7 +127,7 @@ export function estimates(believed) {
   ];
 }
 
-// The interval within a scale that is as wide again on both sides as the farther end.
+// Draw an interval on a scale centered on the value, a quarter wider than the farther end.
 function interval(value, low, high) {
   const reach = Math.max(value - low, high - value, Math.abs(value) * 0.05, 1e-12) * 1.25;
   const place = (at) => 50 + ((at - value) / reach) * 50;
@@ -140,7 +140,7 @@ function interval(value, low, high) {
   );
 }
 
-/** The plans before, newest first. @param {Array<object>} plans @returns {Array<Node>} */
+/** Earlier plans, newest first. @param {Array<object>} plans @returns {Array<Node>} */
 export function history(plans) {
   if (plans.length === 0) return [h("p", { class: "quiet" }, "There was no plan yet.")];
   return [

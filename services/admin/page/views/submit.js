@@ -1,21 +1,24 @@
-/** A job file, written or opened here, and what is wrong with it, line by line. */
+/** Editor for a job file, with error messages by line. */
 
 import { jobPath, send } from "../api.js";
 import { copy, h, say, show } from "../dom.js";
 
-let draft = ""; // outlives a look at something else
+// Kept while other views are shown.
+let draft = "";
 
 /**
  * Show the editor until closed.
  * @param {HTMLElement} main
- * @param {(state: string) => void} state told how the connection is
+ * @param {(state: string) => void} state called with the state of the connection
  * @returns {() => void} closes the view
  */
 export function submitView(main, state) {
   const view = copy("submit");
   const { text, gutter } = view;
-  let wrong = []; // what the service said of the text as it is
-  let key = crypto.randomUUID?.() ?? String(Math.random()); // the same text, sent twice, is one job
+  // Errors that the service found in the current text.
+  let wrong = [];
+  // The same text sent twice is one job.
+  let key = crypto.randomUUID?.() ?? String(Math.random());
   main.append(view.root);
   state("live");
   text.value = draft;

@@ -1,4 +1,4 @@
-/** The table of workers. */
+/** Table of workers. */
 
 import { h } from "../dom.js";
 import { clock, short, UNKNOWN } from "../format.js";
@@ -6,7 +6,7 @@ import { KINDS } from "../timeline.js";
 
 const WORDS = { alive: "alive", leaving: "leaving", silent: "no sign of life", unknown: "not known" };
 
-/** How many are in which state. @param {Array<object>} workers @returns {string} */
+/** Number of workers in each state. @param {Array<object>} workers @returns {string} */
 export function inWords(workers) {
   if (workers.length === 0) return "No workers";
   const counts = Object.keys(WORDS)
@@ -44,7 +44,7 @@ export function workersTable(workers) {
   return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Workers" }, table)];
 }
 
-/** Its part in the group that adds gradients up, where there is one. @param {object} worker @returns {string} */
+/** Role in the group that adds gradients up, if there is one. @param {object} worker @returns {string} */
 function part(worker) {
   if (worker.member == null || worker.status !== "alive") return "";
   if (worker.member) return ", member";
