@@ -69,7 +69,7 @@ def openers(settings: Settings, market: Market, job: str) -> Openers:
 
 
 def begins(record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
-    """Return True if a job needs a provisioner: also a stopped one at first, if it left machines."""
+    """Return True if a job needs a provisioner; a stopped one may have left machines."""
     return record.spec.provisioning is not None and (new or record.wanted == "running")
 
 

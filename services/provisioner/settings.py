@@ -68,7 +68,7 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
 
 
 def _update_mb(spec: JobSpec) -> float:
-    """Return the megabytes of an update: the model to the machine, its gradient back, uncompressed."""
+    """Return an update's megabytes: the model to a machine, its gradient back, uncompressed."""
     if not spec.task.name:
         # The size of a user's own model is unknown.
         return 0.0

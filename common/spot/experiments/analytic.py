@@ -233,7 +233,7 @@ class _Progress:
 
     @property
     def behind(self) -> Array:
-        """Return (R,) updates whose batches are complete and that are not applied."""
+        """(R,) updates whose batches are complete and that are not applied."""
         return self._arrived - self.made
 
     def unused(self) -> Array:

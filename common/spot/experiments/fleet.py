@@ -249,7 +249,7 @@ class SimulatedFleet:
 
     @property
     def speeds(self) -> Array:
-        """Return (R, N) speeds of the slots against the first pool; 0 for idle ones."""
+        """(R, N) speeds of the slots against the first pool; 0 for idle ones."""
         if self._speeds is None:
             self._speeds = np.zeros(self.active.shape)
             for pool_slots in self._pool_slots:
@@ -367,7 +367,7 @@ class SimulatedFleet:
         self._speeds = self._machines = None
 
     def _of_slots(self, values: npt.NDArray[T]) -> npt.NDArray[T]:
-        """Return an (R, N) view of (R M,): each run's first pool slots, which are the slots' own."""
+        """Return an (R, N) view of (R M,): each run's first pool slots, one for each slot."""
         return values.reshape(self.runs, self.slots_per_pool)[:, : self.workers]
 
     def _padded(self, offer: Flags) -> Flags:

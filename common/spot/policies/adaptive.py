@@ -51,8 +51,8 @@ PRICE_MOVED = 0.01
 # Change of alpha itself. N_s is proportional to 1 / (1 - alpha): at 0.9, this is a tenth of all
 # spot workers.
 AVAILABILITY_MOVED = 0.01
-# Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ by 1
-# % by chance alone. The pace covers their sum.
+# Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ by a
+# hundredth by chance alone. The pace covers their sum.
 RATES_MOVED = 0.05
 # Share of the remaining time. At alpha = 0.9 and 64 workers, this moves 3 workers from spot to on
 # demand.
@@ -92,7 +92,7 @@ def _reasons(before: Situation, now: Situation, places: Places, time_s: float) -
 
 
 def runtime_of_s(places: Places, situation: Situation) -> float:
-    """Return the mean remaining runtime with workers in these places: equation 21 for any places."""
+    """Return the mean remaining runtime with workers in these places, by equation 21."""
     shares = np.array([pool.availability for pool in situation.pools])
     up = np.where(places == NOWHERE, 0.0, shares[places])
     rate = float(situation.work.rates_per_s @ up)
@@ -193,7 +193,7 @@ class Adaptive(Policy):
         return as_plan(curve, spot, binding, reason)
 
     def _order(self, situation: Situation, last: Decision | None) -> Order | None:
-        """Order workers by rate, lowest first; those on spot come before others of about the same rate.
+        """Order workers by rate, lowest first; at about the same rate, those on spot come first.
 
         Estimates of equal rates differ by chance, which is no reason to move a worker. Of spot
         workers, those without a machine leave first, because their stream then runs again at once.

@@ -143,7 +143,7 @@ class Bidding(Policy):
 
 
 def _there(situation: Situation, last: Decision | None) -> dict[Offer, Allocation]:
-    """Return existing allocations of the last decision. Without an hour, they may end at any time."""
+    """Return existing allocations of the last decision. Those without an hour end now."""
     names, found = [pool.name for pool in situation.pools], {}
     for offer, count in ({} if last is None else last.machines).items():
         ready, coming = situation.machines.get(offer, (0, 0))

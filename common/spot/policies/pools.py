@@ -77,12 +77,12 @@ class _Need:
 
     @property
     def short_s(self) -> float:
-        """Return the part of the reserve that is used up."""
+        """The part of the reserve that is used up."""
         return self.undisturbed_s - (self.time_s - self.reserve_s)
 
     @property
     def serving(self) -> float:
-        """Return the number of streams to be served on average."""
+        """The number of streams to be served on average."""
         time_s = self.time_s - (1 - SPENT) * self.reserve_s
         # All streams are never served on average.
         most = self.streams - ALMOST
@@ -90,7 +90,7 @@ class _Need:
 
     @property
     def certain(self) -> int:
-        """Return the number of machines that replace the reserve if all others are lost now."""
+        """The number of machines that replace the reserve if all others are lost now."""
         if self.short_s <= 0:
             return 0
         share = min(self.short_s / self.reserve_s, 1.0) if self.reserve_s else 1.0

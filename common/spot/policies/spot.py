@@ -52,7 +52,7 @@ class Spot:
 
     @property
     def scarce(self) -> bool:
-        """True if every pool with machines gives fewer than requested, so that losses are single."""
+        """True if every pool with machines gives fewer than requested: each loss is single."""
         some = [refused for refused, had in zip(self.refused, self.had, strict=True) if had]
         return bool(some) and all(some)
 

@@ -124,7 +124,7 @@ class Bill:
         self._settled_s = max(self._settled_s, gone.paid_until_s, ended_s)
 
     def spent_usd(self, now_s: float) -> float:
-        """Return the cost until a time: running machines so far, ended ones with all that they owe."""
+        """Return the cost until a time: of running machines so far, of ended ones in full."""
         still_s = bisect_right(self._gone, (now_s, float("inf")))
         total = self._gone_usd
         # Machines that ended later than `now_s`.

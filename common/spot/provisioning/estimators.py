@@ -211,22 +211,22 @@ class Estimator:
 
     @property
     def version(self) -> int:
-        """Return J, the number of updates so far."""
+        """J, the number of updates so far."""
         return self._history.head.version
 
     @property
     def progress(self) -> float:
-        """Return the updates in units of the job's own K, which decide when it stops."""
+        """The updates in units of the job's own K, which decide when it stops."""
         return self._made[-1].progress
 
     @property
     def samples(self) -> int:
-        """Return the number of samples in all updates so far."""
+        """The number of samples in all updates so far."""
         return self._made[-1].samples
 
     @property
     def waiting(self) -> float | None:
-        """Return the number of updates whose records have arrived; None if unknown."""
+        """The number of updates whose records have arrived; None if unknown."""
         if self._arrived is None:
             return None
         return max(self._arrived - self.samples, 0) / (
@@ -298,12 +298,12 @@ class Estimator:
 
     @property
     def update_mb(self) -> float:
-        """Return the megabytes that a machine moves for an update: measured, else by a formula."""
+        """The megabytes that a machine moves for an update: measured, else by a formula."""
         measured = self._transfer.mean()
         return self.settings.update_mb if measured is None else float(measured.value)
 
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
-        """Return the market's pools with current prices, and measured availability and start-ups."""
+        """Return the market's pools with current prices and observed availability and start-ups."""
         settings = self.settings
         per_update = settings.group_size * settings.batch_size
         updates_per_s = float(self.arrivals(now_s).value) / per_update
@@ -378,7 +378,7 @@ class Estimator:
     def _on_instance(
         self, record: Started | SlotAssigned | Left | Ended, instance: Instance
     ) -> None:
-        """Update the serving machines, because silence of a stream without a reader means nothing."""
+        """Update the serving machines: silence of a stream without a reader means nothing."""
         spare = instance.slot is None and self.settings.on_preemption == "hold"
         left_before = instance.left and isinstance(record, Ended)
         if instance.started_s is None or spare or left_before:
@@ -400,7 +400,7 @@ class Estimator:
 
     @property
     def _speed_tally(self) -> SpeedTally:
-        """Return the tally for the market's pools; another market file starts a new tally."""
+        """The tally for the market's pools; another market file starts a new tally."""
         pools = self.settings.pools
         if self._tally_of_speeds is None or self._tally_of_speeds[0] != pools:
             tally = SpeedTally([pool.speed for pool in pools], GRADIENT_HALF_LIFE_S)

@@ -77,32 +77,32 @@ class Instance:
 
     @property
     def counted(self) -> bool:
-        """Return True if it was ordered without a slot."""
+        """True if it was ordered without a slot."""
         return self.slot is None or self.slot_assigned_s is not None
 
     @property
     def left(self) -> bool:
-        """Return True if its worker has left it, so that it is useless."""
+        """True if its worker has left it, so that it is useless."""
         return self.left_s is not None
 
     @property
     def has_slot(self) -> bool:
-        """Return True if it now has a slot's stream."""
+        """True if it now has a slot's stream."""
         return self.open and self.slot is not None and not self.left
 
     @property
     def open(self) -> bool:
-        """Return True if it runs or may still start."""
+        """True if it runs or may still start."""
         return self.ended_s is None
 
     @property
     def offer(self) -> Offer:
-        """Return the offer that has its price."""
+        """The offer that has its price."""
         return Offer(self.pool, self.type, self.zone)
 
     @property
     def running(self) -> bool:
-        """Return True if it was seen running and not seen to end."""
+        """True if it was seen running and not seen to end."""
         return self.started_s is not None and self.ended_s is None
 
 
@@ -162,34 +162,34 @@ class FleetLedger:
 
     @property
     def plan(self) -> Planned | None:
-        """Return the plan in force."""
+        """The plan in force."""
         return self.plans[-1] if self.plans else None
 
     @property
     def launches(self) -> int:
-        """Return the number of orders, which is the last one's number."""
+        """The number of orders, which is the last one's number."""
         return len(self.machines)
 
     @property
     def open(self) -> tuple[Instance, ...]:
-        """Return machines that run or may start, by launch."""
+        """Machines that run or may start, by launch."""
         return tuple(self._open.values())
 
     @property
     def running(self) -> tuple[Instance, ...]:
-        """Return machines that were seen running and not seen to end, by launch."""
+        """Machines that were seen running and not seen to end, by launch."""
         return tuple(instance for instance in self._open.values() if instance.running)
 
     @property
     def usd_per_hour(self) -> float:
-        """Return the cost of all running machines."""
+        """The cost of all running machines."""
         return sum(
             self._bill.usd_per_hour(instance.offer, float("inf")) for instance in self.running
         )
 
     @property
     def paid_usd_per_hour(self) -> dict[str, float]:
-        """Return a machine's price by pool: the mean of running ones, or the last known one."""
+        """A machine's price by pool: the mean of running ones, or the last known one."""
         paid = defaultdict[str, list[float]](list)
         for instance in self.running:
             if instance.type:

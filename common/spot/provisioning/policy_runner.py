@@ -87,7 +87,7 @@ class PolicyRunner:
 
     @property
     def review_s(self) -> float | None:
-        """Return the time between reviews; None if time alone is no reason."""
+        """The time between reviews; None if time alone is no reason."""
         return self._settings.review_s or self._policy.review_s
 
     def change(self, settings: ProvisionerSettings) -> None:
@@ -195,7 +195,7 @@ class PolicyRunner:
         return self.record(decision, situation, reasons, now_s)
 
     def record(self, decision: Decision, situation: Situation, why: str, now_s: float) -> Planned:
-        """Make the record of a decision. An earlier decision costs its share of the remaining work."""
+        """Make a decision's record. An earlier decision costs its share of the remaining work."""
         plan, pools, work, ledger = decision.plan, situation.pools, situation.work, self._ledger
         machines = tuple(
             OfferCount(offer.pool, count, offer.type, offer.zone, offer.bid_usd_per_hour)

@@ -150,7 +150,7 @@ class Provisioner:
             known.estimator.unwanted(now_s)
 
     def _size(self, settings: ProvisionerSettings) -> int:
-        """Return the number of workers for decisions: as before, unless the owner's number changes."""
+        """Return the number of workers to decide for: as before, unless the owner changes it."""
         asked, self._most = self._most, settings.workers
         kept = settings.balanced and settings.workers == asked
         return self._known.settings.workers if kept else settings.workers

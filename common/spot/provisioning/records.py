@@ -1,4 +1,4 @@
-"""Records of a job's plans topic: the provisioner, its decisions and reasons, and costs of machines.
+"""Records of a job's plans topic: the provisioner in charge, its decisions and their reasons.
 
 The topic has one partition and one order. Several provisioners may believe that they are in charge.
 The fold in `common.spot.provisioning.fleet_ledger` decides what counts, as `common.core.history`

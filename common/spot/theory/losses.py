@@ -361,7 +361,7 @@ def _weighted(
 def _propose(
     center: _Array, covariance: _Array, limits: _Array, rng: np.random.Generator
 ) -> tuple[_Array, _Array]:
-    """Draw shapes from Student's distribution with 4 degrees of freedom and from the limits, half each."""
+    """Draw shapes, half each from Student's distribution (4 degrees of freedom) and the limits."""
     d = len(center)
     root = np.linalg.cholesky(covariance)
     steps = rng.standard_normal((PROPOSALS, d)) * np.sqrt(4 / rng.chisquare(4, (PROPOSALS, 1)))
