@@ -1,6 +1,6 @@
 """API answers about a job's machines and their prices.
 
-Unknown values are None: before a plan, before a review.
+An unknown value is None, as before the first plan or review.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def market_of(settings: Settings) -> Market:
     """Load the market of the settings.
 
     Raises:
-        NotFoundError: If they have none.
+        NotFoundError: If they name no market.
         UserError: If it is invalid.
     """
     if not settings.market:

@@ -77,8 +77,8 @@ class Machine(NamedTuple):
     # Beginning of the billed time, since 1970.
     started_s: float
     ended_s: float | None = None
-    cause: EndCause | None = None  # of its end
-    detail: str = ""  # in the provider's words
+    cause: EndCause | None = None  # cause of its end
+    detail: str = ""  # the provider's words
     # Actual type; empty if the pool has one.
     type: str = ""
     # Actual zone; empty if the pool has one.
@@ -101,7 +101,7 @@ class Fleet(Protocol):
         """
 
     def release(self, machines: Sequence[str]) -> None:
-        """Release machines by their ids. Their workers are asked to leave.
+        """Release machines by their ids. Their workers get a signal to leave.
 
         Ended and unknown machines are skipped.
         """

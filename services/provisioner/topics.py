@@ -23,12 +23,12 @@ T = TypeVar("T")
 READ_RECORDS = 2000
 # Number of claims from before the start: rates are recent ones.
 RECENT = 50_000
-# Time between checks for the end of the plans, each of which is a request to the broker.
+# Time between checks for the end of the plans. Each check is a request to the broker.
 CAUGHT_UP_S = 0.5
 
 
 class TopicFollower:
-    """Reads one topic of the job from a position on. Records that cannot be parsed are None."""
+    """Reads one topic of the job from a position on. Decoding errors give None."""
 
     def __init__(
         self, log: Log, topic: str, on_ready: Callable[[], None], recent: int | None = None

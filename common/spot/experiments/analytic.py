@@ -55,7 +55,7 @@ class Conditions:
     pace: Callable[[float], Array] | None = None
     # Fate of a preempted worker's stream.
     stream: Literal["pause", "keep", "reassign"] = "pause"
-    # For reassign: (R,) speeds to updates per second.
+    # Used by reassign: (R,) speeds to updates per second.
     capacity_per_s: Callable[[Array], Array] | None = None
     # Time from the last batch to the last update.
     last_round_s: float = 0.0
@@ -117,7 +117,7 @@ class _Streams:
         self.worst_lag_s = np.zeros(givens.runs)
         # Integral over time of the worst lag of all streams.
         self._lag_s2 = np.zeros(givens.runs)
-        # Steps in which records could arrive.
+        # Number of steps with possible arrivals.
         self._observed_steps = np.zeros(shape, np.int32)
         self.records = ArrivedRecords(shape, conditions.variation, rng)
 
@@ -137,11 +137,11 @@ class _Streams:
         return come
 
     def lag_s(self) -> Array | None:
-        """Return (R, N) times for which each stream's records wait, at mean arrivals."""
+        """Return (R, N) waiting times of the streams' records, at mean arrivals."""
         return None if self._waiting is None else self._waiting / self._rates_per_s
 
     def note_lag(self, behind: Array, going: Flags) -> None:
-        """Add the time for which the records of the slowest stream wait, at mean arrivals.
+        """Add the waiting time of the slowest stream's records, at mean arrivals.
 
         Args:
             behind: (R,) updates whose batches are complete and that are not applied.
@@ -165,7 +165,7 @@ class _Streams:
         return 0.0 if self._waiting is None else self._waiting.sum(axis=1) / self._update_records
 
     def seen(self, runs: Indexes) -> tuple[Array, Array]:
-        """Return the records of each stream and the seconds in which they arrived."""
+        """Return the records of each stream and the observed seconds."""
         observed_s: Array = self._observed_steps[runs] * np.float64(self._conditions.step_s)
         return self.records.count(runs).astype(np.float64), observed_s
 
@@ -286,7 +286,7 @@ def simulate_analytically(
         usd_per_hour = [prices.at(now_s) for prices in conditions.prices]
         if steps:
             changed = _changed(conditions.prices, before_s, now_s)
-        # At least one update is left while a run goes on.
+        # At least one update is left until a run ends.
         left = np.maximum(givens.updates - work.made, 1.0)
         waiting = None if conditions.stream == "pause" else streams.unread() + work.unused()
         driver.consider(now_s, usd_per_hour, changed, left, going, waiting, streams.lag_s())

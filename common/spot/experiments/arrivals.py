@@ -42,7 +42,7 @@ class Arrivals:
     def __init__(self, gaps: Gaps, clock: Clock) -> None:
         """Begin at time 0, as if a record had just arrived."""
         self._gaps, self._clock = gaps, clock
-        self._sum = 0.0  # of all gaps so far
+        self._sum = 0.0  # sum of all gaps so far
         self._chunks: list[Floats] = []  # each (CHUNK,) seconds, ascending
         self._ends: list[float] = []  # last time of each chunk
         # Index of the first record that is kept.
@@ -123,7 +123,7 @@ class Paced:
         """Scale a trace of rates.
 
         Args:
-            rate_per_s: lambda_A, to which the trace's mean is scaled.
+            rate_per_s: lambda_A, the mean after scaling.
             trace: The rate over time, in any unit.
             start_s: Time in the trace at which the stream begins.
 
@@ -134,7 +134,7 @@ class Paced:
             raise ParameterError("trace", f"{trace.source} is 0 throughout: nothing ever arrives")
         rates = trace.values * (rate_per_s / trace.mean())
         integral = np.concatenate(([0.0], np.cumsum(rates * trace.durations_s)))
-        # While nothing arrives, the integral has no inverse and needs none.
+        # The integral has no inverse while nothing arrives, and needs none.
         flowing = np.diff(integral) > 0
         self._lap, self._end_s = float(integral[-1]), trace.end_s
         self._sums, self._rates = integral[:-1][flowing], rates[flowing]
@@ -226,10 +226,10 @@ class SimulatedStream:
     def __init__(self, partition: Partition, arrivals: Arrivals) -> None:
         self.partition = partition
         self._arrivals = arrivals
-        # Total time for which the clock has stood still.
+        # Total time that the clock has stood still.
         self._still_s = 0.0
         self._stopped_at: float | None = None
-        self._ahead = dict[int, tuple[float, float]]()  # by position
+        self._ahead = dict[int, tuple[float, float]]()  # keyed by position
         # Records in each of these batches.
         self._ahead_samples = 0
 
@@ -258,7 +258,7 @@ class SimulatedStream:
         return time_s + self._still_s
 
     def read(self, position: int, samples: int) -> DecodedRun:
-        """Read records, all of which must have arrived.
+        """Read records. All of them must have arrived.
 
         All times are shifted by the total time that the clock has stood still, also of records
         before that.

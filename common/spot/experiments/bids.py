@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Hours of past prices that EC2 returns.
 MOST_HOURS = 90 * 24
 PROGRESS_STEPS = 50
-# Maximum number of reviews for which a pool is skipped that refuses repeatedly.
+# Maximum number of reviews that skip a pool after repeated refusals.
 MOST_REFUSED = 16
 
 
@@ -98,7 +98,7 @@ class _PoolBook:
     """A run's use of one pool."""
 
     bill: Bill
-    # Time for which the next refusal counts.
+    # Time that the next refusal counts.
     refused_s: float
     refused_until_s: float = -np.inf
     machine_s: float = 0.0

@@ -182,7 +182,7 @@ class ProtocolSimulation:
         self._fleet = SimulatedFleet(givens.pools, *size, givens.rates_per_s)
         unknown = None if beliefs is None else (beliefs, self._seen)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
-        self._machines = dict[int, "SimulatedMachine"]()  # by slot
+        self._machines = dict[int, "SimulatedMachine"]()  # keyed by slot
         self._lags = StreamLags(givens.workers, 0.0)
         # Pool slot of the fleet that serves each slot.
         self._served = np.full(givens.workers, NOBODY)

@@ -141,7 +141,7 @@ class Usage:
     Attributes:
         usd: Cost of machines and traffic so far.
         machine_s: Seconds of machines, with start-up, without time that is billed but not used.
-        wanted_s: Seconds for which slots wanted a machine, offered or not.
+        wanted_s: Seconds that slots wanted a machine, offered or not.
         launches: Number of machines launched.
         preemptions: Number of machines that the pool took back.
         paid: Number of machines that are paid for now.
@@ -201,7 +201,7 @@ class SimulatedFleet:
     Machines launched in the very first step are up at once: the job's clock begins there.
 
     Attributes:
-        active: (R, N) bool, slots in which a machine works; changes with each step.
+        active: (R, N) bool, slots with a working machine; changes with each step.
         counted: (R,) bool, True if machines are counted, not ordered by slot.
         server: (R, N) index over all pools of the pool slot whose machine serves a slot; -1 if
             none, or if decided by slot.
@@ -376,7 +376,7 @@ class SimulatedFleet:
         return np.pad(offer, ((0, 0), (0, missing))) if missing else offer
 
     def _choose(self, pool_slots: _PoolSlots, offer: Flags | None, counted: Indexes) -> None:
-        """Choose the pool slots in which machines are wanted, in runs that only count them."""
+        """Choose the pool slots that get machines, in runs that only count them."""
         shape = (self.runs, self.slots_per_pool)
         has = pool_slots.has.reshape(shape)[counted]
         can = np.ones_like(has) if offer is None else self._padded(offer)[counted]

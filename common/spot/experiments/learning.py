@@ -74,7 +74,7 @@ class Sgd(Learner):
         model = self._computer.model
         self._trainer = Trainer(model.state.numpy(), model.parameter_count, training.optimizer)
         self._staleness = staleness
-        self._weights = {0: bytes(self._trainer.weights())}  # by version
+        self._weights = {0: bytes(self._trainer.weights())}  # keyed by version
         self._loaded = -1
         self.curve = [training.look(0, 0.0, self._trainer.weights())]
 

@@ -80,9 +80,9 @@ class Givens:
 class Priors:
     """Assumptions about a job before any observation."""
 
-    # For every stream; must be worth some seconds.
+    # Prior of every stream; must be worth some seconds.
     rate: RatePrior
-    # For every pool that may be preempted.
+    # Prior of every pool that may be preempted.
     machines: CyclePrior = ONE_CYCLE
 
 
@@ -94,7 +94,7 @@ Tallies: TypeAlias = Callable[[Indexes], tuple[Array, Array]]
 class PolicyDriver:
     """Asks a policy for each run, passes its orders to the fleet and keeps its decisions.
 
-    A policy is asked at time 0, when a price has changed, at its reviews and, if it watches
+    A policy decides at time 0, when a price has changed, at its reviews and, if it watches
     outages, when the machines differ from those that it knows. At time 0, nothing runs yet and
     every machine counts as up: a missing machine is noticed one step later.
 
@@ -148,7 +148,7 @@ class PolicyDriver:
             updates_left: (R,)
             going: (R,) runs that are not over.
             waiting: (R,) updates whose records have arrived; None if streams pause.
-            lag_s: (R, N) time for which each stream's records wait; None if unknown.
+            lag_s: (R, N) waiting time of each stream's records; None if unknown.
         """
         due = going & self._due(now_s, price_changed)
         runs = np.flatnonzero(due)

@@ -151,7 +151,7 @@ class Delays:
     board_s: float = 0.0005
     # Time until a preempted machine's work is reassigned.
     death_s: float = 0.1
-    # Time for which each order with its model, and each gradient, occupies the link that all share.
+    # Time that each order with its model, and each gradient, occupies the shared link.
     link_s: float = 0.0
 
 
@@ -206,7 +206,7 @@ class SimulatedMachine:
         self._feed(worker_messages.Revoked(tuple(partitions)))
 
     def await_batches(self) -> None:
-        """Schedule the next batch of each stream for which none is scheduled."""
+        """Schedule the next batch of each stream that has no scheduled batch."""
         for stream in self.streams.values():
             self._await(stream)
 
@@ -345,7 +345,7 @@ class SimulatedMachine:
             case worker_messages.ReadLeaderStatus():
                 self._feed(worker_messages.LeaderStatusSeen(self._protocol.leader_status))
             case _:
-                # Heartbeats and commits have none either.
+                # Heartbeats and commits have no counterpart either.
                 pass
 
 
@@ -389,7 +389,7 @@ class SimulatedJob:
     group_size: int  # K
     batch_size: int  # b
     updates: int  # J(epsilon)
-    # Mean time in which the batches of an update arrive.
+    # Mean time between the first and the last batch of an update.
     group_s: float
     synchronisation: SynchronisationSpec = SYNCHRONOUS
 

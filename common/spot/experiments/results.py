@@ -98,7 +98,7 @@ class SimulatedRun:
     # Set if something was learned.
     curve: tuple[LearningPoint, ...] = field(default=(), repr=False)
     throughput: Throughput | None = None
-    # For records that wait for a machine.
+    # Lag of records that wait for a machine.
     worst_lag_s: float = 0.0
     # Mean over time for the stream whose records wait longest.
     mean_lag_s: float = 0.0

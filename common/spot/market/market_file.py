@@ -40,7 +40,7 @@ class OnDemandPool(WrittenPart):
     """Machines that are never preempted."""
 
     name: Name = "on-demand"
-    # By type, if there are several.
+    # Prices by type, if there are several.
     usd_per_hour: Positive | dict[str, Positive]
     start_up_s: Seconds = 0.0
     # None for the billing of the fleet's provider.
@@ -84,8 +84,8 @@ class SpotPool(WrittenPart):
     availability: Annotated[float, Field(gt=0, lt=1)] = 0.9
     # Assumed mean time from one preemption to the next.
     cycle_s: Positive = 1000.0
-    # For local processes: the recorded number of machines, instead of that in `process`; and the
-    # price above which machines are taken away.
+    # Used for local processes: the recorded number of machines, instead of that in `process`, and
+    # the price above which machines are taken away.
     trace: TraceSpec | None = None
     bid_usd_per_hour: Positive | None = None
     # Speed of gradients against on-demand.

@@ -37,13 +37,13 @@ RECENT = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Settings of a job; None if it has none."""
+    """Settings of a job; None if they are not set."""
 
     group_size: int | None = None  # K
     batch_size: int | None = None  # b
     updates: float | None = None  # J, left
     deadline_s: float | None = None  # theta, left
-    # As its workers have counted.
+    # Measured by its workers.
     update_mb: float | None = None
     notes: tuple[str, ...] = ()
 

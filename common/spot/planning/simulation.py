@@ -32,7 +32,7 @@ BUILT_IN = "digits"  # a data set that is no file
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Result or progress of a simulation in its own process, see `apart`."""
+    """Result or progress of a simulation in its own process, see `simulation_process`."""
 
     results: msgspec.Raw = msgspec.Raw(b"null")  # result of `compare.as_data`
     # Reason without results.

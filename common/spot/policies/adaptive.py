@@ -8,7 +8,7 @@ be slightly late half of the time.
 
 The reserve is the cost of an outage of all spot machines until the next review, and the delay of
 arrivals. So if on-demand machines can meet the deadline now, they can still meet it at the next
-review, whatever happens. Close to that limit, all workers run on demand.
+review in any case. Close to that limit, all workers run on demand.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PACE_MOVED = 0.005
 
 
 def moved(before: Situation, now: Situation, places: Places, time_s: float) -> str:
-    """Return a reason to solve again; empty if there is none.
+    """Return a reason to solve again; empty without a reason.
 
     Args:
         before: The situation of the decision in force.
@@ -113,7 +113,7 @@ class Adaptive(Policy):
     def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:
         """Return the reserve if spot machines have this share of all arrivals.
 
-        It is the time by which a review may be too late, and arrivals may be late.
+        It is the delay of a review and of arrivals.
         """
         work = situation.work
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)

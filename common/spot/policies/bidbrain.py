@@ -97,7 +97,7 @@ class Allocation:
 
     market: int
     machines: int  # k
-    bid_usd: float  # per hour, as is every price here
+    bid_usd: float  # USD per hour, as every price here
     # Price at the beginning of the current hour.
     price_usd: float
     # End of the current hour.
@@ -134,8 +134,8 @@ def overhead_s(kept: Array, eviction_s: float, change_s: float) -> Array:
 
     Args:
         kept: Product of 1 - beta over the footprint: the probability of no eviction.
-        eviction_s: lambda, time for which the application stands still after an eviction.
-        change_s: sigma, time for which it does when machines are added or removed.
+        eviction_s: lambda, time that the application stands still after an eviction.
+        change_s: sigma, time that it stands still when machines are added or removed.
     """
     return (1 - kept) * eviction_s + change_s
 
@@ -219,7 +219,7 @@ class BidBrain:
             now_s: The time.
             prices: (M,) current prices.
             room: (M,) number of machines that each market still has, or None.
-            unchanged_s: Time for which all stands still if nothing is acquired.
+            unchanged_s: Time that all machines stand still if nothing is acquired.
         """
         there = self._terms(footprint, now_s, prices)
         least = float(self._cost_per_work(there, None, unchanged_s)[0])
@@ -291,7 +291,7 @@ class BidBrain:
             zero = np.zeros(1)
             more = Terms(zero, zero, zero, zero, zero)
         usd = expected_cost_usd(there).sum() + expected_cost_usd(more)
-        # For the hour of a bid.
+        # Servers cost their price for the hour of a bid.
         usd = usd + self.reliable_usd_per_hour
         kept = np.prod(1 - there.probability) * (1 - more.probability)
         lost_s = overhead_s(kept, self.eviction_s, change_s)

@@ -26,7 +26,7 @@ from common.spot.theory.provisioning import Plan
 if TYPE_CHECKING:
     from common.spot.theory.work import Pool
 
-# In an hour: the paper's two minutes.
+# Reviews per hour: the paper's two minutes.
 REVIEWS = 30
 # On-demand machines of the coordinator, Kafka and Redis. If they cost nothing, neither would time,
 # and only the cheapest market would ever be used.
@@ -39,7 +39,7 @@ BID_STEP_USD = 1e-6
 class BidSettings:
     """Cost of changes of its machines to a job."""
 
-    # Time for which all machines stand still after an eviction.
+    # Time that all machines stand still after an eviction.
     lambda_s: float = 30.0
     start_s: float | None = None  # sigma; None: the longest start-up of all pools
 

@@ -68,7 +68,8 @@ def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
     """Return P(J_theta >= J) for all numbers of spot workers: (N_tot + 1,), from 0.
 
     J updates take J K b records in full batches. At the end of an update, N_tot - 1 workers have an
-    incomplete batch, each of 0 to b - 1 records. `order` is the order in which workers become spot.
+    incomplete batch, each of 0 to b - 1 records. `order` sorts workers, the first to become spot
+    first.
     """
     if work.updates == 0:
         return np.ones(work.workers + 1)

@@ -1,11 +1,11 @@
 """Number of machines if streams move to the survivors: as few as keep up, and in time.
 
 Kafka keeps what arrives, so a loss takes compute capacity and leaves lag. The tolerated lag and the
-deadline limit the time for which all machines may stand still from now on:
+deadline limit the time that all machines may stand still from now on:
 
     lost  spot ready            lost       lost again   on demand ready
     ------============================------------------================---
-    lag grows  lag shrinks                        |     spot is back; on demand goes without lag
+    lag grows  lag shrinks                        |     spot returns; on demand ends with the lag
                                                   on demand is ordered: spot may be too late
 
 Spot machines are as many as keep up, and are ordered again when they are lost. On-demand machines
@@ -64,7 +64,7 @@ class Backlog:
 
     @property
     def lag_s(self) -> float:
-        """Time in which the waiting records have arrived."""
+        """Arrival time of the waiting records."""
         return (self.situation.waiting or 0.0) / self.situation.work.updates_per_s
 
     @property
@@ -109,11 +109,11 @@ class Backlog:
         return min(work.group_size if found is None else found, work.workers)
 
     def before_deadline_s(self, machines: float = 0.0, seconds: float = 0.0) -> float:
-        """Return the time for which all may stand still for the deadline, after some work.
+        """Return the time that all may stand still for the deadline, after some work.
 
         Args:
             machines: Machines that work first.
-            seconds: Time for which they work. Then the needed machines work.
+            seconds: Length of their work. Then the needed machines work.
         """
         left_s = self.situation.work.undisturbed_s - seconds * self.made(machines)
         takes_s = max(left_s, 0.0) / max(self.made(self.needed), ROUNDING)

@@ -42,7 +42,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]  # (N_tot,) one per slot
 
 
 class Hour(NamedTuple):
-    """The hour for which machines of an offer run: paid at its beginning, or under a bid."""
+    """The current hour of an offer's machines: paid at its beginning, or under a bid."""
 
     ends_s: float
     usd_per_hour: float  # at its beginning
@@ -66,7 +66,7 @@ class MachineCount(NamedTuple):
 class Situation:
     """All inputs of a policy."""
 
-    now_s: float  # since the job began
+    now_s: float  # time since the job began
     # Remaining work, with current estimates of rates and updates.
     work: Work
     # On-demand first; current prices, and current estimates of availability.
@@ -76,7 +76,7 @@ class Situation:
     up: Flags
     # Updates whose records have arrived already; None if unknown.
     waiting: float | None = None
-    # Current machines. At time 0 there are none, and machines take time to start. A policy that
+    # Current machines. At time 0, no machine exists, and machines take time to start. A policy that
     # only counts `ready` ones would order the whole fleet twice.
     machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
     # First hours to end, by offer.

@@ -37,7 +37,7 @@ from common.spot.theory.work import partial_batches_s
 # Share of the reserve that may be spent. A job that kept all of it until the last update would
 # finish early by it.
 SPENT = 0.25
-ALMOST = 0.5  # of a stream
+ALMOST = 0.5  # share of a stream
 # Number of spare on-demand machines that are not released, because they would be restarted soon.
 SPARES = 1
 ROUNDING = 1e-9
@@ -70,7 +70,7 @@ class _Need:
     streams: int
     # Time of the remaining work without outages.
     undisturbed_s: float
-    # Time until the deadline, less the time by which arrivals may be late.
+    # Time until the deadline, less the possible delay of arrivals.
     time_s: float
     # Time from the loss of the largest pool until others work in its place.
     reserve_s: float
@@ -106,7 +106,7 @@ class Pools(Policy):
     on_preemption: Literal["hold", "reassign"] = "hold"
     # Limit of spot machines over streams.
     spot_up_to: float = 1.5
-    # Longest time for which records may wait. If None, streams are served as steadily as possible.
+    # Longest waiting time of records. If None, streams are served as steadily as possible.
     max_lag_s: float | None = None
     # Number of machines that are always on demand.
     reliable: int = 0

@@ -23,7 +23,7 @@ class Spot:
     """The few spot pools that are worth their price, the best first."""
 
     pools: tuple[Pool, ...]
-    usd_per_s: tuple[float, ...]  # of a ready second
+    usd_per_s: tuple[float, ...]  # price of a ready second
     # Number of machines by the last decision.
     asked: tuple[int, ...]
     ready: tuple[int, ...]
@@ -78,9 +78,9 @@ class Spot:
     def counts(self, wanted: int) -> dict[int, int]:
         """Return the number of wanted machines of each pool; pools that are missing get none.
 
-        Machines stay where they are. Missing ones are requested from the cheapest pools that have
-        not just refused. Each pool that has refused is asked for one machine, which shows when it
-        gives again. If all have refused, all are asked for all missing machines.
+        Existing machines stay. Missing ones are requested from the cheapest pools that have not
+        just refused. Each pool that has refused gets one request, which shows when it gives again.
+        If all have refused, each gets requests for all missing machines.
         """
         missing, room = wanted - sum(self.had), self.room
         there = {index: count for index, count in enumerate(self.had) if count}
@@ -112,7 +112,7 @@ class Spot:
 
 
 def ready_usd_per_s(pool: Pool) -> float:
-    """Return the price of a second in which a machine of a pool is ready, at speed 1.
+    """Return the price of a second of a pool's ready machine, at speed 1.
 
     Machines live for exponential times of mean u. They are ready for exp(-S / u) of their time, and
     billed by `Billing.paid_share`.

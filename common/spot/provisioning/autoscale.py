@@ -28,7 +28,7 @@ SAVING = 0.95
 class FleetSize(NamedTuple):
     """Quantities that must not change while updates are measured."""
 
-    workers: int  # that run
+    workers: int  # running workers
     group_size: int  # K
 
 
@@ -43,7 +43,7 @@ class RoundTimes:
     """Time of updates besides gradients, by the number of workers."""
 
     def __init__(self) -> None:
-        self._besides_s = dict[int, float]()  # by workers, smoothed
+        self._besides_s = dict[int, float]()  # keyed by workers, smoothed
         self._window: _Window | None = None
 
     def observe(

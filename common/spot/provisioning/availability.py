@@ -5,7 +5,7 @@
     up               ~~~~~~~~~~~~~~~~~~~~              ~~~~~~~~~~~~~~~~~~~~
     down                                 ~~~~~~~~~~~~~~
 
-Time in which no machine was wanted does not count: after a slot moved elsewhere, while the job is
+Time without a wanted machine does not count: after a slot moved elsewhere, while the job is
 paused, or without a provisioner.
 """
 
@@ -58,8 +58,9 @@ class Availability:
     """Estimates alpha and cycle of each pool from every valid record of the plans topic."""
 
     _times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
-    _up: dict[int, _Since] = field(default_factory=dict)  # by launch
-    _down: dict[int | str, _Since] = field(default_factory=dict)  # by slot; if counted, by pool
+    _up: dict[int, _Since] = field(default_factory=dict)  # keyed by launch
+    # Keyed by slot, or by pool if machines are counted.
+    _down: dict[int | str, _Since] = field(default_factory=dict)
     _lead_s: float = float("-inf")
     _last_record_s: float = float("-inf")
 

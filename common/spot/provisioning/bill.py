@@ -28,7 +28,7 @@ class PriceCurve:
 
     @property
     def begins_s(self) -> float:
-        """First time with a known price; infinite if there is none."""
+        """First time with a known price; infinite without a price."""
         return self._times_s[0] if self._times_s else float("inf")
 
     def add(self, at_s: float, usd_per_hour: float) -> None:
@@ -82,12 +82,12 @@ class Bill:
     def __init__(self, billing: Mapping[str, Billing]) -> None:
         self._billing = dict(billing)
         rules = self._billing.values()
-        # Longest time after its end for which a machine may still be charged.
+        # Longest time after its end that a machine may still be charged.
         self._longest_s = max(
             (rule.minimum_s + rule.hour_s * (rule.per == "hour") for rule in rules), default=0.0
         )
         self._curves: dict[Offer, PriceCurve] = {}
-        # By launch: offer and start.
+        # Offer and start by launch.
         self._running: dict[int, tuple[Offer, float]] = {}
         self._gone: list[_Gone] = []
         self._gone_usd = 0.0

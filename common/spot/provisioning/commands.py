@@ -45,7 +45,7 @@ class Release(ProvisionerCommand, frozen=True):
     """Release machines by the provider's ids; only a failure is answered, by FleetAway."""
 
     machines: tuple[str, ...]
-    reason: str  # for the log
+    reason: str  # text of the log line
 
 
 class PollMachines(ProvisionerCommand, frozen=True):

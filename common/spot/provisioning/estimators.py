@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 # Probability of intervals that users see.
 INTERVAL = 0.9
-# Relative standard deviation up to which an estimate is no guess.
+# Largest relative standard deviation of an estimate that is no guess.
 SURE = 0.2
 # Assumed arrivals over those that the deadline requires, before any batch.
 AHEAD = 2.0
@@ -340,7 +340,7 @@ class Estimator:
         return {name: _believed(estimate) for name, estimate in estimates.items()}
 
     def guesses(self, now_s: float) -> str:
-        """Describe the unknown inputs; empty if there is none."""
+        """Describe the unknown inputs; empty if all are known."""
         guessed = []
         if not self.arrivals_known(now_s):
             guessed.append(f"arrivals are taken for {float(self.arrivals(now_s).value):.4g}/s")

@@ -60,7 +60,7 @@ class ProvisioningWanted(ProvisionerFact, frozen=True):
     """The job should run, pause or stop; for a done or deleted job, stop."""
 
     wanted: Wanted
-    reason: str = ""  # in the job record's words
+    reason: str = ""  # the job record's words
 
 
 class ProvisioningChanged(ProvisionerFact, frozen=True):

@@ -194,7 +194,7 @@ class Backoff:
 
     def __init__(self) -> None:
         self._pools: dict[str, _Wait] = {}
-        # By slot, or by offer if machines are counted.
+        # Keyed by slot, or by offer if machines are counted.
         self._slots: dict[int | Offer | None, _Wait] = {}
         self.refused = set[int]()
 
@@ -220,7 +220,7 @@ class Backoff:
                 pass
 
     def until_s(self, desired: DesiredMachine) -> float:
-        """Return the time from which this may be ordered."""
+        """Return the earliest time at which this may be ordered."""
         key = desired.slot if desired.offer is None else _whatever_bid(desired.offer)
         waits = (self._pools.get(desired.pool), self._slots.get(key))
         return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
@@ -234,6 +234,6 @@ class Backoff:
         return pool in self._pools and self._pools[pool].fails
 
     def due(self, now_s: float) -> float:
-        """Return the end of the next wait; infinite if there is none."""
+        """Return the end of the next wait; infinite without a wait."""
         waits = (*self._pools.values(), *self._slots.values())
         return min((wait.until_s for wait in waits if wait.until_s > now_s), default=float("inf"))

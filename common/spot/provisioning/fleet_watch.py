@@ -55,12 +55,12 @@ class FleetWatch:
     _refused: dict[int, Refused] = field(default_factory=dict)
     _look: MachinesSeen | None = None
     _as_of_s: float = float("-inf")
-    # By launch.
+    # Keyed by launch.
     _missed: dict[int, _Missed] = field(default_factory=dict)
     # By launch, for machines whose worker had a slot and sent heartbeats: since when there are
     # none.
     _silent: dict[int, _Missed | None] = field(default_factory=dict)
-    _unknown: dict[str, _Missed] = field(default_factory=dict)  # by the provider's id
+    _unknown: dict[str, _Missed] = field(default_factory=dict)  # keyed by the provider's id
     # Time of the last release, by the provider's id.
     _released_s: dict[str, float] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class FleetWatch:
             self._look, self._as_of_s, self.looked = look, look.as_of_s, True
 
     def workers_seen(self, seen: HeartbeatsSeen) -> None:
-        """Add current heartbeats. If there are none, Redis may have been emptied."""
+        """Add current heartbeats. Without any, Redis may have been emptied."""
         for instance in self.ledger.running if seen.members else ():
             if instance.slot_assigned_s is None or seen.as_of_s <= instance.slot_assigned_s:
                 # Earlier heartbeats are those of the slot's previous worker.
@@ -199,7 +199,7 @@ class FleetWatch:
         """Find machines that run without a valid order.
 
         A machine with an unknown number may be that of a successor whose record this process has
-        yet to read. It gets the time in which that record would be read.
+        yet to read. It is tolerated for the time that such a read takes.
         """
         unknown = dict[str, _Missed]()
         self.strangers = {}

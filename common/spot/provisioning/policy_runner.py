@@ -392,7 +392,7 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
 
 
 def warning_of_plan(stability: Stability, settings: ProvisionerSettings) -> str:
-    """Describe a plan's problem and why it stays; empty if there is none."""
+    """Describe a plan's problem and why it stays; empty without a problem."""
     if stability.ratio >= 1:
         return ""
     share = f"the plan keeps up with {100 * stability.ratio:.3g} % of arrivals (Proposition 1)"

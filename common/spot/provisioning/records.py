@@ -53,7 +53,7 @@ class Priced(msgspec.Struct, frozen=True, tag="priced", omit_defaults=True):
 
     term: Count
     at_s: Rate
-    usd_per_hour: dict[NonEmpty[str], Rate]  # by pool
+    usd_per_hour: dict[NonEmpty[str], Rate]  # keyed by pool
     # Used if prices in a pool differ.
     offers: tuple[OfferPrice, ...] = ()
 
@@ -91,7 +91,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     reason: NonEmpty[str]
     feasible: bool
     binding: str  # `common.spot.theory.provisioning.Binding`
-    # By index; the first is on-demand.
+    # Pools by index; the first is on-demand.
     pools: NonEmpty[tuple[str, ...]]
     # (N_tot,) pool of each slot, -1 for none; empty if machines are counted.
     places: tuple[OrNone, ...]
@@ -102,8 +102,8 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     deadline_left_s: Rate | None
     # Cost until now.
     spent_usd: Rate
-    expected_cost_usd: Rate  # of the remaining work
-    expected_runtime_s: Rate  # of the remaining work
+    expected_cost_usd: Rate  # remaining work
+    expected_runtime_s: Rate  # remaining work
     # Cost of the remaining work with every worker on demand.
     on_demand_only_usd: Rate
     # Capacity over arrivals, Proposition 1. Below 1, updates cannot keep up.
@@ -253,7 +253,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
     at_s: Rate
     why: NonEmpty[str]
     spent_usd: Rate
-    on_demand_only_usd: Rate  # of the whole job
+    on_demand_only_usd: Rate  # whole job
     # Prediction of the last plan; None without a plan.
     predicted_usd: Rate | None
 

@@ -38,16 +38,16 @@ class FleetReport:
     planned: Mapping[bool, int]
     # USD per hour of one machine, by pool.
     prices: Mapping[str, float]
-    usd_per_hour: float  # of all running machines
-    spent_until_usd: float  # until `at_s`
+    usd_per_hour: float  # all running machines
+    spent_until_usd: float  # cost until `at_s`
     # On-demand cost of the updates so far.
     on_demand_only_usd: float | None
     updates: int  # J, made so far
-    records: int  # in them
+    records: int  # records in these updates
     believed: Mapping[str, EstimateRecord]
     stability: float | None  # capacity over arrivals, Proposition 1
     deadline_at_s: float | None
-    done_at_s: float | None  # by the plan in force
+    done_at_s: float | None  # time by the plan in force
 
     def spent_usd(self, now_s: float) -> float:
         """Return the cost of all machines; running ones continue at their price."""

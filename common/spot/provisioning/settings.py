@@ -36,7 +36,7 @@ class ProvisionerSettings:
     probability: float = 0.95
     # Time between reviews of the policy; None for the policy's own.
     review_s: float | None = None
-    bidding: BidSettings = field(default_factory=BidSettings)  # of `bidbrain`
+    bidding: BidSettings = field(default_factory=BidSettings)  # settings of `bidbrain`
     # Settings of `pools`, see `Pools`.
     max_lag_s: float | None = None
     spot_up_to: float = 1.5

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def readiness(
     pools: Iterable[Pool], start_ups: StartUps, now_s: float
 ) -> Callable[[Instance], bool]:
-    """Return a function that says if a machine has started up, as far as its pool is known.
+    """Return a function that returns True if a machine should have started by now.
 
-    A machine whose worker has sent heartbeats has, however long others take.
+    A machine has also started if its worker has sent heartbeats.
     """
     start_up_s = {pool.name: start_ups.start_up_s(pool) for pool in pools}
 

@@ -43,7 +43,7 @@ class StartUps:
     def __init__(self) -> None:
         self.reported = frozenset[int]()
         self._took_s = defaultdict[str, deque[float]](lambda: deque(maxlen=KEPT))
-        # By name: the polls before and at the first heartbeat.
+        # Times of the polls before and at the first heartbeat, by name.
         self._appeared = dict[str, tuple[float, float]]()
         # Time since which polls have followed one another.
         self._since_s = float("inf")

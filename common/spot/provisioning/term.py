@@ -4,8 +4,8 @@ Nothing is decided while own records are under way: only records in the log coun
 one that was read back. After every event, one pass of `advance` goes through the steps until one
 has a record to write.
 
-    poll ──▶ Started, Ended ──▶ Seated ──▶ lacking? ──▶ Ordered ──▶ policy? ──▶ Planned ──▶ Reviewed
-               prices ──▶ Priced               └──▶ release
+    poll ─▶ Started, Ended ─▶ SlotAssigned ─▶ missing? ─▶ Ordered ─▶ policy? ─▶ Planned ─▶ Reviewed
+              prices ─▶ Priced                 └─▶ release
 """
 
 from __future__ import annotations

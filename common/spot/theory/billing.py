@@ -35,7 +35,7 @@ class Billing:
     A running machine is counted by its time so far. Surcharges and refunds are known when it ends.
     """
 
-    # By hour, a started hour is paid in full.
+    # With `hour`, a started hour is paid in full.
     per: Literal["second", "hour"] = "second"
     # Minimum time that is paid, unless the provider takes the machine back.
     minimum_s: float = 0.0
@@ -52,12 +52,12 @@ class Billing:
 
     @property
     def by_the_second(self) -> bool:
-        """True if each second costs its price, whatever happens later."""
+        """True if each second costs its price, regardless of later events."""
         plain = self.per == "second" and self.price == "now"
         return plain and not self.preempted.free_within_s and not self.preempted.hour_refunded
 
     def paid_s(self, ran_s: float | Array, *, preempted: bool) -> Array:
-        """Return the time for which an ended machine is paid, possibly other than its run time."""
+        """Return the paid time of an ended machine, which may differ from its run time."""
         paid_s = np.asarray(ran_s if preempted else np.maximum(ran_s, self.minimum_s))
         free = preempted & (paid_s < self.preempted.free_within_s)
         if preempted and self.preempted.hour_refunded:
@@ -92,7 +92,7 @@ BY_THE_SECOND = Billing()
 BY_NAME = {
     # Linux except SUSE: nothing if interrupted in the first hour, then the seconds used.
     "ec2": Billing(minimum_s=60.0, preempted=Preempted(free_within_s=HOUR_S)),
-    # Until 2017: whole hours, each at the price at its beginning; an interrupted one is free.
+    # The rules until 2017: whole hours, each at its first price; an interrupted one is free.
     "ec2-2017": Billing("hour", price="hour_start", preempted=Preempted(hour_refunded=True)),
     # At least a minute; nothing if preempted in the first minute.
     "gce": Billing(minimum_s=60.0, preempted=Preempted(free_within_s=60.0)),

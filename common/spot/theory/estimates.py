@@ -34,7 +34,7 @@ class Estimate:
     """A value and its standard deviation, and the distribution with these two moments."""
 
     value: Numbers
-    # Of the quantity, not of single observations.
+    # Error of the quantity, not spread of single observations.
     std: Numbers
     law: Law = "normal"
 
@@ -112,11 +112,11 @@ def rate_from_counts(records: Numbers, seconds: Numbers, prior: RatePrior = JEFF
 
     Args:
         records: Without the first one, if the time began with a record.
-        seconds: Time for which the stream was observed, without pauses.
+        seconds: Observed time of the stream, without pauses.
         prior: See `pooled_prior` for workers that share a job.
 
     Raises:
-        ParameterError: If no time has passed and the prior has none.
+        ParameterError: If neither the data nor the prior has any time.
     """
     shape, time_s = prior.records + records, prior.seconds + seconds
     if not (time_s > 0 if isinstance(time_s, float) else (time_s > 0).all()):
@@ -158,8 +158,8 @@ def availability_from_times(
     further cycles. Without any time, the estimate is the prior.
 
     Args:
-        up_s: Time for which a machine was there, summed over machines.
-        down_s: Time for which one was wanted and not available.
+        up_s: Time that a machine was there, summed over machines.
+        down_s: Time that one was wanted and not available.
         outages: Number of losses.
         prior: Prior of the machine.
     """

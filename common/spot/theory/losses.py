@@ -295,7 +295,7 @@ def _start(kind: Kind, shape: tuple[float, ...], history: _History, least_loss: 
 
 
 def _cost(residuals: _Array) -> _Array:
-    """Return the sum of squares, in which outliers count only linearly (soft L1)."""
+    """Return the sum of squares; outliers count only linearly (soft L1)."""
     return np.asarray(2 * (np.sqrt(1 + residuals**2) - 1).sum(axis=-1))
 
 

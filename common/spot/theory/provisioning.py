@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Binding: TypeAlias = Literal[
-    "deadline",  # with one more spot worker, it would be missed (equation 23)
+    "deadline",  # one more spot worker would miss it (equation 23)
     "workers",  # every worker is spot already
     # One more spot worker extends the runtime by more than it saves (Theorem 5).
     "cost",

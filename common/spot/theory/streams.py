@@ -33,7 +33,7 @@ class StreamTally:
 
     def __init__(self, since_s: float, half_life_s: float = math.inf) -> None:
         self._sums = Sums(2, half_life_s)
-        # From the first record to the last.
+        # Times of the first record and the last.
         self._span: tuple[float, float] | None = None
         # Time since which the worker is gone.
         self._gone_s: float | None = None

@@ -14,7 +14,7 @@ import math
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import Estimate
 
-# In updates: a change of compression shows after a few.
+# Unit: updates. A change of compression shows after a few.
 TRANSFER_HALF_LIFE = 100.0
 # Degrees of freedom, as a share of the messages, that count as none.
 ROUNDING = 1e-9

@@ -142,7 +142,7 @@ class Pool:
 
     @property
     def wanted_usd_per_s(self) -> float:
-        """Mean cost of a second for which a machine is wanted, available or not.
+        """Mean cost of a second with a wanted machine, available or not.
 
         Interruptions after exponential times of mean alpha cycle make some time free, but no
         traffic.

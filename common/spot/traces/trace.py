@@ -25,7 +25,7 @@ _HOLE_GAPS = 1.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Values over time, each of which holds until the next.
+    """Values over time. Each holds until the next.
 
     Raises:
         UserError: If a row is out of order, not a number of at least 0, or missing. The message
@@ -156,7 +156,7 @@ def usual_gap_s(times_s: Sequence[float]) -> float | None:
 class TraceCursor:
     """Many readers of one trace, each from its own start.
 
-    Only readers whose value ends are updated as time goes on. A thousand runs of 64 workers are
+    Only readers whose value ends are updated. A thousand runs of 64 workers are
     64,000 readers, and a search for each of them at each step would cost more than the simulation.
     """
 

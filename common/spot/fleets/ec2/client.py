@@ -47,7 +47,7 @@ def connect(provider: Ec2Provider) -> EC2Client:
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
             max_pool_connections=CONNECTIONS,
-            # In adaptive mode, throttled requests are sent more slowly, not only later.
+            # Adaptive mode sends throttled requests more slowly, not only later.
             retries={"mode": "adaptive", "total_max_attempts": _ATTEMPTS},
         ),
     )

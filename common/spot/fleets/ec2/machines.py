@@ -19,7 +19,7 @@ TOKEN = "doll:token"  # noqa: S105 -- a tag's name
 _LAUNCH, _SLOT, _POOL, _WORKER = "doll:launch", "doll:slot", "doll:pool", "doll:worker"
 # States that are paid for: started, or about to start.
 _RUNNING = {"pending", "running"}
-# By the code of the state's reason. Machines with other codes ended by themselves.
+# Keyed by the code of the state's reason. Machines with other codes ended by themselves.
 _CAUSES: dict[str, EndCause] = {
     "Server.SpotInstanceTermination": "preempted",
     "Server.SpotInstanceShutdown": "preempted",

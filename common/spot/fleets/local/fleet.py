@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Longest time from a record to its process. It takes milliseconds unless the launcher was killed.
 _APPEAR_S = 10.0
-# Time for which ended machines are listed, as in EC2.
+# Time that ended machines stay listed, as in EC2.
 _LATELY_S = 3600.0
 # Longest time between two polls of the processes. Ends are billed with this precision.
 _LOOK_S = 0.5
@@ -106,7 +106,7 @@ class ProcessFleet:
         self._records = OrderRecords(directory / job / "machines")
         self._table = Table(job, directory)
         self._born_s = self._records.born_s(clock())
-        # By token.
+        # Keyed by token.
         self._children: dict[str, StartedProcess] = {}
         # Time of the last poll of each running machine.
         self._seen_s: dict[str, float] = {}
@@ -307,7 +307,7 @@ class ProcessFleet:
         self, token: str, record: OrderRecord, child: StartedProcess | None, now: float
     ) -> None:
         """Record a machine's end, once its process cannot appear any more."""
-        # Only machines that were seen are asked to leave.
+        # Only machines that were seen get a signal to leave.
         seen = child is not None or token in self._seen_s or record.leaving is not None
         if not seen and now - record.at_s < _APPEAR_S:
             return

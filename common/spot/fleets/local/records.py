@@ -38,12 +38,12 @@ class OrderRecord(msgspec.Struct, frozen=True):
     refused: str = ""
     # True if the reason is lack of capacity.
     capacity: bool = True
-    # Set when the machine was asked to leave. The first reason counts.
+    # Set with the signal to leave. The first reason counts.
     leaving: EndCause | None = None
     # Time at which the machine is killed.
     leave_by_s: float = 0.0
     ended_s: float | None = None
-    cause: EndCause | None = None  # of the end
+    cause: EndCause | None = None  # cause of the end
     detail: str = ""
     # Price at the order; None if unknown.
     usd_per_hour: float | None = None
@@ -54,7 +54,7 @@ class OrderRecord(msgspec.Struct, frozen=True):
 
     @property
     def schedule_slot(self) -> int:
-        """Slot of the pool's schedule by which it is taken away."""
+        """Slot of the pool's schedule that decides when it is taken away."""
         return self.lane or 0 if self.slot is None else self.slot
 
     @property
@@ -78,7 +78,7 @@ class OrderRecords:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # By file. These records never change.
+        # Finished records by file. They never change.
         self._over: dict[str, OrderRecord] = {}
         with self._files():
             folder.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ class Table:
         self._directory = str(directory)
 
     def environment(self, token: str) -> dict[str, str]:
-        """Return the variables by which the process of an order is found."""
+        """Return the variables that identify the process of an order."""
         return {_TAG: self._job + quote(token, safe=""), _DIRECTORY: self._directory}
 
     def find(self) -> dict[str, Process]:
