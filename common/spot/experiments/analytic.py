@@ -66,7 +66,7 @@ class Conditions:
 
 
 class ArrivedRecords:
-    """Number of records of each stream: always the expected one, drawn on demand.
+    """Number of records of each stream: always the expected one, and an actual one on demand.
 
     Poisson arrivals (variation 1) are exact. Any other renewal process is approximated by the
     Brownian motion with its mean and its variance, c_A^2 of the mean, to which it converges over

@@ -96,7 +96,7 @@ NOTHING = Computed(0.0, None)
 
 
 class Learner:
-    """The numbers of a job. This one learns nothing, if only time and money matter."""
+    """The numbers of a job. This one learns nothing: it is for time and money alone."""
 
     def gradient(self, compute: Compute) -> Computed:
         """Compute a gradient."""
@@ -389,7 +389,7 @@ class SimulatedJob:
     group_size: int  # K
     batch_size: int  # b
     updates: int  # J(epsilon)
-    # Mean time between the first and the last batch of an update.
+    # Mean time of the arrival of an update's records: K b over the rate of all streams.
     group_s: float
     synchronisation: SynchronisationSpec = SYNCHRONOUS
 
@@ -486,7 +486,7 @@ class Protocol:
     def _see_workers(self) -> None:
         self._feed(events.WorkersSeen(dict.fromkeys(self._machines, Heartbeat(ALIVE))))
 
-    # --- what machines send -------------------------------------------------------------------
+    # --- messages from machines ---------------------------------------------------------------
 
     def announce(self, claim: Claim) -> int:
         """Append a claim to the control topic, which the leader reads periodically.

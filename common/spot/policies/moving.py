@@ -64,7 +64,7 @@ class Backlog:
 
     @property
     def lag_s(self) -> float:
-        """Arrival time of the waiting records."""
+        """Time that the waiting records took to arrive."""
         return (self.situation.waiting or 0.0) / self.situation.work.updates_per_s
 
     @property
@@ -128,7 +128,7 @@ class Backlog:
         return min(spare_s, self.max_lag_s - lag_s)
 
     def forecast(self, spots: int, on_demand: int) -> Forecast:
-        """Forecast a number of machines. Of spot machines, the mean number runs."""
+        """Forecast a number of machines; spot machines run by their stationary distribution."""
         left_s, deadline_s = self.situation.work.undisturbed_s, self.situation.work.deadline_s
         mean = float(np.mean([pool.speed for pool in self.spot.pools])) if spots else 0.0
         chances = distribution_of_running(spots, self.spot.share) if spots else np.ones(1)

@@ -82,7 +82,7 @@ class _Need:
 
     @property
     def serving(self) -> float:
-        """The number of streams to be served on average."""
+        """Number of streams to be served on average."""
         time_s = self.time_s - (1 - SPENT) * self.reserve_s
         # All streams are never served on average.
         most = self.streams - ALMOST
@@ -90,7 +90,7 @@ class _Need:
 
     @property
     def certain(self) -> int:
-        """The number of machines that replace the reserve if all others are lost now."""
+        """Number of machines that make up for the used reserve if all others are lost now."""
         if self.short_s <= 0:
             return 0
         share = min(self.short_s / self.reserve_s, 1.0) if self.reserve_s else 1.0

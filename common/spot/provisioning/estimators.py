@@ -61,14 +61,14 @@ GRADIENT_HALF_LIFE_S = 600.0
 RATE_HALF_LIFE_S = 600.0
 # Number of updates with waiting records above which the next one need not wait for records.
 BACKLOG = 2
-# Time after which a partition of a dead worker has another one.
+# Time after which a dead worker's partition has another worker.
 ORPHANED_S = 60.0
-# A new leader goes back by seconds.
+# A new leader rolls back by seconds only.
 VERSIONS_KEPT = 1000
 # Relative difference of a pool's speed from the market file's above which it is used. Less is noise
 # of gradient times, and would order and release machines repeatedly.
 OTHER_SPEED = 0.1
-# Ratio of updates since the last fit before the next one, which takes a tenth of a second.
+# Growth of the number of updates that justifies another fit, which takes a tenth of a second.
 FIT_AGAIN = 1.05
 
 
@@ -132,7 +132,7 @@ class Estimator:
         self._on: dict[int, int] = {}
         self._slots = {f"{settings.job}-w{slot}": slot for slot in range(settings.workers)}
 
-    # --- what comes in -------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------
 
     def claims(self, claims: Iterable[ControlRecord | None], now_s: float) -> None:
         """Add batch indicators, in the order of the control topic.
@@ -207,7 +207,7 @@ class Estimator:
         """Stop counting missing machines as unavailable, because the job is paused or over."""
         self._availability.unwanted(at_s)
 
-    # --- what is known -------------------------------------------------------------------------
+    # --- estimates -----------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -221,12 +221,12 @@ class Estimator:
 
     @property
     def samples(self) -> int:
-        """The number of samples in all updates so far."""
+        """Number of samples in all updates so far."""
         return self._made[-1].samples
 
     @property
     def waiting(self) -> float | None:
-        """The number of updates whose records have arrived; None if unknown."""
+        """Number of updates whose records have arrived; None if unknown."""
         if self._arrived is None:
             return None
         return max(self._arrived - self.samples, 0) / (
@@ -350,7 +350,7 @@ class Estimator:
             guessed.append(f"after how many updates the loss is {self.settings.loss:g} is unknown")
         return f"too little was seen yet: {', '.join(guessed)}" if guessed else ""
 
-    # --- how -----------------------------------------------------------------------------------
+    # --- internals -----------------------------------------------------------------------------
 
     def _batch(self, claim: BatchReady, now_s: float) -> None:
         """Count a batch: for its worker's slot under `hold`, else for each of its partitions.
@@ -382,7 +382,7 @@ class Estimator:
         spare = instance.slot is None and self.settings.on_preemption == "hold"
         left_before = instance.left and isinstance(record, Ended)
         if instance.started_s is None or spare or left_before:
-            # It never ran, or it reads nothing yet or any more.
+            # This machine never ran, or does not read now.
             return
         self._pools[instance.member] = instance.pool
         step = -1 if isinstance(record, (Left, Ended)) else 1
@@ -427,7 +427,7 @@ class Estimator:
         while len(self._made) > 1 and self._made[-1].version > base.version:
             self._made.pop()
         made = self._made[-1]
-        # It goes farther back than the kept updates, so the numbers are scaled.
+        # The rollback goes farther back than the kept updates, so the numbers are scaled.
         if made.version > base.version:
             share = base.version / made.version
             made = _Made(base.version, int(made.samples * share), made.progress * share)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ProvisionerFact(msgspec.Struct, frozen=True):
-    """Any event of a provisioner but a `Tick` and `LeaseAnswered`."""
+    """Any event of a provisioner except `Tick` and `LeaseAnswered`."""
 
 
-# --- what Kafka says; each topic from its beginning on, in order, in charge or not ---------------
+# --- from Kafka; each topic from its beginning on, in order, in charge or not --------------------
 
 
 class PlansRead(ProvisionerFact, frozen=True):
@@ -53,7 +53,7 @@ class RecordsCounted(ProvisionerFact, frozen=True):
     records: int
 
 
-# --- what a person wants -------------------------------------------------------------------------
+# --- from users ----------------------------------------------------------------------------------
 
 
 class ProvisioningWanted(ProvisionerFact, frozen=True):
@@ -69,7 +69,7 @@ class ProvisioningChanged(ProvisionerFact, frozen=True):
     settings: ProvisionerSettings
 
 
-# --- what the fleet and the prices say -----------------------------------------------------------
+# --- from the fleet and the prices ---------------------------------------------------------------
 
 
 class MachinesSeen(ProvisionerFact, frozen=True):

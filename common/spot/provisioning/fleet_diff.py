@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import Instance
 
 FIRST_WAIT_S = 1.0
-# A fraction of an outage that lasts minutes.
+# Outages last minutes, and a retry this late loses a fraction of that.
 LONGEST_WAIT_S = 60.0
 # EC2 takes a machine within 120 s after a notice. If we release it, all of its time is paid for.
 LEFT_S = 150.0

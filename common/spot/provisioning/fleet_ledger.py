@@ -110,13 +110,13 @@ class FleetLedger:
     """The fold: feed it every record of the plans topic, in order.
 
     - `ProvisionerLead` counts if it names the one in force or the Settled that ended it; its offset
-    is the new term.
+      is the new term.
     - Any other record of a provisioner counts if it is of the term in force, and before that term's
-    `Settled`.
+      `Settled`.
     - Plans and launches are numbered: the next number counts, once. A machine starts once, ends
-    once, and does not start after its end.
+      once, and does not start after its end.
     - A slot is assigned to a machine that runs and has no slot, if the slot has no other open
-    machine whose worker has not left: the slot's previous worker will not return.
+      machine whose worker has not left: the slot's previous worker will not return.
     - `ReplanAsked` may come from any process, and always counts.
 
     Attributes:
@@ -167,7 +167,7 @@ class FleetLedger:
 
     @property
     def launches(self) -> int:
-        """The number of orders, which is the last one's number."""
+        """Number of orders, which is the last one's number."""
         return len(self.machines)
 
     @property

@@ -57,14 +57,13 @@ class FleetWatch:
     _as_of_s: float = float("-inf")
     # Keyed by launch.
     _missed: dict[int, _Missed] = field(default_factory=dict)
-    # By launch, for machines whose worker had a slot and sent heartbeats: since when there are
-    # none.
+    # Missing heartbeats by launch, for machines whose worker had a slot and sent heartbeats.
     _silent: dict[int, _Missed | None] = field(default_factory=dict)
     _unknown: dict[str, _Missed] = field(default_factory=dict)  # keyed by the provider's id
     # Time of the last release, by the provider's id.
     _released_s: dict[str, float] = field(default_factory=dict)
 
-    # --- what the fleet says -------------------------------------------------------------------
+    # --- input from the fleet ------------------------------------------------------------------
 
     def answered(self, launches: Iterable[int], refused: Iterable[Refused], now_s: float) -> None:
         """Add the response to a launch."""
@@ -78,7 +77,7 @@ class FleetWatch:
             self._look, self._as_of_s, self.looked = look, look.as_of_s, True
 
     def workers_seen(self, seen: HeartbeatsSeen) -> None:
-        """Add current heartbeats. Without any, Redis may have been emptied."""
+        """Add current heartbeats. Without any, skip them: Redis may have been emptied."""
         for instance in self.ledger.running if seen.members else ():
             if instance.slot_assigned_s is None or seen.as_of_s <= instance.slot_assigned_s:
                 # Earlier heartbeats are those of the slot's previous worker.
@@ -90,7 +89,7 @@ class FleetWatch:
                 missed.looks += 1
                 self._silent[instance.launch] = missed
 
-    # --- what to write down --------------------------------------------------------------------
+    # --- records of changes --------------------------------------------------------------------
 
     def records(self, now_s: float) -> Iterator[Started | Ended]:
         """Return what has happened to machines since the last call.
@@ -157,7 +156,7 @@ class FleetWatch:
             return Ended(term, launch, missed.since_s, "released", "no longer listed")
         return Ended(term, launch, missed.since_s, "lost", "the provider no longer lists it")
 
-    # --- what to ask of the fleet --------------------------------------------------------------
+    # --- requests to the fleet -----------------------------------------------------------------
 
     def orders(self, now_s: float) -> tuple[LaunchRequest, ...]:
         """Return the orders to request now: new ones, and those without a response."""

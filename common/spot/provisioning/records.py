@@ -110,7 +110,7 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     stability: Rate
     # Price of each pool at the decision.
     usd_per_hour: dict[NonEmpty[str], Rate]
-    # = "arrivals_per_s", "gradient_s", "availability.<pool>", ...
+    # Keys: "arrivals_per_s", "gradient_s", "availability.<pool>", ...
     believed: dict[str, EstimateRecord]
     # Reason why the fleet stays below what Proposition 1 requires.
     warning: str = ""

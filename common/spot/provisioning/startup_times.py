@@ -34,7 +34,7 @@ KEPT = 15
 
 
 class StartUps:
-    """Fed with polls of heartbeats; returns the time of a start-up, and the started machines.
+    """Measures start-up times, and finds started machines, by polls of heartbeats.
 
     Attributes:
         reported: Running machines whose workers have sent heartbeats, by launch.

@@ -120,7 +120,7 @@ class Term:
         self._policy.learn(known.past)
         self._policy.resume(now_s)
 
-    # --- what comes in -------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------
 
     def read(self, record: PlanRecord | None, now_s: float, *, counts: bool) -> None:
         """Match a record of the plans topic with the own ones, after it was folded."""
@@ -159,7 +159,7 @@ class Term:
                 # Events of the log and of the lease are handled elsewhere.
                 pass
 
-    # --- what now? -----------------------------------------------------------------------------
+    # --- decisions -----------------------------------------------------------------------------
 
     def due(self) -> float:
         """Return the time of the next `Tick`. All other deadlines are checked at polls."""

@@ -31,7 +31,7 @@ LIMITS: dict[Kind, tuple[tuple[float, float], ...]] = {
 }
 # A power that makes (1 + x / p)^-p exponential.
 MANY = 1e7
-# Number of losses: five times the parameters and the noise, which are all estimated from them.
+# Minimum number of losses for a fit: five times the parameters and the noise, which are all estimated from them.
 FEWEST = 30
 # Bins of a long history. 50 for each power of ten are finer than any curve.
 BINS = 200
