@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]
 
-# Longest time between polls of the plans, the streams and the reports.
+# Longest time between turns, which poll the plans and the streams, and report.
 LONGEST_WAIT_S = 0.5
 # Time between attempts while Kafka is unavailable.
 AWAY_S = 0.5

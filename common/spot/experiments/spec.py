@@ -109,7 +109,7 @@ class SpotSpec(WrittenPart):
 
 
 class SimulatedBidBrainSpec(WrittenPart):
-    """Cost of changes of its machines to a job, as `bidbrain` counts it."""
+    """Time that a job loses when its machines change, as `bidbrain` counts it."""
 
     lambda_s: Seconds = Field(
         default=30.0, description="lambda: all work stands still for so long after an eviction."

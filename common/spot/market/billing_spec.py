@@ -12,7 +12,7 @@ from common.spot.traces.spec import WrittenPart
 
 
 class PreemptedSpec(WrittenPart):
-    """Free time of a machine that the provider takes back."""
+    """Time that is free if the provider takes a machine back."""
 
     free_within_s: float = Field(
         default=0.0, ge=0, description="Of a machine that ran for less, nothing is paid."

@@ -9,7 +9,7 @@ The first pool is on-demand, the others may be preempted.
       - {name: spot, usd_per_hour: {file: prices.csv.gz, speed: 60, start_s: 0}, availability: 0.9}
     process: {availability: 0.9, cycle_s: 60}
 
-Files in it are relative to it.
+Paths in it are relative to it.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from common.spot.traces.spec import TraceSpec, WrittenPart
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Limit over all runs: half a gigabyte for each number per machine.
+# Limit of machines over all runs, whose numbers take half a gigabyte.
 MOST_MACHINES = 2_000_000
 # Limit of machines times updates in mode analytic: some 20 s.
 MOST_STEPS = 2 * 10**10
-# Limit over all runs in mode protocol: 20,000 take about a second.
+# Limit of batches over all runs in mode protocol: 20,000 take about a second.
 MOST_BATCHES = 500_000
 MOST_WORKERS_BY_PROTOCOL = 2_000
 # Limit of a learning network's weights over all versions: 200 MB with an optimizer.

@@ -6,9 +6,9 @@ estimate or the pace has moved, so that luck is spent and bad luck compensated. 
 the move gains something. And it keeps a time reserve, because a plan for exactly the deadline would
 be slightly late half of the time.
 
-The reserve is the cost of an outage of all spot machines until the next review, and the delay of
-arrivals. So if on-demand machines can meet the deadline now, they can still meet it at the next
-review in any case. Close to that limit, all workers run on demand.
+The reserve is the time that an outage of all spot machines until the next review would cost, plus
+the delay of arrivals. So if on-demand machines can meet the deadline now, they can still meet it at
+the next review in any case. Close to that limit, all workers run on demand.
 """
 
 from __future__ import annotations

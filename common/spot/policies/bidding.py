@@ -37,7 +37,7 @@ BID_STEP_USD = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class BidSettings:
-    """Cost of changes of its machines to a job."""
+    """Time that a job loses when its machines change."""
 
     # Time that all machines stand still after an eviction.
     lambda_s: float = 30.0

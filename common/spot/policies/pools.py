@@ -1,4 +1,4 @@
-"""Number of machines of each of several pools for a deadline, whichever streams they serve.
+"""Choice of the number of machines from each of several pools, to meet a deadline.
 
 With one worker per stream (`hold`), machines are counted. Spot machines come first, from the pool
 with the cheapest ready second that gives any. A lost machine is replaced elsewhere at once, and

@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """Free time of a machine that the provider takes back."""
+    """Time that is free if the provider takes a machine back."""
 
     # A machine that ran for less costs nothing.
     free_within_s: float = 0.0

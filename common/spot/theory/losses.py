@@ -31,7 +31,8 @@ LIMITS: dict[Kind, tuple[tuple[float, float], ...]] = {
 }
 # A power that makes (1 + x / p)^-p exponential.
 MANY = 1e7
-# Minimum number of losses for a fit: five times the parameters and the noise, which are all estimated from them.
+# Minimum number of losses for a fit: five times the parameters and the noise, which are all
+# estimated from them.
 FEWEST = 30
 # Bins of a long history. 50 for each power of ten are finer than any curve.
 BINS = 200
@@ -316,8 +317,8 @@ def _draws(
 
     Given the shape, floor and drop are linear: their distribution is normal and needs no search.
     Shapes are proposed about the fit by its covariance, and over all of their limits, because the
-    distribution has long tails. Both kinds are equally probable beforehand, as is each shape within
-    its kind's limits.
+    distribution has long tails. A priori, both kinds are equally probable, as is each shape within its
+    kind's limits.
     """
     found = [_weighted(fit, history, least_loss, rng) for fit in fits]
     draws, log_weights = (np.concatenate(parts) for parts in zip(*found, strict=True))

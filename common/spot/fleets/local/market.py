@@ -164,7 +164,7 @@ class Recorded:
 
 
 class PoolSchedules:
-    """Schedules of each pool, which is down if one of them is.
+    """Schedules of each pool. A pool is down if one of its schedules is.
 
     Args:
         born: Schedule of each pool that begins with the fleet.
