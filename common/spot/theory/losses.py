@@ -317,8 +317,8 @@ def _draws(
 
     Given the shape, floor and drop are linear: their distribution is normal and needs no search.
     Shapes are proposed about the fit by its covariance, and over all of their limits, because the
-    distribution has long tails. A priori, both kinds are equally probable, as is each shape within its
-    kind's limits.
+    distribution has long tails. A priori, both kinds are equally probable, as is each shape within
+    its kind's limits.
     """
     found = [_weighted(fit, history, least_loss, rng) for fit in fits]
     draws, log_weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
