@@ -249,7 +249,7 @@ class _Run:
             self._stop(each, now_s, "released")
         for offer, count in decision.machines.items():
             there = [each for each in self._machines if each.offer == offer]
-            # The newest machines are stopped.
+            # The newest machines stop first.
             for each in there[count:]:
                 self._stop(each, now_s, "released")
             pool = names.index(offer.pool)

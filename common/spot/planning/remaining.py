@@ -153,7 +153,7 @@ def rates_of(claims: Iterable[ControlRecord | None]) -> Arriving | None:
     if not any(stream.last_s > stream.first_s for stream in streams.values()):
         return None
     each = list(streams.values())
-    # The first record began the time.
+    # The first record is not counted, because the time begins with it.
     records = np.array([max(stream.records - 1, 0) for stream in each])
     seconds = np.array([max(stream.last_s - stream.first_s, 0.0) for stream in each])
     estimate = rate_from_counts(records, seconds, pooled_prior(records, seconds))

@@ -94,7 +94,7 @@ class Backlog:
         """Number of machines of speed 1 that keep up and are in time.
 
         Records that wait too long are processed within the lifetime of the machines that are
-        started for it.
+        started for them.
         """
         work, lives_s = self.situation.work, [life_s(pool) for pool in self.spot.pools]
         too_long_s = 0.0 if self.max_lag_s is None else max(self.lag_s - self.max_lag_s, 0.0)

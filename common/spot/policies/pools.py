@@ -104,7 +104,7 @@ class Pools(Policy):
     name: ClassVar[str] = "pools"
     watches_outages: ClassVar[bool] = True
     on_preemption: Literal["hold", "reassign"] = "hold"
-    # Limit of spot machines over streams.
+    # Maximum ratio of spot machines to streams.
     spot_up_to: float = 1.5
     # Longest waiting time of records. If None, streams are served as steadily as possible.
     max_lag_s: float | None = None

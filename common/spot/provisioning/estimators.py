@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.9
 # Largest relative standard deviation of an estimate that is no guess.
 SURE = 0.2
-# Assumed arrivals over those that the deadline requires, before any batch.
+# Ratio of assumed arrivals to those that the deadline requires, before any batch.
 AHEAD = 2.0
 # Number of batches of each slot before arrivals are estimated: the first batches come from a few
 # streams only.

@@ -243,7 +243,7 @@ def _overrides(
 def _refused(order: LaunchRequest, answer: CreateFleetResultTypeDef) -> Refused | None:
     if any(each.get("InstanceIds") for each in answer.get("Instances", ())):
         return None
-    # One for each override that was tried.
+    # One error for each override that was tried.
     errors = answer.get("Errors", ())
     codes = {error.get("ErrorCode", "") for error in errors}
     reasons = {f"{error.get('ErrorCode')}: {error.get('ErrorMessage')}" for error in errors}
