@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Ratio of capacity to arrivals. At a load of 1 / 1.25 = 0.8, an update waits for about two others (M/D/1:
-# load / (2 (1 - load))), and a gradient time that is underestimated by a fifth does no harm.
+# Ratio of capacity to arrivals. At a load of 1 / 1.25 = 0.8, an update waits for about two others
+# (M/D/1: load / (2 (1 - load))), and a gradient time that is underestimated by a fifth does no
+# harm.
 HEADROOM = 1.25
 ROUNDING = 1e-9  # 20 / (20 / 3) is 3 rounds, not 4
 
