@@ -1,6 +1,6 @@
-"""How a job's machines are rented, and what machines cost, as answers of the API.
+"""API answers about a job's machines and their prices.
 
-What is not known is None: no plan was made yet, nothing was reviewed.
+An unknown value is None, as before the first plan or review.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import Planned
     from common.spot.theory.billing import Billing
 
-NOWHERE = "none"  # what slots without a machine are counted under
+# Name under which slots without a machine are counted.
+NOWHERE = "none"
 
 
 def provisioning_answer(
     ledger: FleetLedger, policy: str, workers: int, now_s: float, limit: int
 ) -> ProvisioningAnswer:
-    """Answer with what the fold of a job's plans topic says.
+    """Make the answer from the fold of a job's plans topic.
 
     Args:
         ledger: The fold.
-        policy: What the job asks for.
-        workers: N_tot, likewise.
-        now_s: Since 1970; a job that is over costs what it cost when it was settled.
-        limit: Plans of its history.
+        policy: The job's policy.
+        workers: N_tot.
+        now_s: Seconds since 1970. A job that is over costs what it cost when it was settled.
+        limit: Number of earlier plans.
     """
     plan, review, settled = ledger.plan, ledger.review, ledger.settled
     latest = review if plan is None or (review and review.at_s >= plan.at_s) else plan
@@ -65,7 +66,7 @@ def provisioning_answer(
 
 
 def plan_answer(plan: Planned) -> PlanInForce:
-    """Answer with one decision."""
+    """Make the answer for one decision."""
     places = Counter(plan.pools[each] if each >= 0 else NOWHERE for each in plan.places)
     for wanted in plan.machines:
         places[wanted.pool] += wanted.count
@@ -74,10 +75,11 @@ def plan_answer(plan: Planned) -> PlanInForce:
 
 
 def _cost(ledger: FleetLedger, now_s: float) -> CostAnswer | None:
-    """None before the first word of what it costs."""
+    """Return the cost; None before it is known."""
     plan, settled = ledger.plan, ledger.settled
     reviewed = settled or ledger.review
-    if reviewed is not None:  # all at one time: what was spent since has no counterpart yet
+    # All numbers are of one time: later spending has no counterpart yet.
+    if reviewed is not None:
         at_s, spent_usd = reviewed.at_s, reviewed.spent_usd
         on_demand_only_usd = reviewed.on_demand_only_usd
     elif plan is not None:
@@ -106,11 +108,11 @@ def _ratio(spent_usd: float, other_usd: float | None) -> float | None:
 
 
 def market_of(settings: Settings) -> Market:
-    """The market that the settings name.
+    """Load the market of the settings.
 
     Raises:
-        NotFoundError: If they name none.
-        UserError: If it makes no sense.
+        NotFoundError: If they name no market.
+        UserError: If it is invalid.
     """
     if not settings.market:
         raise NotFoundError("there is no market: set DOLL_MARKET to a market file")
@@ -118,7 +120,7 @@ def market_of(settings: Settings) -> Market:
 
 
 def check_market(spec: JobSpec, settings: Settings) -> None:
-    """Refuse a job that asks for what the market cannot give, where one is known here.
+    """Reject a job whose market cannot give what it requests, if the market is known here.
 
     Raises:
         GivenError: By the field.
@@ -129,13 +131,14 @@ def check_market(spec: JobSpec, settings: Settings) -> None:
     try:
         market = market_of(settings)
     except (UserError, OutsideError):
-        return  # who asks for prices is told why
+        # A request for prices reports the reason.
+        return
     if problem := market.lag_problem(asked.max_lag_s):
         raise GivenError(("provisioning", "max_lag_s"), problem)
 
 
 def prices_answer(market: Market, usd_per_hour: Mapping[str, float], at_s: float) -> PricesAnswer:
-    """Answer with the prices that were found."""
+    """Make the answer with the prices that were found."""
 
     def answer(name: str, kind: MachineKind) -> PoolAnswer:
         reason = "" if name in usd_per_hour else "its source has no current price"
@@ -147,5 +150,5 @@ def prices_answer(market: Market, usd_per_hour: Mapping[str, float], at_s: float
 
 
 def billing_of(market: Market) -> dict[str, Billing]:
-    """How machines are paid for, by pool."""
+    """Return the billing of each pool."""
     return {pool.name: market.billing(pool) for pool in market.pools}

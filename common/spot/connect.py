@@ -1,4 +1,4 @@
-"""Opens the machines and the prices that a market file names: see `common.runtime.connect`."""
+"""Opens the machines and the prices of a market file: see `common.runtime.connect`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from common.spot.machines import Fleet, Prices
     from common.spot.market.market_file import Market
 
-# A worker waits for its gradients for DOLL_LEAVE_S, and then says goodbye.
+# A worker waits for its gradients for DOLL_LEAVE_S, and then leaves.
 _MORE_LEAVE_S = 10.0
 
 
 def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
-    """Open the machines that a job rents.
+    """Open the fleet of a job.
 
     Raises:
-        UserError: If a recorded series that the market names makes no sense, or the directory
-            that is used unless one is named is somebody else's.
+        UserError: If a recorded series of the market is invalid, or the default directory belongs
+            to another user.
         UnavailableError: If the directory of processes cannot be used.
     """
     if market.fleet == "ec2" and market.ec2 is not None:
@@ -55,10 +55,10 @@ def open_fleet(settings: Settings, market: Market, job: str) -> Fleet:
 
 
 def open_prices(settings: Settings, market: Market) -> Prices:
-    """Open what machines cost, all pools of a market together.
+    """Open prices of all pools of a market.
 
     Raises:
-        UserError: If a recorded series makes no sense, or the market file is no longer there.
+        UserError: If a recorded series is invalid, or the market file is missing.
     """
     from common.spot.fleets import prices  # noqa: PLC0415 -- see above
     from common.spot.market.market_file import with_common_start  # noqa: PLC0415 -- see above
@@ -82,23 +82,24 @@ def open_prices(settings: Settings, market: Market) -> Prices:
 
 
 def _fleet_directory(settings: Settings) -> Path:
-    """Where processes that are machines keep records and logs.
+    """Return the directory for records and logs of machines that are processes.
 
-    A name of a job is its own on one Kafka only, so that each has a directory.
+    Names of jobs are unique only within one Kafka, so each Kafka has a directory.
     """
     if settings.fleet_directory:
         return Path(settings.fleet_directory).resolve()
     kafka = hashlib.sha256(settings.kafka.encode()).hexdigest()[:12]
     path = Path(tempfile.gettempdir()).resolve() / f"doll-fleet-{os.getuid()}-{kafka}"
     path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()  # the folder above is everybody's
+    # Every user can write to the parent.
+    found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise UserError(f"{path}: is not a directory of this user; set DOLL_FLEET_DIRECTORY to one")
     return path
 
 
 def _replayed_from_s(market: Market, path: Path) -> float:
-    """When the replay of a market's recordings began, since 1970; 0 where it has none."""
+    """Return the beginning of the market's replay, since 1970; 0 without recordings."""
     specs = [(pool.usd_per_hour, pool.trace) for pool in market.spot]
     if not any(isinstance(series, TraceSpec) for pool in specs for series in pool):
         return 0.0

@@ -1,8 +1,8 @@
-"""The ports of rented machines: a fleet for one job, and what machines cost.
+"""Ports of rented machines: a fleet for one job, and prices of machines.
 
-`common.spot.fleets` fulfils them with EC2 and with local processes. One contract suite
-(tests/contract/test_fleet.py) holds both, and the fake in memory (tests/memory_fleet.py), to the
-same behaviour. Errors are those of `common.errors`.
+`common.spot.fleets` implements them for EC2 and for local processes. One contract suite
+(tests/contract/test_fleet.py) checks both, and the in-memory fake (tests/memory_fleet.py). Errors
+are those of `common.errors`.
 """
 
 from __future__ import annotations
@@ -12,40 +12,48 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 
 class Offer(NamedTuple):
-    """What has a price: a pool's machines, those of one type, or of one type in one zone.
+    """Machines with a price: a pool's, those of one type, or of one type in one zone.
 
-    Whoever asks for machines may say what they may cost at most; a price is of an offer without.
+    An order may also have a highest price; a price belongs to an offer without one.
     """
 
     pool: str
-    type: str = ""  # empty: whichever
-    zone: str = ""  # likewise
+    type: str = ""  # empty: any
+    zone: str = ""  # empty: any
     bid_usd_per_hour: float | None = None  # None: no limit
 
 
 def by_pool(usd_per_hour: Mapping[Offer, float]) -> dict[str, float]:
-    """Leave prices of whole pools."""
+    """Keep only prices of whole pools."""
     return {offer.pool: usd for offer, usd in usd_per_hour.items() if not offer.type}
 
 
 class LaunchRequest(NamedTuple):
-    """One machine that shall be had, with one worker on it."""
+    """Order of one machine with one worker on it."""
 
-    launch: int  # counts the machines ordered for the job, from 1
-    token: str  # whoever gives the same token twice gets one machine, however late
-    slot: int | None  # the worker's place in the job; None: it is given one later, or none
-    pool: str  # of the market: what kind of machine, paid how
-    worker: str  # the name of the worker on it
-    type: str = ""  # of the machine; empty: whichever the pool has
-    zone: str = ""  # likewise
-    bid_usd_per_hour: float | None = None  # what it may cost at most; None: no limit
+    # Number of the machine in the job, from 1.
+    launch: int
+    # The same token always gives the same machine, however late.
+    token: str
+    # The worker's slot in the job; None if it gets one later, or none.
+    slot: int | None
+    # Pool of the market, which decides the kind of machine and its billing.
+    pool: str
+    # Name of its worker.
+    worker: str
+    # Type of machine; empty for any type of the pool.
+    type: str = ""
+    zone: str = ""  # empty: any
+    # Highest price; None for no limit.
+    bid_usd_per_hour: float | None = None
 
 
 class Refused(NamedTuple):
-    """An order that gave no machine, and never will: another try is another order."""
+    """An order that gave no machine, and never will. Another try needs another order."""
 
     launch: int
-    capacity: bool  # whether there are none just now; else the order itself cannot be carried out
+    # True if there is no capacity just now; False if the order itself is impossible.
+    capacity: bool
     reason: str
 
 
@@ -58,75 +66,80 @@ EndCause: TypeAlias = Literal[
 
 
 class Machine(NamedTuple):
-    """A machine of the job, found by the tags that it carries."""
+    """A machine of the job, found by its tags."""
 
     id: str  # the provider's own
     launch: int
-    slot: int | None  # as it was ordered for
+    slot: int | None  # slot of its order
     pool: str
     worker: str
     state: MachineState
-    started_s: float  # since 1970: paid for from then on
+    # Beginning of the billed time, since 1970.
+    started_s: float
     ended_s: float | None = None
-    cause: EndCause | None = None  # of its end
-    detail: str = ""  # in the provider's words
-    type: str = ""  # of the machine that was given; empty: a pool has one
-    zone: str = ""  # likewise
-    usd_per_hour: float | None = None  # at which it was given; None: its offer's price of the time
+    cause: EndCause | None = None  # cause of its end
+    detail: str = ""  # the provider's words
+    # Actual type; empty if the pool has one.
+    type: str = ""
+    # Actual zone; empty if the pool has one.
+    zone: str = ""
+    # Actual price; None for its offer's price at the time.
+    usd_per_hour: float | None = None
 
 
 class Fleet(Protocol):
     """Machines that one job rents. For one thread at a time.
 
-    Every call may raise `UnavailableError` where the provider is away, and `OutsideError` where it
-    refuses for good (credentials, limits).
+    Every call may raise `UnavailableError` if the provider is unavailable, and `OutsideError` if it
+    refuses permanently (credentials, limits).
     """
 
     def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
-        """Ask for machines; those that are not refused are found by `machines` sooner or later.
+        """Request machines. `machines` lists those that are not refused, now or later.
 
-        An order that was given before, by whomever, brings nothing new about.
+        Repeated orders, from any process, launch nothing.
         """
 
     def release(self, machines: Sequence[str]) -> None:
-        """Give machines back, by their ids; their workers are told to leave.
+        """Release machines by their ids. Their workers get a signal to leave.
 
-        Nothing happens to those that have ended, or that are unknown.
+        Ended and unknown machines are skipped.
         """
 
     def machines(self) -> tuple[Machine, ...]:
-        """All machines of the job that run, and those that ended lately, by launch.
+        """Return all running machines of the job, and recently ended ones, by launch.
 
-        A machine that was there and is no longer named has ended, and nobody knows how.
+        A machine that is no longer listed has ended for an unknown reason.
         """
 
     def close(self) -> None:
-        """Let go of the connection; the machines stay."""
+        """Close the connection. The machines stay."""
 
 
 class PriceHistory(NamedTuple):
-    """What machines of a pool have cost: each price from its time on."""
+    """Past prices of a pool's machines: each price holds from its time on."""
 
     times_s: Sequence[float]  # ascending, from any origin
     usd_per_hour: Sequence[float]
-    until_s: float  # when that of the last ends
+    # End of the last price.
+    until_s: float
 
 
 class Prices(Protocol):
-    """What machines of the market's pools cost. For one thread at a time."""
+    """Prices of the market's pools. For one thread at a time."""
 
     def look(self) -> dict[Offer, float]:
-        """USD per hour of one machine now: of each pool, and of its types and zones if they differ.
+        """Return USD per hour of a machine of each pool, and of its types and zones if they differ.
 
         Raises:
-            UnavailableError: If the source is away; what was known stays true.
+            UnavailableError: If the source is unavailable. Known prices stay valid.
             OutsideError: If it refuses.
         """
 
     def past(self) -> dict[str, PriceHistory]:
-        """Say what machines of each pool have cost until now, as far back as anybody knows.
+        """Return past prices of each pool's machines, as far back as they are known.
 
         Raises:
-            UnavailableError: If the source is away.
+            UnavailableError: If the source is unavailable.
             OutsideError: If it refuses.
         """

@@ -1,7 +1,6 @@
-"""Records of the plans topic to bytes and back, as JSON.
+"""Convert records of the plans topic to JSON and back.
 
-What is decided stays in Kafka for programs yet to be written; `common.wire.messages` says how
-formats grow.
+Decisions stay in Kafka for future programs. `common.wire.messages` says how formats grow.
 """
 
 from __future__ import annotations

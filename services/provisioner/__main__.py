@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-if __name__ == "__main__":  # before it imports the rest: see `keep_imports`
+# Runs before the other imports: see `keep_imports`.
+if __name__ == "__main__":
     gc.disable()
 
 import sys
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run until told to end; returns the exit status."""
+    """Run until asked to end; return the exit status."""
     name = command_line("provisioner").name
-    # No two lives of a process are one candidate.
+    # A restarted process is another candidate.
     return run("provisioner", f"{name}-{uuid.uuid4().hex[:8]}", _provision)
 
 
@@ -63,12 +64,12 @@ def _provision(process: ServiceProcess) -> None:
 
 
 def openers(settings: Settings, market: Market, job: str) -> Openers:
-    """How to open the fleet of a job, and the prices."""
+    """Return functions that open the fleet of a job, and the prices."""
     return partial(open_fleet, settings, market, job), partial(open_prices, settings, market)
 
 
 def begins(record: JobRecord, new: bool) -> bool:  # noqa: FBT001 -- as `Jobs` asks it
-    """Whether to provision a job: a stopped one too, at first, for it may have left machines."""
+    """Return True if a job needs a provisioner; a stopped one may have left machines."""
     return record.spec.provisioning is not None and (new or record.wanted == "running")
 
 

@@ -1,7 +1,7 @@
-"""One job's actor: events in, decisions out; `common.spot.provisioning` decides.
+"""One job's actor: receives events and carries out the decisions of `common.spot.provisioning`.
 
 plans, updates, claims (Kafka) ─▶ ┌─────────────┐ ─▶ plans topic
-machines, prices (provider)    ─▶ │ Provisioner │ ─▶ provider: launch, release, look
+machines, prices (provider)    ─▶ │ Provisioner │ ─▶ provider: launch, release, poll
 what is wanted (jobs topic)    ─▶ └─────────────┘ ─▶ lease (Redis)
 """
 
@@ -52,12 +52,16 @@ if TYPE_CHECKING:
 
     Openers: TypeAlias = tuple[Callable[[], Fleet], Callable[[], Prices]]
 
-LONGEST_WAIT_S = 0.5  # between looks at how far the plans and the streams go, and reports
-AWAY_S = 0.5  # between attempts while Kafka is unavailable
+# Longest time between turns, which poll the plans and the streams, and report.
+LONGEST_WAIT_S = 0.5
+# Time between attempts while Kafka is unavailable.
+AWAY_S = 0.5
 FLUSH_S = 5.0
-# Between reports for scrapes, which come every 5 s or more; one counts all machines that run.
+# Time between reports for scrapes, which come every 5 s or more. A report counts all running
+# machines.
 REPORT_S = 1.0
-_LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {  # the event of a record, and its fields
+# Log event of a record, and its fields.
+_LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {
     Planned: ("planned", ("spot", "on_demand", "why", "reason")),
     LaunchRequested: ("machine_ordered", ("launch", "slot", "pool", "worker")),
     Started: ("machine_started", ("launch", "machine")),
@@ -69,13 +73,17 @@ _LOGGED: dict[type, tuple[str, tuple[str, ...]]] = {  # the event of a record, a
 
 
 class ProvisionerProcess(NamedTuple):
-    """What all jobs of a process share."""
+    """Parts that all jobs of a process share."""
 
-    name: str  # unique among all that ever live
-    market: Market  # of the machines that can be rented
+    # Unique among all processes ever.
+    name: str
+    # The machines that can be rented.
+    market: Market
     log: Log
-    board: Callable[[str], Board]  # by name; for leases of provisioning alone
-    openers: Callable[[Market, str], Openers]  # of a job's fleet and of the prices
+    # Opens a board by name; used only for leases and heartbeats.
+    board: Callable[[str], Board]
+    # Returns the openers of a job's fleet and of the prices.
+    openers: Callable[[Market, str], Openers]
     metrics: ProcessMetrics
     logger: EventLogger
 
@@ -84,9 +92,9 @@ class JobProvisioner:
     """One replica's part in the provisioning of one job: an actor of a supervisor.
 
     Args:
-        wanted: The job as its owner wants it now; None where it was deleted.
-        wake: Lets it have a turn soon.
-        fault: What ended the one before; it has been told.
+        wanted: Returns the job as its owner wants it now; None if it was deleted.
+        wake: Schedules a turn of the actor soon.
+        fault: The fault that ended the previous actor, already reported.
 
     Raises:
         UserError: If the job cannot be provisioned.
@@ -132,10 +140,13 @@ class JobProvisioner:
         self._exposed.follow(self._called, self._metrics)
 
     def turn(self) -> float | None:
-        """Take in what has happened, decide what is due.
+        """Process new events and make due decisions.
+
+        Returns:
+            The time of the next turn on the monotonic clock; None if the job is over.
 
         Raises:
-            BaseException: Whatever ended the provider's thread, or a record's delivery.
+            BaseException: The error that ended the provider's thread, or a record's delivery.
         """
         if self._fault is not None:
             raise self._fault
@@ -153,7 +164,7 @@ class JobProvisioner:
         return monotonic() + max(0.0, min(self._machine.due() - time(), LONGEST_WAIT_S))
 
     def close(self) -> None:
-        """Let go of everything; the machines stay, another replica goes on."""
+        """Close all connections. The machines stay for the next replica."""
         self._exposed.forget(self._metrics)
         self._provider.close()
         self._release_lease()
@@ -162,13 +173,14 @@ class JobProvisioner:
         if self._topics is not None:
             self._topics.close()
         try:
-            with suppress(BrokenWriterError):  # `turn` has told: it is what ends this
+            # `turn` has raised this error, which is the reason for the close.
+            with suppress(BrokenWriterError):
                 self._writer.flush(FLUSH_S)
         finally:
             self._writer.close()
 
     def _follow(self) -> None:
-        """Take in what the job's owner wants, if that is news."""
+        """Apply what the job's owner wants, if it has changed."""
         record = self._look()
         if record is self._record:
             return
@@ -176,7 +188,8 @@ class JobProvisioner:
         if record is not None:
             try:
                 settings = provisioner_settings(record, self._market)
-            except UserError as error:  # it goes on as it was
+            # The job keeps its settings.
+            except UserError as error:
                 self._log.error("job_not_provisioned", reason=str(error))
             else:
                 if settings != self._settings:
@@ -194,7 +207,8 @@ class JobProvisioner:
             self._topics = JobTopics(self._source, self._job, self._first, look_s, self._wake)
         for event in self._topics.read():
             self._feed(event)
-        while not self._inbox.empty():  # nobody else takes from it
+        # Only this thread takes from the queue.
+        while not self._inbox.empty():
             self._feed(self._inbox.get())
         if time() >= self._machine.due():
             self._feed(Tick())
@@ -203,7 +217,8 @@ class JobProvisioner:
 
     def _report(self) -> None:
         due = monotonic() >= self._reported_at + REPORT_S
-        if due or not self._machine.is_leader:  # who steps down is silent at once
+        # A replica that steps down stops reporting at once.
+        if due or not self._machine.is_leader:
             self._reported_at = monotonic()
             self._metrics.report = self._machine.report(time())
 
@@ -237,7 +252,7 @@ class JobProvisioner:
                 self._log.info("provisioning_finished", reason=reason)
 
     def _log_record(self, record: PlanRecord) -> None:
-        """Log what changes; reviews and prices are in the topic for whoever wants them."""
+        """Log changes. Reviews and prices are only in the topic."""
         event, names = _LOGGED.get(type(record), ("", ()))
         log = self._log.bind(plan=record.number) if isinstance(record, Planned) else self._log
         if event:
@@ -251,12 +266,14 @@ class JobProvisioner:
             self._board_outage.over()
         except UnavailableError as error:
             self._board_outage.met(error)
-            return  # whoever is in charge stays so: the lease only says who may try
+            # The leader keeps leading: the lease only limits who may try.
+            return
         self._inbox.put(LeaseAnswered(held))
 
     def _look_for_workers(self) -> None:
         as_of_s = time()
-        with suppress(UnavailableError):  # the lease tells of it
+        # `_ask_lease` logs the outage.
+        with suppress(UnavailableError):
             members = frozenset[str](self._workers.heartbeats())
             self._inbox.put(events.HeartbeatsSeen(members, as_of_s))
 

@@ -1,4 +1,4 @@
-"""A thread that speaks with the provider, so that the one that decides never waits for him."""
+"""A thread that calls the provider, so that the thread that decides never waits for it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ ProviderCall: TypeAlias = (
     do.Launch | do.Release | do.PollMachines | do.PollPrices | do.PollPastPrices
 )
 
-CLOSE_S = 30.0  # for the call under way
+# Longest wait for the current call.
+CLOSE_S = 30.0
 
 
 class ProviderThread:
-    """One job's fleet, and the prices; calls are made one after the other.
+    """One job's fleet, and the prices. Calls run one after the other.
 
     Args:
-        open_fleet: Makes the fleet, in the thread.
-        open_prices: Makes the prices, likewise.
-        deliver: Hears what came of a call; called from the thread.
-        fail: Ends the job's loop with a fault of the thread.
+        open_fleet: Opens the fleet, in the thread.
+        open_prices: Opens the prices, in the thread.
+        deliver: Receives the result of a call, in the thread.
+        fail: Ends the job's loop with an error of the thread.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ProviderThread:
         self._calls.put(call)
 
     def close(self) -> None:
-        """Run what is queued, then let go of the fleet; its machines stay."""
+        """Run queued calls, then close the fleet. Its machines stay."""
         self._calls.put(None)
         self._thread.join(CLOSE_S)
 

@@ -1,4 +1,4 @@
-"""What a job's record and the market file say, as the provisioner's settings."""
+"""The provisioner's settings, from a job's record and the market file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.spot.market.market_file import Market
 
-# How often the provider is looked at: processes are there to be watched, and cost nothing to list;
-# Amazon lets an account ask some times a second, for all its jobs together.
+# Time between polls of the provider. Processes are cheap to list. Amazon limits an account to a few
+# requests a second for all of its jobs.
 _LOOK_S = {"process": 0.5, "ec2": 5.0}
 _PRICES_S = {"process": 1.0, "ec2": 60.0}
 _REVIEWED_S = {"process": 2.0, "ec2": 30.0}
-# Longer than a provisioner that lives may be silent: another thread calls its provider.
+# Longer than a live provisioner's pauses: another thread calls its provider.
 _LEASE_TTL_S = {"process": 3.0, "ec2": 10.0}
 
 
 def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettings:
-    """Put together what a provisioner decides by.
+    """Make a provisioner's settings.
 
     Raises:
-        UserError: If the job has no provisioning, or asks for what its market cannot give.
-        ParameterError: If a number makes no sense.
+        UserError: If the job has no provisioning, or requests what its market does not have.
+        ParameterError: If a number is invalid.
     """
     spec = record.spec
     asked = spec.provisioning
@@ -68,16 +68,18 @@ def provisioner_settings(record: JobRecord, market: Market) -> ProvisionerSettin
 
 
 def _update_mb(spec: JobSpec) -> float:
-    """What a machine moves for an update: the model to it, a gradient from it, uncompressed."""
+    """Return an update's megabytes: the model to a machine, its gradient back, uncompressed."""
     if not spec.task.name:
-        return 0.0  # nobody knows how large the model of a task of one's own is
+        # The size of a user's own model is unknown.
+        return 0.0
     return 2 * 4 * options_of(spec.task.name, spec.task_options).parameters / 1e6
 
 
 def pools_of(market: Market) -> tuple[Pool, ...]:
-    """What is believed of every pool before anything was seen; prices are asked before a plan.
+    """Return every pool as it is assumed before any observation.
 
-    A pool whose price nobody has told yet is no bargain: it is taken for on-demand's.
+    Prices are polled before a plan. A spot pool without a known price is assumed to cost as much as
+    on-demand.
     """
     alone_usd = market.on_demand.least_usd_per_hour
     found = []

@@ -1,4 +1,4 @@
-"""What a provisioner reads of its job in Kafka: plans, updates and claims, as events."""
+"""A provisioner's topics of its job in Kafka: plans, updates and claims, as events."""
 
 from __future__ import annotations
 
@@ -21,36 +21,40 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_RECORDS = 2000
-RECENT = 50_000  # claims from before it began: rates are those of late
-CAUGHT_UP_S = 0.5  # between questions where the plans end: a request to the broker each
+# Number of claims from before the start: rates are recent ones.
+RECENT = 50_000
+# Time between checks for the end of the plans. Each check is a request to the broker.
+CAUGHT_UP_S = 0.5
 
 
 class TopicFollower:
-    """One topic of the job, from a position on; what does not parse is None."""
+    """Reads one topic of the job from a position on. Decoding errors give None."""
 
     def __init__(
         self, log: Log, topic: str, on_ready: Callable[[], None], recent: int | None = None
     ) -> None:
         self._log = log
         self._on_ready = on_ready
-        self.drained = False  # the last read gave nothing, and `on_ready` will tell of more
+        # True if the last read returned nothing, so that `on_ready` reports the next record.
+        self.drained = False
         self.partition = Partition(topic, 0)
         bounds = log.bounds(self.partition)
         start = bounds.start if recent is None else max(bounds.start, bounds.end - recent)
         self._tail = self._opened(start)
 
     def read(self, decode: Callable[[bytes], T]) -> tuple[tuple[int, T | None], ...]:
-        """Read what is new, without waiting.
+        """Read new records, without waiting.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
-            TruncatedError: If the topic lost records, or was created anew: what was read of it is
-                worth nothing any more.
+            TruncatedError: If the topic lost records, or was recreated. Everything read from it is
+                void.
             FutureFormatError: If a newer program wrote a record.
         """
         try:
             records = self._tail.read(READ_RECORDS, 0.0)
-        except ExpiredError:  # only newer ones are kept (the embedded Kafka): go on with those
+        # Only newer records are kept (the embedded Kafka). Reading continues with those.
+        except ExpiredError:
             self._tail.close()
             self._tail = self._opened(self._log.bounds(self.partition).start)
             return ()
@@ -62,22 +66,22 @@ class TopicFollower:
         return self._log.tail(self.partition, position, self._on_ready)
 
     def at_end(self) -> bool:
-        """Whether there was nothing more to read just now."""
+        """Return True if there was nothing more to read just now."""
         return self._tail.position() >= self._log.bounds(self.partition).end
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._tail.close()
 
 
 class JobTopics:
-    """The three topics of one job, and how much its streams hold.
+    """The three topics of one job, and the number of records in its streams.
 
     Args:
-        log: Where they are; the plans topic is made if it is not there.
-        first: Where the job begins in each partition of its streams.
-        streams_s: Between looks at the streams.
-        on_ready: Called when there may be something new.
+        log: Kafka. The plans topic is created if it is missing.
+        first: The job's beginning in each partition of its streams.
+        streams_s: Time between polls of the streams.
+        on_ready: Called when there may be a new record.
 
     Raises:
         UnavailableError: If Kafka is unavailable.
@@ -102,11 +106,12 @@ class JobTopics:
         self._streams_at = 0.0
 
     def read(self) -> Iterator[events.ProvisionerEvent]:
-        """What is new.
+        """Read new records as events.
 
         Raises:
             UnavailableError: If Kafka is unavailable.
-            TruncatedError: If one of them lost records, or was created anew: begin afresh.
+            TruncatedError: If a topic lost records, or was recreated. Start again with another
+                object.
             FutureFormatError: If a newer program wrote a record.
         """
         plans = self._plans.read(decode_plan)
@@ -126,15 +131,16 @@ class JobTopics:
         if monotonic() >= self._streams_at + self._streams_s:
             self._streams_at = monotonic()
             ends = self._log.ends(self._first)
-            if len(ends) == len(self._first):  # else nobody can tell just now
+            # Otherwise an end is unknown at the moment.
+            if len(ends) == len(self._first):
                 yield events.RecordsCounted(sum(ends.values()) - sum(self._first.values()))
 
     @property
     def drained(self) -> bool:
-        """Whether there was nothing more to read just now."""
+        """True if there was nothing more to read just now."""
         return self._plans.drained and self._updates.drained and self._claims.drained
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for topic in (self._plans, self._updates, self._claims):
             topic.close()

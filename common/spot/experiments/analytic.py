@@ -1,9 +1,9 @@
-"""The update process alone, for many runs at once: no protocol, only when how much has been done.
+"""The update process alone, for many runs at once: only the time of each update, no protocol.
 
-Records are not drawn one by one. How many a stream is expected to have had follows from when its
-worker was active; real numbers are drawn of it where somebody looks: a policy that estimates rates,
-whoever sees now and then how far the job is, and step by step from shortly before the end, so that
-the last update comes with the law that it has record by record.
+Records are not drawn one by one. The expected number of a stream's records follows from the time
+for which its worker was active. Actual numbers are drawn only when they matter: for a policy that
+estimates rates, periodically for a run's progress, and step by step from shortly before its end, so
+that the last update has the same distribution as with single records.
 """
 
 from __future__ import annotations
@@ -29,54 +29,65 @@ Counts: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 
-# Records are drawn from where, with this many standard deviations, the last update is still ahead:
-# fewer than one run in 10^9 would have ended before.
+# Counts are drawn step by step once the last update is at most this many standard deviations ahead.
+# Fewer than one run in 10^9 would have ended before.
 SURE = 6.0
-PROGRESS_STEPS = 50  # some hundred calls in a job of the paper's size
-# How far a job is, is seen so often: arrivals meanwhile differ from the mean by less than a step's.
+# Some hundred calls in a job of the paper's size.
+PROGRESS_STEPS = 50
+# Steps between draws of a run's progress. Meanwhile, arrivals differ from the mean by less than a
+# step's.
 SEEN_STEPS = 60
-LEAST = 1e-12  # updates in a step; below it a run that is over was so before the step
+# Updates in a step. A run below it was over before the step.
+LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """What happens to a job, beside what its policy is told."""
+    """Conditions of a job that its policy cannot see."""
 
-    prices: tuple[PoolPrices, ...]  # of each pool
-    offers: tuple[Offers | None, ...]  # of each pool; None: always
-    variation: float = 1.0  # c_A of the gaps between records; 1: Poisson, 0: even
-    # How fast records come at a time, (R,) against the mean rates; None: rates stay as they are.
+    # One for each pool.
+    prices: tuple[PoolPrices, ...]
+    # One for each pool; None if the pool always has machines.
+    offers: tuple[Offers | None, ...]
+    # c_A of the gaps between records; 1 for Poisson, 0 for even arrivals.
+    variation: float = 1.0
+    # Returns (R,) arrivals at a time over their mean rates. If None, rates are constant.
     pace: Callable[[float], Array] | None = None
-    stream: Literal["pause", "keep", "reassign"] = "pause"  # what becomes of a preempted worker's
-    capacity_per_s: Callable[[Array], Array] | None = None  # reassign: (R,) speeds -> updates
-    last_round_s: float = 0.0  # from the last batch to the last update
-    backlog: bool = False  # all records are there from the beginning
+    # Fate of a preempted worker's stream.
+    stream: Literal["pause", "keep", "reassign"] = "pause"
+    # Used by reassign: (R,) speeds to updates per second.
+    capacity_per_s: Callable[[Array], Array] | None = None
+    # Time from the last batch to the last update.
+    last_round_s: float = 0.0
+    # True if all records exist from the beginning.
+    backlog: bool = False
     step_s: float = STEP_S
     give_up_after: float = 20.0  # deadlines
 
 
 class ArrivedRecords:
-    """How many records each stream has had: expected always, drawn where somebody asks.
+    """Number of records of each stream: always the expected one, and an actual one on demand.
 
-    Poisson arrivals (variation 1) are exact. Any other renewal process is taken as the Brownian
-    motion with its mean and its variance, c_A^2 of the mean, which it approaches over hundreds of
-    records. Looked at often, its running maximum is at most c_A^2 / 2 records too high. Even
-    arrivals (variation 0) have a phase only.
+    Poisson arrivals (variation 1) are exact. Any other renewal process is approximated by the
+    Brownian motion with its mean and its variance, c_A^2 of the mean, to which it converges over
+    hundreds of records. With frequent draws, the running maximum is at most c_A^2 / 2 records too
+    high. Even arrivals (variation 0) only have a phase.
 
     Attributes:
-        expected: (R, N) so far.
+        expected: (R, N) expected records so far.
     """
 
     def __init__(self, shape: tuple[int, int], variation: float, rng: np.random.Generator) -> None:
         self.expected = np.zeros(shape)
         self._variation = variation
         self._rng = rng
-        self._drawn_at = np.zeros(shape)  # expected, when the counts were drawn
+        # Expected records when the counts were drawn.
+        self._drawn_at = np.zeros(shape)
         self._level = rng.random(shape) if variation != 1 else None
         self._counts = np.zeros(shape, np.int64)
 
     def count(self, runs: Indexes | slice) -> Counts:
-        """Draw what has come since the last look at these runs, and tell all that has come."""
+        """Draw the records since the last draw of these runs, and return all counts."""
         expected = self.expected[runs]
         more = expected - self._drawn_at[runs]
         self._drawn_at[runs] = expected
@@ -91,24 +102,27 @@ class ArrivedRecords:
 
 
 class _Streams:
-    """Where the records of all runs are: waiting, read."""
+    """State of the records of all runs: waiting, read."""
 
     def __init__(self, givens: Givens, conditions: Conditions, rng: np.random.Generator) -> None:
         shape = givens.rates_per_s.shape
         self._conditions = conditions
-        self._come = givens.rates_per_s * conditions.step_s  # (R, N) in a step, at the mean rates
-        # what one worker works off by itself in a step, if its speed is 1: a batch takes it mu_C
+        # (R, N) records of a step at the mean rates.
+        self._come = givens.rates_per_s * conditions.step_s
+        # Records that one worker of speed 1 processes in a step: a batch takes it mu_C.
         self._most = givens.batch_size / givens.gradient_s * conditions.step_s
         self._waiting = np.zeros(shape) if conditions.stream == "keep" else None
         self._update_records = givens.group_size * givens.batch_size
         self._rates_per_s = np.maximum(givens.rates_per_s, LEAST)
         self.worst_lag_s = np.zeros(givens.runs)
-        self._lag_s2 = np.zeros(givens.runs)  # the worst lag of all streams, over the time
-        self._observed_steps = np.zeros(shape, np.int32)  # in which records could come
+        # Integral over time of the worst lag of all streams.
+        self._lag_s2 = np.zeros(givens.runs)
+        # Number of steps with possible arrivals.
+        self._observed_steps = np.zeros(shape, np.int32)
         self.records = ArrivedRecords(shape, conditions.variation, rng)
 
     def go_on(self, now_s: float, fleet: SimulatedFleet) -> Array:
-        """Say how many records are expected to be read in the step that begins now, (R, N)."""
+        """Return (R, N) records that are expected to be read in the step that begins now."""
         pace = self._conditions.pace
         come = self._come if pace is None else self._come * pace(now_s)[:, np.newaxis]
         if self._conditions.stream == "pause":
@@ -123,14 +137,14 @@ class _Streams:
         return come
 
     def lag_s(self) -> Array | None:
-        """(R, N) for how long each stream's records wait, as arrivals go on average."""
+        """Return (R, N) waiting times of the streams' records, at mean arrivals."""
         return None if self._waiting is None else self._waiting / self._rates_per_s
 
     def note_lag(self, behind: Array, going: Flags) -> None:
-        """Note for how long the records of the slowest stream wait, as arrivals go on average.
+        """Add the waiting time of the slowest stream's records, at mean arrivals.
 
         Args:
-            behind: (R,) updates whose batches are complete and that are not made.
+            behind: (R,) updates whose batches are complete and that are not applied.
             going: (R,) runs that are not over.
         """
         lag_s = self.lag_s()
@@ -142,45 +156,47 @@ class _Streams:
         self._lag_s2 += longest_s * going * self._conditions.step_s
 
     def mean_lag_s(self, runtimes_s: Array) -> Array:
-        """(R,) mean over the time of the worst lag of all streams."""
+        """Return (R,) means over time of the worst lag of all streams."""
         mean: Array = self._lag_s2 / runtimes_s
         return mean
 
     def unread(self) -> Array | float:
-        """(R,) updates of records that wait for their worker."""
+        """Return (R,) updates whose records wait for their worker."""
         return 0.0 if self._waiting is None else self._waiting.sum(axis=1) / self._update_records
 
     def seen(self, runs: Indexes) -> tuple[Array, Array]:
-        """Tell the records of each stream and the seconds in which they came."""
+        """Return the records of each stream and the observed seconds."""
         observed_s: Array = self._observed_steps[runs] * np.float64(self._conditions.step_s)
         return self.records.count(runs).astype(np.float64), observed_s
 
 
 class _Progress:
-    """How many updates have been made.
+    """Number of updates that are done.
 
-    The J-th update is made when K J batches are complete, which takes more than J K b records: of
-    each stream but the one that completed the last batch, a part of a batch is left over.
+    The J-th update is applied when K J batches are complete, which takes more than J K b records:
+    each stream but the one that completed the last batch has part of a batch left over.
     """
 
     def __init__(self, givens: Givens, conditions: Conditions, records: ArrivedRecords) -> None:
         self._givens = givens
         self._conditions = conditions
         self._records = records
-        self._total = np.zeros(givens.runs)  # records, over all streams: seen, expected since then
-        self._left_over = givens.workers * (givens.batch_size - 1) / 2  # on average
+        # Records over all streams: counted ones, and expected ones since then.
+        self._total = np.zeros(givens.runs)
+        self._left_over = givens.workers * (givens.batch_size - 1) / 2  # mean
         deviation = max(conditions.variation, 1.0) * np.sqrt(givens.records)
         self._look_from = givens.records - SURE * deviation  # records
         self._looking = np.zeros(givens.runs, np.bool_)
         self._steps = 0
-        self._arrived = np.zeros(givens.runs)  # updates whose batches are complete
+        # Updates whose batches are complete.
+        self._arrived = np.zeros(givens.runs)
         self.made = np.zeros(givens.runs)  # updates
         if conditions.backlog:
             self._total += givens.records
             self._arrived += givens.updates
 
     def go_on(self, come: Array, fleet: SimulatedFleet, going: Flags) -> tuple[Indexes, Array]:
-        """Go through a step; tell which runs made their last update in it, and at which share."""
+        """Simulate a step; return the runs that end in it, and at which share of the step."""
         if not self._conditions.backlog:
             self._arrive(come, going)
         givens, capacity_per_s = self._givens, self._conditions.capacity_per_s
@@ -194,7 +210,7 @@ class _Progress:
         return over, np.clip(missing / np.maximum(gained, LEAST), 0.0, 1.0)
 
     def _arrive(self, come: Array, going: Flags) -> None:
-        """Take in what is expected to come in a step."""
+        """Add the expected arrivals of a step."""
         givens, capacity_per_s = self._givens, self._conditions.capacity_per_s
         self._steps += 1
         if self._steps % SEEN_STEPS == 0:
@@ -204,7 +220,8 @@ class _Progress:
         begin = np.flatnonzero(going & ~self._looking & (self._total >= self._look_from))
         if begin.size:
             self._looking[begin] = True
-            self._count(begin)  # as it was before this step
+            # Counted as before this step.
+            self._count(begin)
             exact = self._arrived[begin]
             behind = np.minimum(self.made[begin], exact)
             self.made[begin] = exact if capacity_per_s is None else behind
@@ -216,11 +233,11 @@ class _Progress:
 
     @property
     def behind(self) -> Array:
-        """(R,) updates whose batches are complete and that are not made."""
+        """(R,) updates whose batches are complete and that are not applied."""
         return self._arrived - self.made
 
     def unused(self) -> Array:
-        """(R,) updates of records that were read and are in none."""
+        """Return (R,) updates of records that were read and are in no update."""
         unused: Array = self._total / (self._givens.group_size * self._givens.batch_size)
         return unused - self.made
 
@@ -242,12 +259,13 @@ def simulate_analytically(
 
     Args:
         givens: The job.
-        policy: Who decides what runs where.
-        conditions: Prices, outages and arrivals; offers are used up.
-        seed: For the records; prices and offers have their own.
-        beliefs: None where the policy is told the true rates and availability; else what it starts
-            from, to learn the rest from what it sees.
-        progress: Is told the share of all updates that has been made, now and then, and 1.0 once.
+        policy: Decides which machines run.
+        conditions: Prices, outages and arrivals. Offers are used up.
+        seed: Seed of the records. Prices and offers have their own.
+        beliefs: Priors of a policy that estimates rates and availability. If None, it knows the
+            true ones.
+        progress: Called with the share of all updates that is done, every `PROGRESS_STEPS` steps,
+            and with 1.0 once at the end.
     """
     step_s = conditions.step_s
     shape = givens.runs, givens.workers
@@ -259,7 +277,8 @@ def simulate_analytically(
     )
     going = np.ones(givens.runs, np.bool_)
     finished = np.zeros(givens.runs, np.bool_)
-    runtimes_s = conditions.give_up_after * givens.deadline_s  # until they turn out shorter
+    # Upper bounds until the runs end.
+    runtimes_s = conditions.give_up_after * givens.deadline_s
     changed = np.zeros(givens.runs, np.bool_)
     now_s = before_s = 0.0
     steps = 0
@@ -267,7 +286,8 @@ def simulate_analytically(
         usd_per_hour = [prices.at(now_s) for prices in conditions.prices]
         if steps:
             changed = _changed(conditions.prices, before_s, now_s)
-        left = np.maximum(givens.updates - work.made, 1.0)  # the last one, as long as it goes
+        # At least one update is left until a run ends.
+        left = np.maximum(givens.updates - work.made, 1.0)
         waiting = None if conditions.stream == "pause" else streams.unread() + work.unused()
         driver.consider(now_s, usd_per_hour, changed, left, going, waiting, streams.lag_s())
         offered = [None if offers is None else offers(now_s) for offers in conditions.offers]

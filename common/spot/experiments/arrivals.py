@@ -1,8 +1,8 @@
-"""When each record of a stream arrives, on the stream's own clock: one time for one record.
+"""Arrival times of a stream's records on the stream's own clock, one time for each record.
 
-A run has some fifty million records, so times are drawn in chunks when somebody asks, and forgotten
-when nobody will ask again. The stream's clock stands still while its records do not arrive (the
-paper's preempted worker); whoever keeps the stream knows when that is.
+A run has some fifty million records, so times are drawn in chunks on demand, and dropped once they
+are not needed any more. The stream's clock stands still while its records do not arrive (the
+paper's preempted worker). The owner of the stream stops and restarts it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,33 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
     from common.spot.traces.trace import Floats, Trace
 
-    Gaps: TypeAlias = Callable[[int], Floats]  # draws so many gaps, with mean 1
-    Clock: TypeAlias = Callable[[Floats], Floats]  # sums of such gaps -> seconds, never backwards
+    # Draws this number of gaps with mean 1.
+    Gaps: TypeAlias = Callable[[int], Floats]
+    # Maps sums of such gaps to seconds, which never decrease.
+    Clock: TypeAlias = Callable[[Floats], Floats]
 
-KEPT = 128  # batches behind that may be read again: claims on their way when a machine was lost
-AHEAD = 64  # batches whose times are looked up at once: one by one takes longer than the rest
-CHUNK = 16_384  # gaps at a time: 128 KiB, which stay in a core's cache while they are summed
+# Number of past batches that may be read again: claims under way when a machine was lost.
+KEPT = 128
+# Number of batches whose times are looked up at once. Single look-ups would dominate the run time.
+AHEAD = 64
+# Number of gaps drawn at a time: 128 KiB, which stay in a core's cache while they are summed.
+CHUNK = 16_384
 
 
 class Arrivals:
-    """Records of one stream: sums of independent gaps with mean 1, put on the stream's clock."""
+    """Records of one stream: sums of independent gaps with mean 1, mapped to the stream's clock."""
 
     def __init__(self, gaps: Gaps, clock: Clock) -> None:
         """Begin at time 0, as if a record had just arrived."""
         self._gaps, self._clock = gaps, clock
-        self._sum = 0.0  # of all gaps so far
+        self._sum = 0.0  # sum of all gaps so far
         self._chunks: list[Floats] = []  # each (CHUNK,) seconds, ascending
-        self._ends: list[float] = []  # the last time of each
-        self._first = 0  # index of the first record that is kept
+        self._ends: list[float] = []  # last time of each chunk
+        # Index of the first record that is kept.
+        self._first = 0
 
     def count_until(self, t_s: float) -> int:
-        """Count the records that have arrived by then, that moment included; none is forgotten."""
+        """Return the number of records up to and including this time; none is dropped."""
         while not self._ends or self._ends[-1] <= t_s:
             self._draw()
         chunk = bisect_right(self._ends, t_s)
@@ -51,10 +57,10 @@ class Arrivals:
         return self._first + chunk * CHUNK + within
 
     def time_of(self, index: int) -> float:
-        """Tell when a record arrives; they are counted from 0; inf for never.
+        """Return the time of a record, counted from 0; inf if it never arrives.
 
         Raises:
-            ParameterError: If it was forgotten.
+            ParameterError: If the record was dropped.
         """
         if index < self._first:
             raise ParameterError("index", f"record {index} was forgotten, up to {self._first}")
@@ -64,14 +70,15 @@ class Arrivals:
         return float(self._chunks[chunk][within])
 
     def times_of(self, indexes: range) -> list[float]:
-        """Tell when some records arrive, that are equally far from each other.
+        """Return the times of equally spaced records.
 
         Raises:
-            ParameterError: If one was forgotten.
+            ParameterError: If one was dropped.
         """
         times_s = list[float]()
         while indexes:
-            self.time_of(indexes[0])  # draws its chunk, or refuses
+            # Draws the record's chunk, or raises.
+            self.time_of(indexes[0])
             chunk, within = divmod(indexes[0] - self._first, CHUNK)
             end = self._first + (chunk + 1) * CHUNK
             here = indexes[: len(range(indexes[0], end, indexes.step))]
@@ -80,7 +87,7 @@ class Arrivals:
         return times_s
 
     def forget_before(self, index: int) -> None:
-        """Free the memory of earlier records, by whole chunks: nobody asks about them again."""
+        """Drop earlier records, by whole chunks."""
         chunks = min((index - self._first) // CHUNK, len(self._chunks))
         if chunks > 0:
             self._first += chunks * CHUNK
@@ -97,11 +104,11 @@ class Arrivals:
 
 
 def even(rate_per_s: float, phase: float) -> Arrivals:
-    """Make a record arrive after exactly each 1 / rate seconds.
+    """Make a record arrive exactly every 1 / rate seconds.
 
     Args:
         rate_per_s: lambda_A.
-        phase: When the first record arrives, in gaps: from 0 to below 1.
+        phase: Time of the first record in gaps: from 0 to below 1.
     """
     return Arrivals(np.ones, lambda sums: (sums - 1 + phase) / rate_per_s)
 
@@ -116,9 +123,9 @@ class Paced:
         """Scale a trace of rates.
 
         Args:
-            rate_per_s: lambda_A, to which its mean is scaled.
+            rate_per_s: lambda_A, the mean after scaling.
             trace: The rate over time, in any unit.
-            start_s: Where in it the stream begins.
+            start_s: Time in the trace at which the stream begins.
 
         Raises:
             ParameterError: If the trace is 0 throughout.
@@ -127,7 +134,7 @@ class Paced:
             raise ParameterError("trace", f"{trace.source} is 0 throughout: nothing ever arrives")
         rates = trace.values * (rate_per_s / trace.mean())
         integral = np.concatenate(([0.0], np.cumsum(rates * trace.durations_s)))
-        # Where nothing arrives the integral has no inverse, and needs none.
+        # The integral has no inverse while nothing arrives, and needs none.
         flowing = np.diff(integral) > 0
         self._lap, self._end_s = float(integral[-1]), trace.end_s
         self._sums, self._rates = integral[:-1][flowing], rates[flowing]
@@ -137,11 +144,11 @@ class Paced:
         self._start_s, self._last_s = start_s, 0.0
 
     def __call__(self, sums: Floats) -> Floats:
-        """Tell when so many records are due, in seconds since the start; it never goes back."""
+        """Return the times of records in seconds since the start. They never decrease."""
         due = sums + self._start
         first_lap, last_lap = due[0] // self._lap, due[-1] // self._lap
-        # Most chunks lie in one lap, many in one piece: dividing and searching for each record
-        # would cost more than drawing it.
+        # Most chunks are in one lap, many in one piece. A division and a search for each record
+        # would cost more than its draw.
         laps = first_lap if first_lap == last_lap else due // self._lap
         rest = np.maximum(due - laps * self._lap, 0.0)
         if first_lap == last_lap:
@@ -153,7 +160,7 @@ class Paced:
             piece = low + self._sums[low + 1 : high].searchsorted(rest, side="right")
         within = self._times_s[piece] + (rest - self._sums[piece]) / self._rates[piece]
         times_s = laps * self._end_s + within - self._start_s
-        # Rounding where one piece ends and the next begins must not turn time back.
+        # Rounding between two pieces must not turn time back.
         times_s = np.maximum.accumulate(np.maximum(times_s, self._last_s))
         self._last_s = float(times_s[-1])
         return times_s
@@ -162,13 +169,13 @@ class Paced:
 def arrivals_of(
     spec: ArrivalsSpec, rates_per_s: Floats, rng: np.random.Generator, trace: Trace | None = None
 ) -> list[Arrivals]:
-    """Make the streams of one run, each with randomness of its own: who asks first is no matter.
+    """Make the streams of one run, each with its own randomness, so that their order is irrelevant.
 
     Args:
         spec: The process.
         rates_per_s: (N,) lambda_A,n.
-        rng: For everything that is drawn.
-        trace: What `traced` read of `spec.trace`; all streams of a run begin at one place of it.
+        rng: Source of all draws.
+        trace: Result of `traced` for `spec.trace`. All streams of a run begin at one place in it.
 
     Raises:
         ParameterError: If the trace is 0.
@@ -188,7 +195,7 @@ def draw_rates(
     runs: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Draw lambda_A,n of each worker in each run, (R, N) records per second; or other numbers."""
+    """Draw (R, N) rates lambda_A,n of each worker in each run, or other numbers of workers."""
     shape = (runs, workers)
     if isinstance(rates, UniformRates):
         return rng.uniform(rates.low, rates.high, shape)
@@ -201,7 +208,8 @@ def _stream(
     trace: Trace | None,
     start_s: float,
 ) -> Arrivals:
-    if rate_per_s == 0:  # nothing ever arrives
+    # Nothing ever arrives.
+    if rate_per_s == 0:
         return Arrivals(np.ones, lambda sums: np.full_like(sums, math.inf))
     if trace is not None:
         return Arrivals(rng.standard_exponential, Paced(rate_per_s, trace, start_s))
@@ -209,38 +217,40 @@ def _stream(
 
 
 class SimulatedStream:
-    """A partition of a topic that fills as records arrive; offsets are the indexes of its arrivals.
+    """A topic partition that fills as records arrive. Offsets are indexes of arrivals.
 
-    Its own clock stands still while its source does: in the paper nothing arrives at a preempted
-    worker (section III-B.4); in Kafka the records would wait.
+    Its clock stands still while its source does: in the paper, nothing arrives at a preempted
+    worker (section III-B.4). In Kafka, the records would wait.
     """
 
     def __init__(self, partition: Partition, arrivals: Arrivals) -> None:
         self.partition = partition
         self._arrivals = arrivals
-        self._still_s = 0.0  # how long its clock has stood still so far
+        # Total time that the clock has stood still.
+        self._still_s = 0.0
         self._stopped_at: float | None = None
-        self._ahead = dict[int, tuple[float, float]]()  # by position
-        self._ahead_samples = 0  # in each of those batches
+        self._ahead = dict[int, tuple[float, float]]()  # keyed by position
+        # Records in each of these batches.
+        self._ahead_samples = 0
 
     def stop(self, now: float) -> None:
-        """Let its clock stand still from now on."""
+        """Stop its clock."""
         if self._stopped_at is None:
             self._stopped_at = now
 
     def go_on(self, now: float) -> None:
-        """Let its clock run again."""
+        """Restart its clock."""
         if self._stopped_at is not None:
             self._still_s += now - self._stopped_at
             self._stopped_at = None
 
     def observed(self, now: float) -> tuple[int, float]:
-        """How many records have come, and in how many seconds of its own clock."""
+        """Return the number of records so far, and the seconds on its own clock."""
         observed_s = (now if self._stopped_at is None else self._stopped_at) - self._still_s
         return self._arrivals.count_until(observed_s), observed_s
 
     def full_at(self, position: int, samples: int) -> float:
-        """When so many records are there from a position on, if the clock runs on; else never."""
+        """Return the time at which these samples have arrived; inf if its clock stops before."""
         found = self._ahead.get(position) if samples == self._ahead_samples else None
         _, time_s = found or self._look_ahead(position, samples)
         if self._stopped_at is not None and time_s > self._stopped_at - self._still_s:
@@ -248,9 +258,10 @@ class SimulatedStream:
         return time_s + self._still_s
 
     def read(self, position: int, samples: int) -> DecodedRun:
-        """Read so many records; all of them must be there.
+        """Read records. All of them must have arrived.
 
-        Arrivals before its clock last stood still come out as much later as it stood still.
+        All times are shifted by the total time that the clock has stood still, also of records
+        before that.
         """
         found = self._ahead.get(position) if samples == self._ahead_samples else None
         first_s, last_s = found or self._look_ahead(position, samples)
@@ -260,9 +271,9 @@ class SimulatedStream:
         )
 
     def _look_ahead(self, position: int, samples: int) -> tuple[float, float]:
-        """When the first and the last of these records arrive, on its own clock.
+        """Return the times of the first and the last of these records, on its own clock.
 
-        Those of the next batches are kept: see `AHEAD`.
+        Times of the next batches are kept, see `AHEAD`.
         """
         self._ahead_samples = samples
         self._arrivals.forget_before(max(position - KEPT * samples, 0))

@@ -1,8 +1,8 @@
-"""A backlog, worked off by machines under bids: `bidbrain` on recorded prices.
+"""A backlog processed by machines under bids: `bidbrain` on recorded prices.
 
-The policy is that of a live job, and so is the bill. A machine goes when its price passes its bid,
-or when its pool takes it back; then all stand still for lambda. The odds of eviction are counted in
-what the recording says of the time before a run.
+The policy and the bill are those of a live job. A machine is lost when its price passes its bid, or
+when its pool takes it back; then all machines stand still for lambda. The odds of eviction are
+counted in the recording's prices before a run.
 
     recorded prices ──▶ odds ──▶ policy ──▶ machines ──▶ updates
                                    ▲            └──▶ bill
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from common.spot.experiments.policy_driver import Givens
     from common.spot.provisioning.records import EndedBecause
 
-MOST_HOURS = 90 * 24  # of past prices: what EC2 tells
+# Hours of past prices that EC2 returns.
+MOST_HOURS = 90 * 24
 PROGRESS_STEPS = 50
-MOST_REFUSED = 16  # looks for which a pool is passed over that has refused again and again
+# Maximum number of reviews that skip a pool after repeated refusals.
+MOST_REFUSED = 16
 
 
 def simulate_bids(
@@ -42,15 +44,15 @@ def simulate_bids(
     seed: int,
     progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[SimulatedRun, ...]:
-    """Work off a backlog R times under `bidbrain`.
+    """Process a backlog R times under `bidbrain`.
 
     Args:
-        givens: The job; of its rates only the number of workers counts, which is how many machines
-            it may have.
-        settings: Of the policy; for lambda all stand still here, too.
-        conditions: Prices, outages, and how fast machines compute; offers are used up.
-        seed: Of what was drawn.
-        progress: Is told the share of all updates that has been made, now and then, and 1.0 once.
+        givens: The job. Of its rates, only the number of workers counts, which limits the machines.
+        settings: Settings of the policy. Its lambda is also the simulated one.
+        conditions: Prices, outages, and the speed of machines. Offers are used up.
+        seed: Seed of the draws.
+        progress: Called with the share of all updates that is done, every `PROGRESS_STEPS` steps,
+            and with 1.0 once at the end.
 
     Raises:
         ParameterError: If a recording is too short to count evictions in.
@@ -93,10 +95,11 @@ class _Machine:
 
 @dataclass(slots=True)
 class _PoolBook:
-    """What a run has had of one pool."""
+    """A run's use of one pool."""
 
     bill: Bill
-    refused_s: float  # for which the next refusal counts
+    # Time that the next refusal counts.
+    refused_s: float
     refused_until_s: float = -np.inf
     machine_s: float = 0.0
     launches: int = 0
@@ -105,7 +108,7 @@ class _PoolBook:
 
 @dataclass(slots=True)
 class _Progress:
-    """The updates that are left, made at one rate since some time."""
+    """The remaining updates, and their rate since some time."""
 
     left: float
     since_s: float = 0.0
@@ -113,12 +116,12 @@ class _Progress:
     updates_per_s: float = 0.0
 
     def left_at(self, now_s: float) -> float:
-        """Say how many are left at a time."""
+        """Return the number of remaining updates at a time."""
         worked_s = max(now_s - max(self.since_s, self.still_until_s), 0.0)
         return self.left - worked_s * self.updates_per_s
 
     def done_s(self) -> float:
-        """Say when all are made."""
+        """Return the time at which all are done."""
         if not self.updates_per_s:
             return np.inf
         return max(self.since_s, self.still_until_s) + self.left / self.updates_per_s
@@ -128,7 +131,7 @@ class _Run:
     """One run under way.
 
     Attributes:
-        over: Whether all updates are made, or it was given up.
+        over: True if all updates are done, or the run was given up.
     """
 
     def __init__(
@@ -151,7 +154,8 @@ class _Run:
         ]
         self._prices = np.full(len(names), np.nan)
         self._machines: list[_Machine] = []
-        self._refused = False  # whether a pool just did
+        # True if a pool has just refused.
+        self._refused = False
         self._work = _Progress(float(givens.updates))
         self._review_at_s = self._hours_at_s = 0.0
         self._last: Decision | None = None
@@ -160,16 +164,16 @@ class _Run:
         self.over = False
 
     def share(self, now_s: float) -> float:
-        """Say which share of its updates is made."""
+        """Return the share of updates that is done."""
         return 1 - max(self._work.left_at(now_s), 0.0) / self._givens.updates
 
     def go_on(self, now_s: float, prices: Array, free_slots: Sequence[Flags | None]) -> float:
-        """Take in what is so from now on; say until when nothing happens unless prices move.
+        """Apply the new conditions; return the time of the next event unless prices move.
 
         Args:
             now_s: Not earlier than in the last call.
             prices: (P,) USD per hour.
-            free_slots: Of each pool (M,) where a machine may be; None: everywhere.
+            free_slots: For each pool (M,), True if a slot can have a machine; None if all can.
         """
         give_up_s = self._conditions.give_up_after * self._deadline_s
         done_s = self._work.done_s()
@@ -192,7 +196,7 @@ class _Run:
         return self._due_s(now_s, give_up_s)
 
     def result(self) -> SimulatedRun:
-        """What came of it."""
+        """Return the result."""
         givens, index = self._givens, self._index
         pools = tuple(
             PoolUse(
@@ -217,7 +221,7 @@ class _Run:
         )
 
     def _due_s(self, now_s: float, give_up_s: float) -> float:
-        """Say when something happens next by itself, and count what works until then."""
+        """Return the time of the next event, and count the machines that work until then."""
         speed = sum(
             self._givens.pools[each.pool].speed for each in self._machines if each.ready_s <= now_s
         )
@@ -245,16 +249,19 @@ class _Run:
             self._stop(each, now_s, "released")
         for offer, count in decision.machines.items():
             there = [each for each in self._machines if each.offer == offer]
-            for each in there[count:]:  # the newest
+            # The newest machines stop first.
+            for each in there[count:]:
                 self._stop(each, now_s, "released")
             pool = names.index(offer.pool)
             self._launch(offer, pool, count - len(there), now_s, free_slots[pool])
-        if self._refused:  # others are asked at once; no pool refuses twice
+        # Other pools are tried at once. No pool refuses twice.
+        if self._refused:
             self._refused = False
             self._decide(now_s, free_slots)
             return
         self._review_at_s = now_s + self._review_s
-        hours = self._hours(now_s + self._renewal_s)  # those that end soon have been decided on
+        # Hours that end soon have been decided on.
+        hours = self._hours(now_s + self._renewal_s)
         self._hours_at_s = min((hour.ends_s for hour in hours.values()), default=np.inf)
         self._hours_at_s -= self._renewal_s
 
@@ -282,12 +289,13 @@ class _Run:
             refusing=frozenset(
                 pool.name
                 for pool, job_store in zip(pools, self._books, strict=True)
-                if now_s <= job_store.refused_until_s  # others are asked at the next look
+                # Other pools are tried at the next review.
+                if now_s <= job_store.refused_until_s
             ),
         )
 
     def _hours(self, now_s: float) -> dict[Offer, Hour]:
-        """Say of machines under a bid, and of those paid by the hour, which hour ends first."""
+        """Return the hour that ends first, for machines under a bid and those paid by the hour."""
         found = dict[Offer, Hour]()
         for each in self._machines:
             rule = self._givens.pools[each.pool].billing
@@ -316,7 +324,8 @@ class _Run:
             self._refused = True
         else:
             job_store.refused_s = self._review_s
-        ready_s = now_s + kind.start_up_s if now_s else 0.0  # there the clock of the job begins
+        # The job's clock begins at 0.
+        ready_s = now_s + kind.start_up_s if now_s else 0.0
         for slot in free[:wanted]:
             launch = sum(each.launches for each in self._books) + 1
             job_store.launches += 1

@@ -1,9 +1,9 @@
 """One run of an experiment through the production state machines, machine by machine.
 
-The fleet and the policy live on the grid of the market, the protocol between its points. A slot is
-one worker for as long as one machine serves it. Who reads which stream is a matter of the group: a
-worker its own (`hold`: the stream of a preempted one waits, as in the paper), or whoever is there
-(`reassign`: survivors take it over, once the group has noticed).
+The fleet and the policy run on the market's time grid, the protocol between its points. A slot is
+one worker while one machine serves it. The group assigns streams: each worker has its own (`hold`:
+the stream of a preempted worker waits, as in the paper), or survivors take streams over once the
+group has noticed the loss (`reassign`).
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 
 GIVE_UP_AFTER = 20.0  # deadlines
-NOBODY = -2  # serves a slot; -1: a machine of its own
-TAKEOVER_S = 3.0  # until a preempted worker's partitions are read again: 2 to 4 s on a real broker
+# Server of an unserved slot. -1 is the slot's own machine.
+NOBODY = -2
+# Time until a preempted worker's partitions are read again: 2 to 4 s on a real broker.
+TAKEOVER_S = 3.0
 
 
 class HeldStreams:
     """Each slot reads its own stream.
 
     Args:
-        pause: Whether nothing arrives at a stream while nobody reads it; else Kafka keeps it.
+        pause: True if nothing arrives at a stream without a reader. Otherwise Kafka keeps its
+            records.
     """
 
     def __init__(
@@ -64,20 +67,20 @@ class HeldStreams:
                 stream.stop(time.now)
 
     def join(self, slot: int, machine: SimulatedMachine) -> None:
-        """The stream goes on where it was."""
+        """Resume the slot's stream."""
         if self._pause:
             self._streams[slot].go_on(self._time.now)
         machine.own([self._streams[slot]])
 
     def leave(self, slot: int, machine: SimulatedMachine) -> None:
-        """The stream waits."""
+        """Leave the stream waiting."""
         del machine
         if self._pause:
             self._streams[slot].stop(self._time.now)
 
 
 class Reassign:
-    """Streams are shared out evenly among the machines that are there; few are moved."""
+    """Shares streams evenly among the current machines, and moves few of them."""
 
     def __init__(self, time: VirtualTime, streams: Sequence[SimulatedStream]) -> None:
         self._time = time
@@ -86,12 +89,12 @@ class Reassign:
         self._rebalancing = False
 
     def join(self, slot: int, machine: SimulatedMachine) -> None:
-        """It gets its share: at once where nobody reads, as at the beginning."""
+        """Give the machine its share, at once if no stream is read, as at the beginning."""
         self._machines[slot] = machine
         self._soon(0.0)
 
     def leave(self, slot: int, machine: SimulatedMachine) -> None:
-        """Its streams go to others once the group has noticed."""
+        """Move the machine's streams to others once the group has noticed."""
         del machine
         del self._machines[slot]
         self._soon(TAKEOVER_S)
@@ -109,7 +112,7 @@ class Reassign:
         owned = {stream.partition for machine in machines for stream in machine.streams.values()}
         loose = [stream for stream in self._streams if stream.partition not in owned]
         least, more = divmod(len(self._streams), len(machines))
-        # Who has most keeps most: nothing is moved that need not be.
+        # Machines with most streams keep most, so that only necessary moves happen.
         machines.sort(key=lambda machine: -len(machine.streams))
         shares = [least + (rank < more) for rank in range(len(machines))]
         for machine, share in zip(machines, shares, strict=True):
@@ -128,11 +131,11 @@ class ProtocolSimulation:
     """An experiment under way.
 
     Args:
-        draws: One run, not used before.
-        policy: Who decides what runs where.
-        beliefs: None where the policy is told the true rates and availability.
-        learner: What gradients are; None: nothing is learned.
-        progress: Is told the share of the updates that are made, now and then.
+        draws: One unused run.
+        policy: Decides which machines run.
+        beliefs: None if the policy knows the true rates and availability.
+        learner: Computes gradients; None if nothing is learned.
+        progress: Called each step with the share of the updates that is done.
     """
 
     def __init__(
@@ -179,15 +182,17 @@ class ProtocolSimulation:
         self._fleet = SimulatedFleet(givens.pools, *size, givens.rates_per_s)
         unknown = None if beliefs is None else (beliefs, self._seen)
         self._driver = PolicyDriver(policy, self._fleet, givens, unknown)
-        self._machines = dict[int, "SimulatedMachine"]()  # by slot
+        self._machines = dict[int, "SimulatedMachine"]()  # keyed by slot
         self._lags = StreamLags(givens.workers, 0.0)
-        self._served = np.full(givens.workers, NOBODY)  # slots, by which of the fleet's seats
-        self._slots = dict[WorkerId, int]()  # of all workers that there ever were
+        # Pool slot of the fleet that serves each slot.
+        self._served = np.full(givens.workers, NOBODY)
+        # Slots of all workers so far.
+        self._slots = dict[WorkerId, int]()
         self._steps = 0
         self._give_up_s = GIVE_UP_AFTER * float(givens.deadline_s[0])
 
     def run(self) -> SimulatedRun:
-        """Run it to its last update, or until it is given up."""
+        """Run to the last update, or until the run is given up."""
         self._step()
         self._time.run()
         protocol, givens = self._protocol, self._draws.givens
@@ -218,7 +223,7 @@ class ProtocolSimulation:
         return Throughput(total / end_s, float(np.mean(staleness)), max(staleness), shares)
 
     def _step(self) -> None:
-        """Go through a step of the market: prices, offers, decisions, machines."""
+        """Simulate a step of the market: prices, offers, decisions, machines."""
         now, before = self._time.now, self._time.now - STEP_S
         if now >= self._give_up_s:
             self._time.stop()
@@ -241,7 +246,7 @@ class ProtocolSimulation:
         self._time.at(self._steps * STEP_S, self._step)
 
     def _waiting(self, made: int) -> Array | None:
-        """Updates whose records have arrived; None where streams pause."""
+        """Return the number of updates whose records have arrived; None if streams pause."""
         experiment, givens = self._draws.experiment, self._draws.givens
         if (experiment.on_preemption, experiment.while_preempted) == ("hold", "pause"):
             return None
@@ -250,7 +255,7 @@ class ProtocolSimulation:
         return waiting
 
     def _seen(self, _runs: Indexes) -> tuple[Array, Array]:
-        """Tell records and seconds of each stream; there is one run."""
+        """Return records and seconds of each stream of the only run."""
         observed = [stream.observed(self._time.now) for stream in self._streams]
         records, seconds = np.array(observed, np.float64).T
         return records[np.newaxis], seconds[np.newaxis]
@@ -262,7 +267,7 @@ class ProtocolSimulation:
         return self._lags.at(now, since_s, loads)[np.newaxis]
 
     def _follow(self) -> None:
-        """Start and preempt machines as the fleet says."""
+        """Start and preempt machines as the fleet decides."""
         served = np.where(self._fleet.active[0], self._fleet.server[0], NOBODY)
         changed = np.flatnonzero(served != self._served).tolist()
         self._served = served

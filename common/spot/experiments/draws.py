@@ -1,4 +1,4 @@
-"""From what a person asks to what is simulated: the job in each run, its pools, its market."""
+"""Draws an experiment's runs: the job in each run, its pools, its market."""
 
 from __future__ import annotations
 
@@ -25,33 +25,39 @@ if TYPE_CHECKING:
     from common.spot.traces.trace import Trace
 
 
-ROUND_OVERHEAD_S = 0.005  # of a round beside its gradients, as measured with 4 small workers
+# Time of a round besides its gradients, as measured with 4 small workers.
+ROUND_OVERHEAD_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """R runs of one experiment, drawn but not yet run; prices and offers are gone through once."""
+    """R runs of one experiment, drawn but not yet run. Prices and offers can be used once."""
 
     experiment: Experiment
     givens: Givens
-    prices: tuple[PoolPrices, ...]  # of each pool, on-demand first
-    offers: tuple[Offers | None, ...]  # likewise; None: always
-    folder: Path  # what files are relative to
+    # One for each pool, on-demand first.
+    prices: tuple[PoolPrices, ...]
+    # One for each pool, on-demand first; None if the pool always has machines.
+    offers: tuple[Offers | None, ...]
+    # Folder of the experiment's files.
+    folder: Path
     seed: int
-    rng: np.random.Generator  # for what happens in the runs
+    # Source of draws during the runs.
+    rng: np.random.Generator
 
 
 @read_once()
 def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draws:
-    """Draw everything that does not depend on what a policy decides.
+    """Draw everything that does not depend on a policy's decisions.
 
     So the same seed gives all policies, and both modes, the same rates, prices and preemptions.
 
     Raises:
-        UserError: If a trace cannot be read, or a number makes no sense.
+        UserError: If a trace cannot be read, or a number is invalid.
     """
     rates_rng, prices_rng, offers_rng, rng, starts_rng = np.random.default_rng(seed).spawn(5)
-    if experiment.rates is None:  # a backlog, as fast as all machines on demand work it off
+    # A backlog is processed as fast as all on-demand machines can.
+    if experiment.rates is None:
         each_per_s = _computed_per_s(experiment) / experiment.workers
         rates_per_s = np.full((runs, experiment.workers), each_per_s)
     else:
@@ -64,7 +70,8 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
     pools = [Pool.of(alone, name="on-demand", billing=alone.billing.rules())]
     slots_per_pool = math.ceil(experiment.workers * experiment.policy.spot_up_to)
     common_s = None
-    if len(experiment.spot) > 1:  # what happens in several pools at once does so in each run, too
+    # Events in several pools at the same time stay simultaneous in each run.
+    if len(experiment.spot) > 1:
         specs = [(spot.usd_per_hour, spot.availability) for spot in experiment.spot]
         series = [spec for pool in specs for spec in pool if isinstance(spec, TraceSpec)]
         common_s = common_starts_s(series, folder, runs, starts_rng)
@@ -96,7 +103,7 @@ def draws_of(experiment: Experiment, folder: Path, runs: int, seed: int) -> Draw
 
 
 def _computed_per_s(experiment: Experiment) -> float:
-    """Say how many records a second all machines on demand compute."""
+    """Return the records per second that all on-demand machines compute."""
     machines = np.array([float(experiment.workers)])
     mean_s = experiment.gradient.mean_s
     capacity = update_capacity_per_s(machines, experiment.group_size, mean_s, ROUND_OVERHEAD_S)
@@ -104,12 +111,12 @@ def _computed_per_s(experiment: Experiment) -> float:
 
 
 def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
-    """Describe a pool as it is on average, which is what a plan made beforehand can know.
+    """Return a pool with its averages, which are all that a plan in advance can know.
 
     Args:
         spec: The pool.
-        folder: What its files are relative to.
-        workers: How many machines may be wanted.
+        folder: Folder of its files.
+        workers: Number of machines that may be wanted.
 
     Raises:
         UserError: If a file cannot be read.
@@ -128,7 +135,8 @@ def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
         below = trace.values <= spec.bid_usd_per_hour
         availability *= trace.share(below)
         cycle_s = min(cycle_s, trace.end_s / max(_falls(below), 1))
-        if below.any():  # what is paid is the price while a machine is had
+        # Only prices while there is a machine are paid.
+        if below.any():
             paid_s = trace.durations_s * below
             usd_per_hour = float(trace.values @ paid_s / paid_s.sum())
     return Pool.of(
@@ -141,7 +149,7 @@ def spot_on_average(spec: SpotSpec, folder: Path, workers: int) -> Pool:
 
 
 def _on_average(trace: Trace, workers: int, *, together: bool) -> tuple[float, float]:
-    """Availability and mean cycle of a worker's machine under a trace of how many can be had."""
+    """Return availability and mean cycle of a worker's machine, by a trace of machine numbers."""
     most = int(trace.values.max())
     places = np.zeros(1) if most <= 1 else np.arange(workers if together else min(workers, most))
     had = [trace.values > place for place in places]
@@ -151,5 +159,5 @@ def _on_average(trace: Trace, workers: int, *, together: bool) -> tuple[float, f
 
 
 def _falls(holds: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    """How often something ends in a lap of a trace."""
+    """Return how often a state ends in a lap of a trace."""
     return int(np.count_nonzero(holds & ~np.roll(holds, -1)))

@@ -1,4 +1,4 @@
-"""Runs an experiment: draws its runs, goes through them in the mode that it asks for."""
+"""Runs an experiment in its mode."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from common.spot.experiments.spec import Experiment
     from common.spot.policies.policy import Policy
 
-KNOWN_S = 10.0  # a policy that learns rates begins with their mean, as if watched for so long
-LEARNS = frozenset({"adaptive", "pools"})  # what is not known beforehand; the others plan once
+# A policy that learns rates begins with their mean, as if observed for this time.
+KNOWN_S = 10.0
+# Policies that learn unknown inputs. The others plan once.
+LEARNS = frozenset({"adaptive", "pools"})
 
 
 def simulate(
@@ -39,17 +41,17 @@ def simulate(
     seed: int,
     progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[SimulatedRun, ...]:
-    """Run an experiment so many times.
+    """Run an experiment several times.
 
     Args:
-        experiment: In either mode.
-        folder: What its files are relative to.
+        experiment: The experiment, in either mode.
+        folder: Folder of its files.
         runs: R.
         seed: The same seed gives the same rates, prices, preemptions and records.
-        progress: Is told the share done, from 0 to 1.
+        progress: Called with the share done, from 0 to 1.
 
     Raises:
-        UserError: If a file cannot be read, or a number makes no sense.
+        UserError: If a file cannot be read, or a number is invalid.
     """
     if experiment.mode == "protocol":
         parts = [partial(_part, progress, index, runs) for index in range(runs)]
@@ -81,7 +83,7 @@ def _by_protocol(
 
 
 def learner_of(experiment: Experiment, folder: Path, seed: int) -> Sgd | None:
-    """Make what an experiment learns with; None where it learns nothing.
+    """Make an experiment's learner; None if it learns nothing.
 
     Raises:
         UserError: If its data set cannot be read, or PyTorch is not installed.
@@ -129,7 +131,7 @@ def _conditions(draws: Draws) -> Conditions:
 
 
 def _pace(draws: Draws) -> Callable[[float], Array] | None:
-    """Let arrivals follow a trace: its value over its mean, each run from a place of its own."""
+    """Return arrivals by a trace: its value over its mean, from a separate place in each run."""
     spec = draws.experiment.arrivals.trace
     if spec is None:
         return None

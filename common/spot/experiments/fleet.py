@@ -1,9 +1,9 @@
-"""What runs where and what it costs, for many runs at once on one grid of time.
+"""Machines and their cost, for many runs at once on one grid of time.
 
-There are seats for machines in each pool; a seat holds at most one machine. Decided by slot, the
-n-th seat is the n-th slot's. Where machines are counted any seat will do, and a slot is served by a
-machine that is up and serves no other. Nothing is computed anew for a seat in which nothing
-changed: of 64,000 some hundred do in a step.
+Each pool has slots for machines, and a pool slot holds at most one machine. If machines are decided
+by slot, the n-th pool slot belongs to the n-th slot of the job. If they are only counted, any pool
+slot will do, and a job's slot is served by a machine that is up and serves no other. Only pool
+slots that changed are computed again: some hundred of 64,000 in a step.
 
     orders ──▶ wanted ──┐
     offers ─────────────┴──▶ machine ──start-up──▶ up ──serves──▶ active
@@ -32,29 +32,38 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 Indexes: TypeAlias = npt.NDArray[np.intp]
 T = TypeVar("T", bound=np.generic)
 
-ROUNDING_S = 1e-9  # times are sums of steps: a start-up of five steps is over after five
+# Tolerance for times that are sums of steps: a start-up of five steps ends after five steps.
+ROUNDING_S = 1e-9
 
 
 class _PoolSlots:
-    """The seats for a pool's machines; arrays are (R M,)."""
+    """Slots for a pool's machines. Arrays are (R M,)."""
 
     def __init__(self, pool: int, kind: Pool, slots: int) -> None:
         self.pool = pool
         self.kind = kind
         self.wanted = np.zeros(slots, np.bool_)
-        self.has = np.zeros(slots, np.bool_)  # a machine that is paid for
-        self.launched_s = np.zeros(slots)  # of that machine
+        # True for a machine that is paid for.
+        self.has = np.zeros(slots, np.bool_)
+        # Launch time of that machine.
+        self.launched_s = np.zeros(slots)
         self.up = np.zeros(slots, np.bool_) if kind.start_up_s else self.has
         self.metered = not kind.billing.by_the_second
-        self.usd = np.zeros(slots if self.metered else 0)  # that the machine has cost
-        self.hour_usd = np.zeros_like(self.usd)  # since its own hour began
-        self.hour_usd_per_s = np.zeros_like(self.usd)  # the price at that time
-        self.starting = deque[tuple[float, Indexes]]()  # when launched, which; the oldest first
-        self._offer: Flags | None = None  # of the last step
-        self._changed = True  # whether that brought or took machines
+        # Cost of the machine so far.
+        self.usd = np.zeros(slots if self.metered else 0)
+        # Cost since the machine's current hour began.
+        self.hour_usd = np.zeros_like(self.usd)
+        # Price at the beginning of that hour.
+        self.hour_usd_per_s = np.zeros_like(self.usd)
+        # Launch times and pool slots, oldest first.
+        self.starting = deque[tuple[float, Indexes]]()
+        # Offer of the last step.
+        self._offer: Flags | None = None
+        # True if the last step launched or ended machines.
+        self._changed = True
 
     def unmoved(self, offer: Flags | None) -> bool:
-        """Whether a step that offers this again changes nothing, unless something was ordered."""
+        """Return True if the same offer changes nothing, unless there are new orders."""
         if self._changed:
             return False
         if offer is None or self._offer is None:
@@ -62,16 +71,16 @@ class _PoolSlots:
         return np.array_equal(self._offer, offer)
 
     def settled(self, offer: Flags | None, *, changed: bool) -> bool:
-        """Note what a step offered and whether that changed machines; give the latter."""
+        """Record a step's offer and whether it changed machines; return the latter."""
         self._offer, self._changed = None if offer is None else offer.copy(), changed
         return changed
 
     def ready(self, now_s: float) -> bool:
-        """Take into service what has been started up; say whether there was any."""
+        """Put machines into service whose start-up is over; return True if there was one."""
         any_ready = False
         while self.starting and self._ready_s(self.starting[0][0]) <= now_s:
             launched_s, slots = self.starting.popleft()
-            # one that was lost meanwhile, and perhaps launched again, is not this machine
+            # A machine that was lost meanwhile, and perhaps replaced, does not count.
             still = self.has[slots] & (self.launched_s[slots] == launched_s)
             self.up[slots[still]] = True
             any_ready |= bool(still.any())
@@ -81,7 +90,7 @@ class _PoolSlots:
         return launched_s + self.kind.start_up_s - ROUNDING_S
 
     def launch(self, slots: Indexes, now_s: float, *, at_once: bool) -> None:
-        """Put new machines in seats."""
+        """Put new machines into slots."""
         self.has[slots] = True
         self.launched_s[slots] = now_s
         if self.metered:
@@ -92,12 +101,12 @@ class _PoolSlots:
             self.starting.append((now_s, slots))
 
     def vacate(self, slots: Indexes) -> None:
-        """Take machines out of seats."""
+        """Remove machines from slots."""
         self.has[slots] = False
         self.up[slots] = False
 
     def meter(self, slots: Indexes, usd_per_s: Array, seconds: float | Array) -> Array:
-        """Let machines cost what they cost in so many seconds: (n,) USD of each."""
+        """Charge machines for some seconds; return (n,) USD."""
         if self.kind.billing.price == "hour_start":
             usd_per_s = self.hour_usd_per_s[slots]
         usd = usd_per_s * seconds
@@ -106,7 +115,7 @@ class _PoolSlots:
         return usd
 
     def begin_hours(self, slots: Indexes, usd_per_s: Array, now_s: float, step_s: float) -> None:
-        """Begin the next hour of those whose last one is over in the step that begins now."""
+        """Begin the next hour of machines whose last one ends in this step."""
         hour_s = self.kind.billing.hour_s
         begins = np.mod(now_s - self.launched_s[slots], hour_s) < step_s - ROUNDING_S
         self.hour_usd[slots[begins]] = 0.0
@@ -115,7 +124,7 @@ class _PoolSlots:
     def owed_usd(
         self, slots: Indexes, usd_per_s: Array, now_s: float | Array, *, preempted: bool
     ) -> Array:
-        """Say what is still to be paid for machines that end; below 0: what is given back."""
+        """Return the amount still due for machines that end; negative for a refund."""
         ran_s = now_s - self.launched_s[slots]
         paid_s = self.kind.billing.paid_s(ran_s, preempted=preempted)
         if not self.metered:
@@ -127,16 +136,16 @@ class _PoolSlots:
 
 
 class Usage:
-    """What the machines of each pool came to in each run; arrays are (P, R).
+    """Usage of each pool in each run; arrays are (P, R).
 
     Attributes:
         usd: Cost of machines and traffic so far.
-        machine_s: Seconds of machines, start-up included, billed but not used excluded.
-        wanted_s: Seconds for which slots wanted a machine, offered or not.
-        launches: Machines launched.
-        preemptions: Machines that the pool took back.
-        paid: Machines that are paid for now.
-        wanted: Machines that are wanted now.
+        machine_s: Seconds of machines, with start-up, without time that is billed but not used.
+        wanted_s: Seconds that slots wanted a machine, offered or not.
+        launches: Number of machines launched.
+        preemptions: Number of machines that the pool took back.
+        paid: Number of machines that are paid for now.
+        wanted: Number of machines that are wanted now.
     """
 
     def __init__(self, pools: tuple[Pool, ...], runs: int) -> None:
@@ -154,18 +163,18 @@ class Usage:
         self._usd_per_s /= HOUR_S
 
     def usd_per_s(self, pool: int, runs: Indexes) -> Array:
-        """(n,) price of a machine of a pool in some runs."""
+        """Return (n,) prices of a machine of a pool in some runs."""
         prices: Array = self._usd_per_s[pool, runs]
         return prices
 
     def step(self, step_s: float) -> None:
-        """Bill a step; machines that are not paid by the second are billed by `pay`."""
+        """Bill a step. `pay` bills machines that are not paid by the second."""
         self.usd += self.paid * (self._plain * self._usd_per_s + self._transfer) * step_s
         self.machine_s += self.paid * step_s
         self.wanted_s += self.wanted * step_s
 
     def stop(self, runs: Indexes, beyond_s: Array) -> None:
-        """Bill the time (n,) beyond the last step, or give it back, and end all machines."""
+        """Bill or refund (n,) seconds beyond the last step, and end all machines."""
         usd_per_s = self._plain * self._usd_per_s[:, runs] + self._transfer
         self.usd[:, runs] += self.paid[:, runs] * usd_per_s * beyond_s
         self.machine_s[:, runs] += self.paid[:, runs] * beyond_s
@@ -179,30 +188,32 @@ class Usage:
 class SimulatedFleet:
     """All machines of all runs.
 
-    By slot: a slot's own machine runs while its pool offers one. It is lost the moment it is not
-    offered any more; when it is offered again, another one is launched, paid from then on and up
-    after its start-up (rounded up to the grid). What a machine that ends is paid for in all, its
-    pool's billing says; that *we* stop it, also at the end, is no preemption. To move a slot is to
-    stop and to launch.
-    Counted: of each pool as many machines run as there shall be and it offers, wherever it offers
-    them; one that is lost is asked for elsewhere at once. Who waits longest is served first, of two
-    the one with more records, by the fastest machine.
-    What is launched in the very first step is up at once: there the clock of the job begins.
+    By slot: a slot's own machine runs while its pool offers one. The machine is lost when the offer
+    ends. With the next offer, another machine is launched, which is paid from then on and is up
+    after its start-up, rounded up to the grid. The pool's billing decides the total price of a
+    machine that ends. A stop that *we* request, also at the end, is no preemption. To move a slot
+    is to stop and to launch.
+
+    Counted: each pool runs as many machines as are wanted and offered, wherever they are offered. A
+    lost machine is replaced elsewhere at once. The slot that waits longest is served first, by the
+    fastest machine; of two, the slot with the higher rate.
+
+    Machines launched in the very first step are up at once: the job's clock begins there.
 
     Attributes:
-        active: (R, N) bool, slots in which a machine works; it changes with each step.
-        counted: (R,) bool, whether machines are counted, not ordered by slot.
-        server: (R, N) number of the seat of all pools whose machine serves a slot; -1: none, or by
-            slot.
-        usage: What all machines came to so far.
+        active: (R, N) bool, slots with a working machine; changes with each step.
+        counted: (R,) bool, True if machines are counted, not ordered by slot.
+        server: (R, N) index over all pools of the pool slot whose machine serves a slot; -1 if
+            none, or if decided by slot.
+        usage: Usage of all machines so far.
 
     Args:
         pools: On-demand first.
         runs: R.
         workers: N.
-        step_s: Of the grid.
-        pool_slots: M, machines of one pool at a time; 0: one for each worker.
-        rates_per_s: (R, N) of the slots, for whom to serve first.
+        step_s: Step of the grid.
+        slots_per_pool: M, machines of one pool at a time; at least one for each worker.
+        rates_per_s: (R, N) rates of the slots, which decide between slots that wait equally long.
     """
 
     def __init__(
@@ -229,14 +240,16 @@ class SimulatedFleet:
         self._waits_since_s = np.zeros(shape)
         self._rates_per_s = np.zeros(shape) if rates_per_s is None else rates_per_s
         self._ordered = True
-        self._machines: tuple[Indexes, Indexes] | None = None  # None: to be counted anew
-        self._now_s: float | None = None  # of the last step
+        # None if machines must be counted again.
+        self._machines: tuple[Indexes, Indexes] | None = None
+        # Time of the last step.
+        self._now_s: float | None = None
         self._speeds: Array | None = None
         self.active = np.zeros(shape, np.bool_)
 
     @property
     def speeds(self) -> Array:
-        """(R, N) how fast each slot works against the first pool; 0: it does not."""
+        """(R, N) speeds of the slots against the first pool; 0 for idle ones."""
         if self._speeds is None:
             self._speeds = np.zeros(self.active.shape)
             for pool_slots in self._pool_slots:
@@ -249,7 +262,7 @@ class SimulatedFleet:
         return self._speeds
 
     def machines(self) -> tuple[Indexes, Indexes]:
-        """(P, R) machines that are up, and machines that start up; not to be written to."""
+        """Return (P, R) machines that are up, and machines that start up. Read-only."""
         if self._machines is None:
             shape = (self.runs, self.slots_per_pool)
             up = np.array(
@@ -262,12 +275,12 @@ class SimulatedFleet:
         return self._machines
 
     def unserved_since_s(self, run: int, now_s: float) -> Array:
-        """(N,) since when slots have had no machine, where machines are counted; now: they do."""
+        """Return (N,) times since which counted slots have had no machine; now for served ones."""
         since_s: Array = np.where(self.server[run] < 0, self._waits_since_s[run], now_s)
         return since_s
 
     def order(self, run: int, decision: Decision) -> None:
-        """Say what a run's slots shall run on, from the next step on."""
+        """Set the machines that a run wants from the next step on."""
         self._ordered = True
         self.counted[run] = decision.counted
         if decision.counted:
@@ -290,12 +303,12 @@ class SimulatedFleet:
         offered: Sequence[Flags | None],
         usd_per_hour: Sequence[Array],
     ) -> Flags:
-        """Go through the step that begins now, bill it whole, and say which slots are active.
+        """Simulate the step that begins now, bill all of it, and return the active slots.
 
         Args:
-            now_s: When it begins.
-            offered: For each pool (R, N) whether a slot could have a machine; None: always.
-            usd_per_hour: For each pool (R,) the price during the step.
+            now_s: Beginning of the step.
+            offered: For each pool (R, N), True if a slot could have a machine; None if always.
+            usd_per_hour: For each pool (R,), the price during the step.
         """
         self.usage.price(usd_per_hour)
         changed = False
@@ -324,14 +337,14 @@ class SimulatedFleet:
         return self.active
 
     def stop(self, runs: Indexes, after_s: Array) -> None:
-        """End runs: their machines stop so long after the last step began, and cost no more.
+        """End runs. Their machines stop this long after the last step began, and cost no more.
 
         Args:
-            runs: (n,) which.
-            after_s: (n,) seconds; more than a step is billed at the price of the last step.
+            runs: (n,) the runs.
+            after_s: (n,) seconds. Time beyond the step is billed at the price of the last step.
 
         Raises:
-            ParameterError: If no step has been gone through.
+            ParameterError: If there was no step yet.
         """
         if self._now_s is None:
             raise ParameterError("runs", "nothing runs before the first step")
@@ -354,16 +367,16 @@ class SimulatedFleet:
         self._speeds = self._machines = None
 
     def _of_slots(self, values: npt.NDArray[T]) -> npt.NDArray[T]:
-        """(R, N) view of what is (R M,): of the first seats, which are the slots' own."""
+        """Return an (R, N) view of (R M,): each run's first pool slots, one for each slot."""
         return values.reshape(self.runs, self.slots_per_pool)[:, : self.workers]
 
     def _padded(self, offer: Flags) -> Flags:
-        """(R, M) of what may be offered to fewer."""
+        """Pad an offer with fewer slots to (R, M)."""
         missing = self.slots_per_pool - offer.shape[1]
         return np.pad(offer, ((0, 0), (0, missing))) if missing else offer
 
     def _choose(self, pool_slots: _PoolSlots, offer: Flags | None, counted: Indexes) -> None:
-        """Say in which seats of a pool machines are wanted, in runs that only count them."""
+        """Choose the pool slots that get machines, in runs that only count them."""
         shape = (self.runs, self.slots_per_pool)
         has = pool_slots.has.reshape(shape)[counted]
         can = np.ones_like(has) if offer is None else self._padded(offer)[counted]
@@ -371,7 +384,7 @@ class SimulatedFleet:
         more = count - stay.sum(axis=1)
         free = can & ~has
         new = free & (np.cumsum(free, axis=1) <= more[:, np.newaxis])
-        # Of too many those go first that are not up, then those that serve none, the newest first.
+        # If there are too many, remove those that start up first, then idle ones, newest first.
         for row in np.flatnonzero(more < 0).tolist():
             first = int(counted[row]) * self.slots_per_pool
             here = np.flatnonzero(stay[row])
@@ -409,7 +422,7 @@ class SimulatedFleet:
         self.active[counted] = server >= 0
 
     def _settle(self, pool_slots: _PoolSlots, offer: Flags | None, now_s: float) -> bool:
-        """Launch and end machines of these seats; say whether anything changed."""
+        """Launch and end machines of these pool slots; return True if anything changed."""
         if offer is None and not self._ordered:
             return False
         shall = (
@@ -444,7 +457,7 @@ class SimulatedFleet:
             )
 
     def _prices(self, pool_slots: _PoolSlots, slots: Indexes) -> Array:
-        """(n,) USD per second, of each slot's run."""
+        """Return (n,) USD per second, of each slot's run."""
         return self.usage.usd_per_s(pool_slots.pool, slots // self.slots_per_pool)
 
     def _pay(self, pool_slots: _PoolSlots, slots: Indexes, usd: Array) -> None:
@@ -455,7 +468,7 @@ class SimulatedFleet:
 
 
 def pool_uses(fleet: SimulatedFleet, run: int) -> tuple[PoolUse, ...]:
-    """Read off a fleet what a run has used of each pool."""
+    """Return a run's usage of each pool."""
     usage = fleet.usage
     return tuple(
         PoolUse(

@@ -1,7 +1,7 @@
-"""Real SGD in virtual time: the gradients of real data at the weights that the protocol says.
+"""Real SGD in virtual time: gradients of real data at the weights that the protocol names.
 
-Every stream gives the records of its own shard of the training part, over and over, as in the
-paper's experiments (section V-A); so an address names the same rows whoever reads it.
+Every stream repeats the records of its own shard of the training part, as in the paper's
+experiments (section V-A). So an address names the same rows for every reader.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ GREY_LEVELS = 255.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Training:
-    """What is trained, on what, and how."""
+    """The task, the data and the method of a training."""
 
     task: Task
     train: Records
     optimizer: OptimizerSettings
-    # Looks at the weights of a version, at a time.
+    # Evaluates the weights of a version at a time.
     look: Callable[[int, float, memoryview], LearningPoint]
     look_every: int  # updates
 
@@ -55,16 +55,17 @@ class Sgd(Learner):
     """A `Learner` with a task, a data set and an optimizer; runs on the CPU.
 
     Args:
-        streams: How many share the training part.
-        staleness: Versions since the weights of a gradient that counts, at most.
-        seed: Of the shards and the first weights.
+        streams: Number of streams that share the training part.
+        staleness: Maximum number of versions since the weights of a gradient that counts.
+        seed: Seed of the shards and the first weights.
 
     Attributes:
-        curve: What was seen, before the first update and then as often as it is looked.
+        curve: Evaluations, before the first update and then every `look_every` updates.
     """
 
     def __init__(self, training: Training, streams: int, staleness: int, seed: int) -> None:
-        torch.set_num_threads(1)  # so small gradients are four times slower shared by two cores
+        # Gradients this small are four times slower on two cores.
+        torch.set_num_threads(1)
         self._lesson = training
         order = np.random.default_rng(seed).permutation(count(training.train))
         self._shards = [order[stream::streams] for stream in range(streams)]
@@ -73,7 +74,7 @@ class Sgd(Learner):
         model = self._computer.model
         self._trainer = Trainer(model.state.numpy(), model.parameter_count, training.optimizer)
         self._staleness = staleness
-        self._weights = {0: bytes(self._trainer.weights())}  # by version
+        self._weights = {0: bytes(self._trainer.weights())}  # keyed by version
         self._loaded = -1
         self.curve = [training.look(0, 0.0, self._trainer.weights())]
 
@@ -81,7 +82,8 @@ class Sgd(Learner):
         """Compute a gradient at its weights."""
         version = compute.model.version
         if version not in self._weights:
-            return NOTHING  # nobody waits for it any more
+            # The gradient is not needed any more.
+            return NOTHING
         if self._loaded != version:
             self._computer.load(self._weights[version])
             self._loaded = version
@@ -95,7 +97,7 @@ class Sgd(Learner):
             self._trainer.add(round_, computed, samples)
 
     def apply(self, command: do.Apply, now: float) -> None:
-        """Make one update of the sum."""
+        """Apply an update from the sum."""
         update = command.update
         self._trainer.apply(command.round, command.learning_rate, update.scale or 1.0)
         self._weights[update.version] = bytes(self._trainer.weights())
@@ -104,7 +106,7 @@ class Sgd(Learner):
             self.curve.append(self._lesson.look(update.version, now, self._trainer.weights()))
 
     def discard(self, round_: int) -> None:
-        """Forget the sum of a round."""
+        """Drop the sum of a round."""
         self._trainer.discard(round_)
 
     def _rows(self, batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -116,14 +118,14 @@ class Sgd(Learner):
 
 
 def sgd_of(spec: LearningSpec, folder: Path, streams: int, staleness: int, seed: int) -> Sgd:
-    """Make a learner of what an experiment says.
+    """Make an experiment's learner.
 
     Args:
-        spec: What is learned, and how.
-        folder: What the data set's file is relative to.
-        streams: As of `Sgd`, as are the next two.
-        staleness: Likewise.
-        seed: Of the split, too.
+        spec: The experiment's learning part.
+        folder: Folder of the data set's file.
+        streams: See `Sgd`.
+        staleness: See `Sgd`.
+        seed: See `Sgd`; also the seed of the split.
 
     Raises:
         UserError: If the data set cannot be read, or has fewer records than streams.
@@ -164,7 +166,7 @@ def _load(spec: LearningSpec, folder: Path, seed: int) -> Split:
 
 
 def _flat(records: Records) -> Records:
-    """Make features of images: a row of numbers for each record."""
+    """Convert images to features: a row of numbers for each record."""
     if "image" not in records:
         return records
     images = records["image"]

@@ -1,7 +1,7 @@
-"""When a policy is asked, what it is told, and what becomes of its answer, for many runs at once.
+"""Asks policies and applies their decisions, for many runs at once.
 
-What it is told is either what is so (`known`, as for a static plan) or what could be seen by then:
-running tallies over a weak prior, as in section V-C.
+A policy knows either the true state (`known`, as for a static plan) or what could be observed so
+far: running tallies over a weak prior, as in section V-C.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ Indexes: TypeAlias = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Givens:
-    """The job in each of R runs, and the pools it can rent from."""
+    """The job in each of R runs, and the pools that it can rent from."""
 
-    pools: tuple[Pool, ...]  # on-demand first; as they are on average
+    # On-demand first, with average values.
+    pools: tuple[Pool, ...]
     rates_per_s: Array  # (R, N) lambda_A,n of each worker's stream
     group_size: int  # K
     batch_size: int  # b
     updates: int  # J(epsilon)
     deadline_s: Array  # (R,) theta
     gradient_s: float  # mu_C, on the first pool
-    # Machines of one pool at a time, where they are counted; 0: one per worker.
+    # Machines of one pool at a time, if they are counted; if 0, one for each worker.
     slots_per_pool: int = 0
 
     @property
@@ -60,7 +61,7 @@ class Givens:
 
     @property
     def records(self) -> int:
-        """J K b, what all updates take."""
+        """J K b, the records of all updates."""
         return self.updates * self.group_size * self.batch_size
 
     @property
@@ -71,37 +72,39 @@ class Givens:
 
     @property
     def on_demand_only_usd(self) -> Array:
-        """(R,) what theta_0 costs with all workers on demand."""
+        """(R,) cost of theta_0 with all workers on demand."""
         return self.undisturbed_s * self.workers * self.pools[ON_DEMAND].wanted_usd_per_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Priors:
-    """What is taken for true of a job before anything of it was seen."""
+    """Assumptions about a job before any observation."""
 
-    rate: RatePrior  # of every stream; it must be worth some seconds
-    machines: CyclePrior = ONE_CYCLE  # of every pool that may be preempted
+    # Prior of every stream; must be worth some seconds.
+    rate: RatePrior
+    # Prior of every pool that may be preempted.
+    machines: CyclePrior = ONE_CYCLE
 
 
-# What has been seen of the streams so far: (n, N) records of each stream in some runs, and the
-# seconds in which they came.
+# Observations of the streams so far: (n, N) records of each stream in some runs, and the seconds in
+# which they arrived.
 Tallies: TypeAlias = Callable[[Indexes], tuple[Array, Array]]
 
 
 class PolicyDriver:
-    """Asks a policy for each run, hands its orders to the fleet and keeps what was decided.
+    """Asks a policy for each run, passes its orders to the fleet and keeps its decisions.
 
-    A policy is asked at time 0, when a price has changed, at its reviews and, if it watches
-    outages, when the machines that there are are not those that it knows of. At time 0 nothing runs
-    yet and every machine is taken to be up: what could not be had is noticed one step later.
+    A policy decides at time 0, when a price has changed, at its reviews and, if it watches
+    outages, when the machines differ from those that it knows. At time 0, nothing runs yet and
+    every machine counts as up: a missing machine is noticed one step later.
 
     Attributes:
-        last: For each run its last decision.
-        history: For each run all decisions that differed from the one before.
+        last: Last decision of each run.
+        history: All decisions of each run that differed from the previous one.
 
     Args:
-        unknown: None where policies are told what is so; else what they start from, and what they
-            see of the streams. Prices are always known.
+        unknown: None if policies know the true state; otherwise their priors, and their
+            observations of the streams. Prices are always known.
     """
 
     def __init__(
@@ -115,10 +118,12 @@ class PolicyDriver:
         self._fleet = fleet
         self._givens = givens
         self._unknown = unknown
-        self._pools = [givens.pools] * givens.runs  # as each run's policy was told last
+        # Pools that each run's policy saw last.
+        self._pools = [givens.pools] * givens.runs
         self._known_up = np.ones((givens.runs, givens.workers), np.bool_)
         ready, coming = fleet.machines()
-        self._machines = ready.copy(), coming.copy()  # as each run was told last
+        # Machines that each run's policy saw last.
+        self._machines = ready.copy(), coming.copy()
         self._begun = False
         self._review_at_s = 0.0
         self.last: list[Decision | None] = [None] * givens.runs
@@ -134,16 +139,16 @@ class PolicyDriver:
         waiting: Array | None = None,
         lag_s: Array | None = None,
     ) -> None:
-        """Ask for every run in which there is a reason to.
+        """Ask the policy in every run with a reason.
 
         Args:
-            now_s: Since the job began; not earlier than in the last call.
-            usd_per_hour: For each pool (R,) the price of now.
-            price_changed: (R,) whether one has changed since the last call.
+            now_s: Time since the job began; not earlier than in the last call.
+            usd_per_hour: For each pool (R,), the current price.
+            price_changed: (R,) True if a price has changed since the last call.
             updates_left: (R,)
             going: (R,) runs that are not over.
-            waiting: (R,) updates whose records have arrived; None: nothing waits, it is paused.
-            lag_s: (R, N) for how long each stream's records wait; None: nobody knows.
+            waiting: (R,) updates whose records have arrived; None if streams pause.
+            lag_s: (R, N) waiting time of each stream's records; None if unknown.
         """
         due = going & self._due(now_s, price_changed)
         runs = np.flatnonzero(due)
@@ -212,7 +217,7 @@ class PolicyDriver:
         self.history[run].append(change)
 
     def _rates_per_s(self, runs: Indexes) -> Array:
-        """(n, N) as estimated, or as they are."""
+        """Return (n, N) rates, estimated or true."""
         if self._unknown is None:
             return self._givens.rates_per_s[runs]
         beliefs, tallies = self._unknown
@@ -220,7 +225,7 @@ class PolicyDriver:
         return np.asarray(rate_from_counts(records, seconds, beliefs.rate).value)
 
     def _pools_now(self, runs: Indexes, usd_per_hour: Sequence[Array]) -> list[tuple[Pool, ...]]:
-        """For each of the runs its pools, with what is known of them; the same ones if the same."""
+        """Return the pools of each run as they are known; unchanged ones are the same objects."""
         pools: list[list[Pool]] = [[] for _ in runs]
         for index, prices in enumerate(usd_per_hour):
             availability, cycle_s = self._availability(index, runs)
@@ -241,14 +246,14 @@ class PolicyDriver:
         return [self._pools[run] for run in runs.tolist()]
 
     def _availability(self, index: int, runs: Indexes) -> tuple[Array, Array]:
-        """(n,) alpha and mean cycle of a pool, from what this job itself has had of it."""
+        """Return (n,) alpha and mean cycle of a pool, from this job's own experience."""
         pool = self._givens.pools[index]
         if self._unknown is None or index == ON_DEMAND:
             return np.full(len(runs), pool.availability), np.full(len(runs), pool.cycle_s)
         beliefs, _ = self._unknown
         usage = self._fleet.usage
         up_s = usage.machine_s[index, runs]
-        # by rounding they might differ by less than nothing
+        # Rounding might make the difference negative.
         down_s = np.maximum(usage.wanted_s[index, runs] - up_s, 0.0)
         outages = usage.preemptions[index, runs].astype(np.float64)
         availability = availability_from_times(up_s, down_s, outages, beliefs.machines)

@@ -1,7 +1,7 @@
-"""Whether a spot machine can be had, for each worker of each run, step by step.
+"""Availability of spot machines, for each worker of each run, step by step.
 
-All of them answer on the grid on which the simulation lives (the paper samples its chain every
-2 s): what comes and goes between two steps is not seen, which matters for traces at high speed.
+All answers are on the simulation's grid (the paper samples its chain every 2 s). Changes between
+two steps are not seen, which matters for traces at high speed.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
 
 _NEVER = np.iinfo(np.int64).max
 
-# What one pool offers: given the time since a run's begin, it says who can have a machine now,
-# (R, N). It is asked in order of time, once for each step.
+# Supply of one pool: (R, N) flags of the workers that can have a machine at a time since the run's
+# beginning. Called in order of time, once for each step.
 Offers: TypeAlias = Callable[[float], Bools]
 
 
 class TwoStateChain:
-    """The paper's two-state chain, sampled every `STEP_S`, each worker its own, from equilibrium.
+    """The paper's two-state chain, sampled every `STEP_S`, one for each worker, from equilibrium.
 
-    A machine is lost with probability step / (alpha cycle) at each step and comes back with
-    step / ((1 - alpha) cycle), so that it is there for a share alpha of the time and on average
-    preempted once in a cycle. Instead of a number for each worker and step, which would take
-    minutes, the lengths of the stays are drawn, which are geometric.
+    At each step, a machine is lost with probability step / (alpha cycle) and returns with step /
+    ((1 - alpha) cycle). So it exists for a share alpha of the time, and is preempted once in a mean
+    cycle. Lengths of stays are drawn, which are geometric, instead of a number for each worker and
+    step, which would take minutes.
 
-    Limits: availability 1 is never preempted, availability 0 is never had.
+    Limits: availability 1 is never preempted, availability 0 never has a machine.
 
     Raises:
-        ParameterError: If a stay would on average be shorter than a step.
+        ParameterError: If the mean of a stay would be shorter than a step.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TwoStateChain:
             availability: alpha, share of the time.
             cycle_s: Mean time from one preemption of a machine to its next.
             shape: (R, N), runs and workers.
-            rng: For the states and the lengths of the stays.
+            rng: Source of the states and of the lengths of the stays.
         """
         mean_steps = np.array([1 - availability, availability]) * (cycle_s / STEP_S)
         constant = availability in (0, 1)
@@ -76,14 +76,17 @@ class TwoStateChain:
             raise ParameterError("cycle_s", problem)
         self._shape, self._rng = shape, rng
         self._up = rng.random(shape[0] * shape[1]) < availability
-        self._change = np.full_like(self._up, _NEVER, np.int64)  # the step of each one's next
+        # Step of the next change of each.
+        self._change = np.full_like(self._up, _NEVER, np.int64)
         if not constant:
-            self._odds = 1 / mean_steps  # of coming back, of being lost; at each step
+            # Odds of a return and of a loss at each step.
+            self._odds = 1 / mean_steps
             self._change = self._stays(self._up)
 
     def __call__(self, now_s: float) -> Bools:
-        """Tell who can have a machine now; time does not go back."""
-        step = int(now_s / STEP_S + 1e-6)  # the sum of many steps is not quite their product
+        """Return the workers that can have a machine now. Time does not go back."""
+        # The sum of many steps is not exactly their product.
+        step = int(now_s / STEP_S + 1e-6)
         due = np.flatnonzero(self._change <= step)
         while len(due):
             self._up[due] ^= True
@@ -92,7 +95,7 @@ class TwoStateChain:
         return self._up.reshape(self._shape).copy()
 
     def _stays(self, up: Bools) -> npt.NDArray[np.int64]:
-        # The limit keeps sums of such numbers in range; no simulation gets there.
+        # The limit keeps sums of such numbers in range. No simulation gets there.
         return np.minimum(self._rng.geometric(self._odds[up.astype(np.intp)]), _NEVER // 2)
 
 
@@ -105,19 +108,20 @@ def offers_of(
     rng: np.random.Generator,
     common_s: Floats | None = None,
 ) -> Offers:
-    """Make the offers that a person asks for.
+    """Make a user's offers.
 
     Args:
         spot: Availability and bid.
-        prices: The pool's, for the bid.
-        folder: What a trace's file is relative to.
+        prices: Prices of the pool, for the bid.
+        folder: Folder of the traces' files.
         runs: R.
         workers: N.
-        rng: For everything that is drawn.
-        common_s: (R,) where runs begin in traces that workers see together; None: each somewhere.
+        rng: Source of all draws.
+        common_s: (R,) starts of the runs in traces that all workers share; if None, each has its
+            own.
 
     Raises:
-        UserError: If there is no such trace, or a number is out of range.
+        UserError: If a trace does not exist, or a number is out of range.
     """
     asked = spot.availability
     if isinstance(asked, TraceSpec):
@@ -133,18 +137,20 @@ def offers_of(
 
 def _recorded(
     spec: TraceSpec,
-    together: tuple[Floats | None] | None,  # where all workers begin; None: each somewhere else
+    # Common starts of all workers; if None, each has its own.
+    together: tuple[Floats | None] | None,
     folder: Path,
     shape: tuple[int, int],
     rng: np.random.Generator,
 ) -> Offers:
-    """Offer a machine to a worker while more can be had than are before it."""
+    """Offer a machine to a worker while the trace has more machines than earlier workers."""
     trace = traced(spec, folder)
     runs, workers = shape
     most = int(trace.values.max())
     places = np.arange(workers)
     if most <= 1:
-        places = np.zeros_like(places)  # it says yes or no, not how many
+        # The trace says yes or no, not a number.
+        places = np.zeros_like(places)
     if together is not None:
         cursor = TraceCursor(trace, starts_of(spec, trace, (runs, 1), rng, *together))
     elif spec.start_s is None:

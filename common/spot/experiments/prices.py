@@ -1,4 +1,4 @@
-"""What an hour of a pool's machine costs as time goes on, in each of R runs at once."""
+"""Prices of a pool's machines over time, in each of R runs at once."""
 
 from __future__ import annotations
 
@@ -20,77 +20,78 @@ class PoolPrices(Protocol):
     """Prices of one pool, in USD per hour of one machine."""
 
     def at(self, now_s: float) -> Floats:
-        """Tell the price in each run, (R,)."""
+        """Return (R,) prices of the runs."""
         ...
 
     def changed(self, before_s: float, now_s: float) -> Bools:
-        """Tell in which runs the price is another than it was, (R,).
+        """Return (R,) True for runs whose price has changed.
 
-        A price that moved and came back in between has not changed: whoever looks now and then
-        cannot know better.
+        A price that moved and returned in between has not changed, because a policy that looks only
+        at these times cannot see it.
         """
         ...
 
     def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
-        """Say what was paid before a run began.
+        """Return prices from before a run began.
 
         Args:
-            run: Which.
-            ahead_s: A recording begins again after its end: of its lap, so much is the run's own
-                future and no past.
-            most_s: How far to look back.
+            run: The run.
+            ahead_s: Part of the recording that is the run's own future. A recording starts again
+                after its end, so this part is not past.
+            most_s: Maximum length of the past.
 
         Raises:
-            ParameterError: If the recording is no longer than what lies ahead.
+            ParameterError: If the recording is no longer than `ahead_s`.
         """
         ...
 
 
 class ConstantPrices:
-    """The paper's model: the price stays as it is."""
+    """The paper's model: a constant price."""
 
     def __init__(self, usd_per_hour: float, runs: int) -> None:
         self._usd_per_hour = usd_per_hour
         self._runs = runs
 
     def at(self, now_s: float) -> Floats:  # noqa: ARG002 - the same at all times
-        """Tell the price in each run."""
+        """Return the price in each run."""
         return np.full(self._runs, self._usd_per_hour)
 
     def changed(self, before_s: float, now_s: float) -> Bools:  # noqa: ARG002 - it never does
-        """Tell in which runs the price is another."""
+        """Return the runs whose price has changed."""
         return np.zeros(self._runs, np.bool_)
 
     def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:  # noqa: ARG002
-        """Say what was paid before a run began: the same."""
+        """Return the same constant price."""
         return PriceHistory((0.0,), (self._usd_per_hour,), most_s)
 
 
 class TracePrices:
-    """Recorded prices, gone through from a place of its own in each run."""
+    """Recorded prices, from a separate place in each run."""
 
     def __init__(self, trace: Trace, starts_s: Floats) -> None:
-        """Begin each run at a place of the trace.
+        """Start each run at a place of the trace.
 
         Args:
-            trace: USD per hour, at the speed at which it is gone through.
+            trace: USD per hour, at its replay speed.
             starts_s: (R,) on the clock of `trace`.
         """
         self._trace, self._starts_s = trace, starts_s
         self._cursor = TraceCursor(trace, starts_s)
-        self._seen: dict[float, Floats] = {}  # the last two looks: who steps asks for both again
+        # Prices at the last two times, because each step needs both again.
+        self._seen: dict[float, Floats] = {}
 
     def at(self, now_s: float) -> Floats:
-        """Tell the price in each run."""
+        """Return the price in each run."""
         return self._look(now_s).copy()
 
     def changed(self, before_s: float, now_s: float) -> Bools:
-        """Tell in which runs the price is another."""
+        """Return the runs whose price has changed."""
         before = self._look(before_s)
         return np.not_equal(self._look(now_s), before)
 
     def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
-        """Say what was paid before a run began."""
+        """Return prices from before a run began."""
         trace, start_s = self._trace, float(self._starts_s[run])
         length_s = min(trace.end_s - ahead_s, most_s)
         if length_s <= 0:
@@ -124,17 +125,17 @@ def prices_of(
     rng: np.random.Generator,
     common_s: Floats | None = None,
 ) -> PoolPrices:
-    """Make the prices that a person asks for.
+    """Make a user's prices.
 
     Args:
-        usd_per_hour: A number, or which trace holds them.
-        folder: What the trace's file is relative to.
+        usd_per_hour: A number, or a trace.
+        folder: Folder of the trace's file.
         runs: R.
-        rng: Where in the trace each run begins, unless the trace says so.
-        common_s: (R,) where in all traces; None: each somewhere else.
+        rng: Source of the runs' starts, unless the trace has one.
+        common_s: (R,) starts in all traces; if None, each is drawn.
 
     Raises:
-        UserError: If there is no such trace.
+        UserError: If a trace does not exist.
     """
     if not isinstance(usd_per_hour, TraceSpec):
         return ConstantPrices(usd_per_hour, runs)

@@ -1,8 +1,8 @@
-"""The whole protocol in virtual time: every decision is the production state machines'.
+"""The whole protocol in virtual time, with every decision made by the production state machines.
 
-Kafka and Redis do what they should, each a little late; machines come and go as the fleet says.
-What goes wrong beside preemption is the business of `common.simulation.faults`. What a gradient
-costs is drawn, and what it is: nothing, or real numbers by `learning`.
+Kafka and Redis always work, with a small delay each. Machines come and go as the fleet decides. All
+faults but preemption are in `common.simulation.faults`. The time of a gradient is drawn; its value
+is nothing, or real numbers from `learning`.
 
     streams ──full batch──▶ Machine (core.Worker) ──claim──▶ control ──▶ core.Coordinator
                                ▲   core.Orders ◀──trigger── board ◀───────┘   │
@@ -42,16 +42,22 @@ if TYPE_CHECKING:
     from common.core.worker_messages import WorkerCommand, WorkerEvent
     from common.spot.experiments.arrivals import SimulatedStream
 
-DRAWN = 4096  # times drawn at once: a draw costs little, a call much
-LOOK_S = 0.1  # between looks at the leader's status (`WorkerSettings.leader_status_s`)
+# Number of times drawn in one call: a draw costs little, a call costs much.
+DRAWN = 4096
+# Time between polls of the leader's status (`WorkerSettings.leader_status_s`).
+LOOK_S = 0.1
 FOR_EVER_S = 1e12
-TICK_S = 0.5  # between looks at the coordinator's clock: overdue orders may be noticed so late
-LEADER_STATUS_S = 60.0  # between looks at its status of who reads: it frees memory, no more
-READS = 4  # of the control topic in the time of a group: a claim waits an eighth of it on average
+# Time between polls of the coordinator's clock. Overdue orders may be noticed this late.
+TICK_S = 0.5
+# Time between polls of the leader's status while a worker reads. They only free memory.
+LEADER_STATUS_S = 60.0
+# Number of reads of the control topic in the time of a group. A claim waits for an eighth of that
+# time on average.
+READS = 4
 
 
 class VirtualTime:
-    """A clock that jumps from one thing to the next; what is due at one time keeps its order."""
+    """A clock that jumps from event to event. Events due at the same time keep their order."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -60,13 +66,13 @@ class VirtualTime:
         self._stopped = False
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: object) -> None:
-        """Do something at a time; at once, after all else that is due now, if that has passed."""
+        """Schedule an action. If the time has passed, the action runs after all that are due."""
         serial = self._serial = self._serial + 1
         due_s = time_s if time_s > self.now else self.now  # noqa: FURB136 -- a call costs more
         heappush(self._heap, (due_s, serial, action, arguments))
 
     def run(self) -> None:
-        """Do one thing after the other until somebody stops it, or there is nothing left to do."""
+        """Run actions in order until `stop` is called or none is left."""
         heap = self._heap
         self._stopped = False
         while heap and not self._stopped:
@@ -74,22 +80,23 @@ class VirtualTime:
             action(*arguments)
 
     def stop(self) -> None:
-        """Do nothing further after what is done now."""
+        """Stop after the current action."""
         self._stopped = True
 
 
 class Computed(msgspec.Struct, frozen=True, gc=False):
-    """The gradient of some batches; every number is a sum over their samples."""
+    """The gradient of some batches. Every number is a sum over their samples."""
 
     loss_sum: float
-    vector: Vector | None  # None: nothing is learned, or it is too late to count
+    # None if nothing is learned, or if the gradient is too late to count.
+    vector: Vector | None
 
 
 NOTHING = Computed(0.0, None)
 
 
 class Learner:
-    """The numbers of a job; this learns nothing, where only time and money are asked for."""
+    """The numbers of a job. This one learns nothing: it is for time and money alone."""
 
     def gradient(self, compute: Compute) -> Computed:
         """Compute a gradient."""
@@ -100,19 +107,19 @@ class Learner:
         """Add a gradient to the sum of a round."""
 
     def apply(self, command: do.Apply, now: float) -> None:
-        """Make one update of the sum."""
+        """Apply an update from the sum."""
 
     def discard(self, round_: int) -> None:
-        """Forget the sum of a round."""
+        """Drop the sum of a round."""
 
 
 class GradientTimeDraws:
-    """C, the time of one batch's gradient: gamma distributed, independent of all else.
+    """C, the time of one batch's gradient: gamma distributed and independent.
 
     Args:
         mean_s: mu_C
-        variation: Standard deviation over mean; 0 for always the same, 1 for exponential.
-        rng: Draws them.
+        variation: Standard deviation over mean; 0 for a constant, 1 for exponential.
+        rng: Source of the draws.
     """
 
     def __init__(self, mean_s: float, variation: float, rng: np.random.Generator) -> None:
@@ -122,25 +129,29 @@ class GradientTimeDraws:
         self._drawn = list[float]()
 
     def draw(self, batches: int, speed: float) -> float:
-        """The time of so many batches, one after the other, on a machine of a speed."""
+        """Draw the time of this many consecutive batches on a machine of this speed."""
         if self._shape is None:
             return batches * self._mean_s / speed
         if len(self._drawn) < batches:
             scale_s = self._mean_s / self._shape
             self._drawn += self._rng.gamma(self._shape, scale_s, DRAWN + batches).tolist()
-        if batches == 1:  # as most orders are
+        # Most orders have one batch.
+        if batches == 1:
             return self._drawn.pop() / speed
         return sum([self._drawn.pop() for _ in range(batches)]) / speed
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Of one machine that runs everything."""
+    """Delays of one machine that runs everything."""
 
-    control_s: float = 0.003  # from a record's append to its reader, if that one waits for it
-    board_s: float = 0.0005  # a trigger or a gradient through Redis
-    death_s: float = 0.1  # until a preempted machine's work is given to others
-    # For which each order, with its model, and each gradient hold the one link that all share.
+    # Time from a record's append to a reader that waits for it.
+    control_s: float = 0.003
+    # Time of a trigger or a gradient through Redis.
+    board_s: float = 0.0005
+    # Time until a preempted machine's work is reassigned.
+    death_s: float = 0.1
+    # Time that each order with its model, and each gradient, occupies the shared link.
     link_s: float = 0.0
 
 
@@ -148,9 +159,9 @@ class SimulatedMachine:
     """One worker from its start to its preemption.
 
     Args:
-        worker: Its id; a machine that comes back is another worker.
-        settings: Of its stream side.
-        speed: Of its gradients.
+        worker: Its id. A machine that returns is another worker.
+        settings: Settings of its stream side.
+        speed: Speed of its gradients.
     """
 
     def __init__(
@@ -159,7 +170,8 @@ class SimulatedMachine:
         self.id = worker
         self.streams = dict["Partition", "SimulatedStream"]()
         self.gone = False
-        self.receives_at = 0.0  # what was sent to it last has arrived then
+        # Arrival time of the last message sent to it.
+        self.receives_at = 0.0
         self._protocol = protocol
         self._time = protocol.time
         self._batch_size = settings.batch_size
@@ -169,7 +181,8 @@ class SimulatedMachine:
         self._computing = False
         self._posted = list["UpdateTrigger"]()
         self._reading = False
-        self._awaited = dict["Partition", int]()  # the position whose batch is waited for
+        # Position whose batch is awaited.
+        self._awaited = dict["Partition", int]()
         self._tick_at = inf
         self._looking = False
 
@@ -180,28 +193,28 @@ class SimulatedMachine:
     # --- streams ------------------------------------------------------------------------------
 
     def own(self, streams: list[SimulatedStream]) -> None:
-        """The group gives it these."""
+        """Add streams that the group assigned."""
         self.streams.update((stream.partition, stream) for stream in streams)
         self._feed(worker_messages.Assigned(tuple(stream.partition for stream in streams)))
         self._wake_when_due()
 
     def disown(self, partitions: list[Partition]) -> None:
-        """The group takes these away."""
+        """Remove partitions that the group revoked."""
         for partition in partitions:
             del self.streams[partition]
             self._awaited.pop(partition, None)
         self._feed(worker_messages.Revoked(tuple(partitions)))
 
     def await_batches(self) -> None:
-        """Wait for the next batch of each stream that is not waited for."""
+        """Schedule the next batch of each stream that has no scheduled batch."""
         for stream in self.streams.values():
             self._await(stream)
 
     def _await(self, stream: SimulatedStream) -> None:
         """Read a batch of a stream as soon as it is full.
 
-        A real consumer reads what is there; that batches are cut one stream at a time changes
-        which records share a batch, not how many there are at any time.
+        A real consumer reads all that is available. Cutting batches one stream at a time changes
+        which records share a batch, not the number of batches at any time.
         """
         if not self._reading:
             return
@@ -211,7 +224,8 @@ class SimulatedMachine:
             return
         full_at = stream.full_at(position, self._batch_size)
         if full_at == inf:
-            return  # it stands still: whoever lets it go on asks again
+            # The stream stands still. Its restart calls this method again.
+            return
         self._awaited[partition] = position
         self._time.at(full_at, self._read, stream, position)
 
@@ -223,14 +237,15 @@ class SimulatedMachine:
         if not self._reading:
             return
         if len(streams) > 1:
-            streams[partition] = streams.pop(partition)  # others go first now
+            # Other streams go first now.
+            streams[partition] = streams.pop(partition)
         self._feed(worker_messages.Decoded(stream.read(position, self._batch_size)))
         self._await(stream)
 
     # --- orders -------------------------------------------------------------------------------
 
     def receive(self, trigger: UpdateTrigger) -> None:
-        """A trigger was posted; like a real worker, it listens between two gradients."""
+        """Receive a trigger. Like a real worker, the machine listens between two gradients."""
         self._posted.append(trigger)
         if not self._computing:
             self._listen()
@@ -242,7 +257,8 @@ class SimulatedMachine:
         self._posted.clear()
         self._feed(worker_messages.RoundBegan(newest.id.epoch, newest.unsettled))
         if not self._reading:
-            self._wake_when_due()  # it looks for room sooner now, perhaps
+            # It may check for room sooner now.
+            self._wake_when_due()
 
     def _begin_next(self) -> None:
         compute = self._orders.next()
@@ -269,7 +285,8 @@ class SimulatedMachine:
         if self.gone:
             return
         if self._posted:
-            self._listen()  # who asked for it again meanwhile has it now
+            # A trigger that requests the same gradient again is answered by it.
+            self._listen()
         self._protocol.board.reply(gradient)
         self._begin_next()
 
@@ -289,7 +306,7 @@ class SimulatedMachine:
         self._wake_when_due()
 
     def _look_until_reading(self) -> None:
-        """See the leader's status as often as a real worker: it waits until one gives it room."""
+        """Poll the leader's status as often as a real worker until a status leaves room to read."""
         if not self._looking:
             self._looking = True
             self._time.at(self._time.now, self._look)
@@ -304,11 +321,12 @@ class SimulatedMachine:
 
     def _feed(self, event: WorkerEvent) -> None:
         for command in self._worker.on(event, self._time.now):
-            # This and the next one come for each batch.
+            # Announce and the next command occur for each batch.
             if isinstance(command, worker_messages.Announce):
                 offset = self._protocol.announce(command.claim)
                 self._feed(worker_messages.Delivered(command.number, offset))
-            elif not isinstance(command, worker_messages.Forget):  # rows have no counterpart here
+            # Rows have no counterpart here.
+            elif not isinstance(command, worker_messages.Forget):
                 self._obey(command)
 
     def _obey(self, command: WorkerCommand) -> None:
@@ -327,14 +345,15 @@ class SimulatedMachine:
             case worker_messages.ReadLeaderStatus():
                 self._feed(worker_messages.LeaderStatusSeen(self._protocol.leader_status))
             case _:
-                pass  # nor have beats and commits
+                # Heartbeats and commits have no counterpart either.
+                pass
 
 
 class _Board:
-    """What machines and the coordinator send each other through Redis, over one link.
+    """Messages between machines and the coordinator through Redis, over one link.
 
     Args:
-        deliver: Is given gradients when they have arrived.
+        deliver: Receives gradients when they arrive.
     """
 
     def __init__(
@@ -346,7 +365,7 @@ class _Board:
         self._replies_at = -1.0
 
     def reply(self, gradient: Gradient) -> None:
-        """Send a gradient; what arrives at one moment is read at once."""
+        """Send a gradient. Gradients that arrive at the same time are read together."""
         sent = self.linked() if self._delays.link_s else self._time.now
         arrives = sent + self._delays.board_s
         if arrives != self._replies_at:
@@ -355,7 +374,7 @@ class _Board:
         self._replies.append(gradient)
 
     def linked(self) -> float:
-        """When something that is sent now has passed the link."""
+        """Return the time at which a message sent now has passed the link."""
         self._link_free_at = max(self._link_free_at, self._time.now) + self._delays.link_s
         return self._link_free_at
 
@@ -365,27 +384,28 @@ class _Board:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """What the production code is told of the job."""
+    """The job, as the production code sees it."""
 
     group_size: int  # K
     batch_size: int  # b
     updates: int  # J(epsilon)
-    group_s: float  # mean time in which the batches of an update arrive
+    # Mean time of the arrival of an update's records: K b over the rate of all streams.
+    group_s: float
     synchronisation: SynchronisationSpec = SYNCHRONOUS
 
 
 class Protocol:
-    """One job's coordinator, and the machines that are there now.
+    """One job's coordinator and its current machines.
 
     Attributes:
         board: Carries triggers and gradients.
         coordinator: Decides.
-        leader_status: What the board says of the leader's status.
-        update_times_s: When each update was applied.
-        finished: Whether the job has reached its end.
-        computed: Batches whose gradient counted, by worker.
-        staleness: Of each update: versions between its oldest gradient's weights and itself.
-        too_stale: Updates staler than they may be.
+        leader_status: The leader's status on the board.
+        update_times_s: Time at which each update was applied.
+        finished: True if the job has ended.
+        computed: Number of batches whose gradient counted, by worker.
+        staleness: Versions between each update and the weights of its oldest gradient.
+        too_stale: Number of updates above the allowed staleness.
     """
 
     def __init__(
@@ -407,7 +427,7 @@ class Protocol:
         self.staleness = list[int]()
         self.too_stale = 0
         given = job.synchronisation
-        # To machines that are asked for nothing, too.
+        # Triggers also go to machines without an order in these modes.
         modes = {mode.mode for mode, _ in given.modes(job.group_size)}
         self._triggers_pass = not modes.isdisjoint(("stale", "asynchronous"))
         self._delays = delays or Delays()
@@ -422,8 +442,8 @@ class Protocol:
             bound,
             rules=given.core_rules(job.group_size),
             stop_updates=job.updates,
-            # One coordinator that nobody contends with, and nothing to recover from: no lease, no
-            # beats, no hot snapshots.
+            # There is one coordinator without rivals and nothing to recover from. So there is no
+            # lease, no heartbeat and no hot snapshot.
             hot_every_s=None,
             checkpoint_every_s=None,
             lease_ttl_s=FOR_EVER_S,
@@ -433,14 +453,15 @@ class Protocol:
         self._machines = dict[WorkerId, SimulatedMachine]()
         self._joined = 0
         self._control_end = self._updates_end = 0
-        self._claims = list[tuple[int, "Claim"]]()  # appended, not read
+        # Claims that are appended but not read.
+        self._claims = list[tuple[int, "Claim"]]()
         self._read_at = self._ticked_at = -inf
         self._read_s = job.group_s / READS
         self._commands = deque["CoordinatorCommand"]()
         self._tick()
 
     def look(self) -> LeaderStatus | None:
-        """See the leader's status as it is now, for who waits for it to change."""
+        """Return the leader's current status, for a caller that waits for a change."""
         if self.time.now - self._ticked_at >= LOOK_S:
             self._tick_now()
         return self.leader_status
@@ -448,7 +469,7 @@ class Protocol:
     # --- machines come and go -----------------------------------------------------------------
 
     def join(self, speed: float) -> SimulatedMachine:
-        """Start a worker; it owns nothing yet."""
+        """Start a worker without streams."""
         self._joined += 1
         worker = WorkerId(f"w{self._joined}")
         machine = SimulatedMachine(self, worker, self._worker_settings, speed)
@@ -457,7 +478,7 @@ class Protocol:
         return machine
 
     def preempt(self, machine: SimulatedMachine) -> None:
-        """Take a machine away without notice; what it has appended already stays."""
+        """Preempt a machine without notice. Records that it has appended stay."""
         machine.vanish()
         del self._machines[machine.id]
         self.time.at(self.time.now + self._delays.death_s, self._see_workers)
@@ -465,10 +486,14 @@ class Protocol:
     def _see_workers(self) -> None:
         self._feed(events.WorkersSeen(dict.fromkeys(self._machines, Heartbeat(ALIVE))))
 
-    # --- what machines send -------------------------------------------------------------------
+    # --- messages from machines ---------------------------------------------------------------
 
     def announce(self, claim: Claim) -> int:
-        """Append to the control topic, which the leader reads now and then; returns where."""
+        """Append a claim to the control topic, which the leader reads periodically.
+
+        Returns:
+            The claim's offset.
+        """
         offset, self._control_end = self._control_end, self._control_end + 1
         if not self._claims:
             read_at = max(self._read_at + self._read_s, self.time.now + self._delays.control_s)
@@ -498,13 +523,14 @@ class Protocol:
         commands.extend(self.coordinator.on(event, self.time.now))
         while commands:
             command = commands.popleft()
-            if isinstance(command, do.AddGradient):  # comes for each batch
+            # This command occurs for each batch.
+            if isinstance(command, do.AddGradient):
                 self._add(command)
             else:
                 self._obey(command)
 
     def _feed_next(self, event: CoordinatorEvent) -> None:
-        """Answer at once, after what was ordered before."""
+        """Queue the response behind earlier commands."""
         self._commands.extend(self.coordinator.on(event, self.time.now))
 
     def _triggered(self, trigger: UpdateTrigger) -> None:
@@ -514,10 +540,12 @@ class Protocol:
         for worker in self._machines if self._triggers_pass else asked:
             machine = self._machines.get(worker)
             if machine is None:
-                continue  # it was preempted: the coordinator will ask others
+                # The machine was preempted. The coordinator will reassign its batches.
+                continue
             orders = tuple(asked.get(worker, ()))
             sent = msgspec.structs.replace(trigger, orders=orders)
-            if self._delays.link_s:  # in order, whatever waits for the link
+            # Messages that wait for the link keep their order.
+            if self._delays.link_s:
                 machine.receives_at = max(
                     self.board.linked() if orders else 0.0, machine.receives_at
                 )
@@ -527,7 +555,8 @@ class Protocol:
 
     def _add(self, command: do.AddGradient) -> None:
         gradient = command.gradient
-        if isinstance(gradient, Gradient):  # nobody holds the weights but the coordinator
+        # Only the coordinator holds the weights.
+        if isinstance(gradient, Gradient):
             self.computed[gradient.worker] += len(gradient.batches)
             self.learner.add(command.round, gradient.vector, gradient.samples)
 
@@ -565,4 +594,5 @@ class Protocol:
             case do.Hold(reason):
                 raise RuntimeError(f"the simulated job was held: {reason}")
             case _:
-                pass  # models, snapshots and dead letters have no counterpart here
+                # Models, snapshots and dead letters have no counterpart here.
+                pass

@@ -1,4 +1,4 @@
-"""What came of one simulated run, and what many of them say together."""
+"""The result of one simulated run, and the summary of many."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ CONFIDENCE = 0.95
 
 
 class PolicyChange(NamedTuple):
-    """A decision that differed from the one before."""
+    """A decision that differed from the previous one."""
 
     at_s: float
     reason: str
-    spot: int  # slots in a pool that may be preempted
+    # Slots in a pool that may be preempted.
+    spot: int
     on_demand: int  # slots on demand
 
 
 @dataclass(frozen=True, slots=True)
 class LearningPoint:
-    """How good the model is after so many updates."""
+    """Quality of the model after some updates."""
 
     version: int
     at_s: float
@@ -36,27 +37,30 @@ class LearningPoint:
 
 
 class PoolUse(NamedTuple):
-    """What a run used of one pool."""
+    """A run's use of one pool."""
 
     name: str
     usd: float
-    machine_s: float  # start-ups included, what was billed but not used excluded
+    # Includes start-ups, not time that was billed but not used.
+    machine_s: float
     launches: int
     preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What the workers of a run came to, where the whole protocol was simulated."""
+    """Throughput of a run's workers, if the whole protocol was simulated."""
 
     batches_per_s: float
-    mean_staleness: float  # of an update: versions since the weights of its oldest gradient
+    # Versions between an update and the weights of its oldest gradient.
+    mean_staleness: float
     largest_staleness: int
-    shares: tuple[float, ...]  # of all batches, by worker
+    # Share of all batches, by worker.
+    shares: tuple[float, ...]
 
     @classmethod
     def over(cls, runs: Sequence[Throughput]) -> Throughput | None:
-        """Summarise runs of the same workers; None where there are none."""
+        """Summarize runs of the same workers; None without runs."""
         if not runs:
             return None
         return cls(
@@ -67,7 +71,8 @@ class Throughput:
         )
 
 
-POOL_KEYS = PoolUse._fields[1:]  # of a pool's part of the JSON
+# Keys of a pool in the JSON.
+POOL_KEYS = PoolUse._fields[1:]
 _RUN_KEYS = (
     *("seed", "index", "finished", "met", "runtime_s", "deadline_s", "updates", "cost_usd"),
     *("on_demand_only_usd", "cost_ratio", "spot_share", "launches", "preemptions", "changes"),
@@ -76,60 +81,66 @@ _RUN_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """One job from its first machine to its last update, or to where it was given up."""
+    """One job from its first machine to its last update, or until it was given up."""
 
     seed: int
-    index: int  # among the runs of that seed
-    finished: bool  # all updates were made; else the runtime is when it was given up
+    # Index among the runs of that seed.
+    index: int
+    # True if all updates were made. Otherwise the runtime is the time until it was given up.
+    finished: bool
     runtime_s: float
     deadline_s: float  # theta
-    updates: float  # that were made
-    on_demand_only_usd: float  # this work on N_tot on-demand machines, which takes theta_0
+    updates: float  # updates that were made
+    # Cost of this work on N_tot on-demand machines, which takes theta_0.
+    on_demand_only_usd: float
     pools: tuple[PoolUse, ...]  # on-demand first
     history: tuple[PolicyChange, ...] = field(default=(), repr=False)
-    curve: tuple[LearningPoint, ...] = field(default=(), repr=False)  # where something was learned
+    # Set if something was learned.
+    curve: tuple[LearningPoint, ...] = field(default=(), repr=False)
     throughput: Throughput | None = None
-    worst_lag_s: float = 0.0  # of records that wait for a machine
-    mean_lag_s: float = 0.0  # over the time, of the stream whose records wait longest
+    # Lag of records that wait for a machine.
+    worst_lag_s: float = 0.0
+    # Mean over time for the stream whose records wait longest.
+    mean_lag_s: float = 0.0
 
     @property
     def met(self) -> bool:
-        """Whether all updates were made by the deadline."""
+        """True if all updates were made by the deadline."""
         return self.finished and self.runtime_s <= self.deadline_s
 
     @property
     def cost_usd(self) -> float:
-        """What all machines cost."""
+        """Cost of all machines."""
         return math.fsum(pool.usd for pool in self.pools)
 
     @property
     def cost_ratio(self) -> float:
-        """The cost against on-demand machines alone."""
+        """Cost over that of on-demand machines alone."""
         return self.cost_usd / self.on_demand_only_usd
 
     @property
     def spot_share(self) -> float:
-        """The share of machine time in pools that may be preempted; 0 where there was none."""
+        """Share of machine time in pools that may be preempted; 0 without machine time."""
         total_s = math.fsum(pool.machine_s for pool in self.pools)
         return 1 - self.pools[0].machine_s / total_s if total_s else 0.0
 
     @property
     def launches(self) -> int:
-        """How many machines were launched."""
+        """Number of launched machines."""
         return sum(pool.launches for pool in self.pools)
 
     @property
     def preemptions(self) -> int:
-        """How many machines were taken away."""
+        """Number of preempted machines."""
         return sum(pool.preemptions for pool in self.pools)
 
     @property
     def changes(self) -> int:
-        """How often another decision was made, after the first."""
+        """Number of changed decisions after the first."""
         return max(len(self.history) - 1, 0)
 
     def as_dict(self) -> dict[str, Json]:
-        """Make it ready for JSON; history and curve stay out."""
+        """Convert to JSON data, without history and curve."""
         data: dict[str, Json] = {name: getattr(self, name) for name in _RUN_KEYS}
         data["pools"] = {
             name: dict(zip(POOL_KEYS, used, strict=True)) for name, *used in self.pools
@@ -141,16 +152,18 @@ class SimulatedRun:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number over many runs."""
+    """Mean and spread of a number over many runs."""
 
     mean: float
-    std: float | None  # standard deviation of single runs; None: there is one run only
-    low: float | None  # 95 % interval of the mean (Student's t, which assumes a normal mean)
+    # Standard deviation of single runs; None for a single run.
+    std: float | None
+    # 95 % interval of the mean (Student's t, which assumes a normal mean).
+    low: float | None
     high: float | None
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64]) -> Spread:
-        """Summarise one value per run."""
+        """Summarize one value per run."""
         mean = float(values.mean())
         if len(values) == 1:
             return cls(mean, None, None, None)
@@ -161,7 +174,7 @@ class Spread:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Compute Wilson's 95 % interval of a probability; it keeps within [0, 1] at 0 and at all."""
+    """Return Wilson's 95 % interval of a probability. It stays within [0, 1]."""
     square = float(special.ndtri((1 + CONFIDENCE) / 2)) ** 2
     centre = (successes + square / 2) / (trials + square)
     half = math.sqrt(square * (successes * (trials - successes) / trials + square / 4))
@@ -171,10 +184,9 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class RunsSummary:
-    """What many runs of one experiment say together.
+    """Summary of many runs of one experiment.
 
-    Runtimes and costs of runs that were given up are in the means as they were then: both are too
-    low there, which `finished` tells.
+    Means include runtimes and costs of runs that were given up, which are too low; see `finished`.
     """
 
     runs: int
@@ -187,14 +199,16 @@ class RunsSummary:
     runtime_s: Spread
     runtime_ratio: Spread  # runtime over deadline
     spot_share: float
-    launches: float  # mean per run, as are the next two
+    # Mean per run, as for the next two.
+    launches: float
     preemptions: float
     changes: float
-    throughput: Throughput | None  # means per run, and the largest staleness of all
+    # Means per run, and the largest staleness of all.
+    throughput: Throughput | None
 
     @classmethod
     def of(cls, runs: Sequence[SimulatedRun]) -> RunsSummary:
-        """Summarise runs."""
+        """Summarize runs."""
         met = sum(run.met for run in runs)
         low, high = wilson(met, len(runs))
         runtimes_s = np.array([run.runtime_s for run in runs])
@@ -220,7 +234,7 @@ class RunsSummary:
         )
 
     def as_dict(self) -> dict[str, Json]:
-        """Make it ready for JSON."""
+        """Convert to JSON data."""
         data = asdict(self)
         if self.throughput is None:
             del data["throughput"]

@@ -1,6 +1,6 @@
-"""What a person asks `doll simulate`: a job, its arrivals, a market, a policy; checked whole.
+"""The input of `doll simulate`: a job, its arrivals, a market and a policy, fully checked.
 
-`learning` asks for real SGD in the same virtual time; without it an update costs only its time.
+With `learning`, real SGD runs in the same virtual time. Without it, an update only takes time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class UniformRates(WrittenPart):
-    """A rate drawn for each worker, anew in each run (section V-B: U(1, 250))."""
+    """A rate drawn for each worker in each run (section V-B: U(1, 250))."""
 
     low: Seconds = Field(description="Records per second.")
     high: Positive = Field(description="Records per second.")
@@ -31,7 +31,7 @@ class UniformRates(WrittenPart):
 
 
 class UniformSpeeds(UniformRates):
-    """A speed drawn for each worker, anew in each run."""
+    """A speed drawn for each worker in each run."""
 
     low: Positive = Field(description="Of gradients; 1: `gradient.mean_s` for one.")
     high: Positive = Field(description="Likewise.")
@@ -57,7 +57,7 @@ class ArrivalsSpec(WrittenPart):
 
 
 class GradientSpec(WrittenPart):
-    """C, the time that a worker takes for the gradient of one batch: gamma distributed."""
+    """C, the time of one batch's gradient on a worker: gamma distributed."""
 
     mean_s: Positive = Field(default=0.01, description="mu_C")
     variation: Seconds = Field(
@@ -109,7 +109,7 @@ class SpotSpec(WrittenPart):
 
 
 class SimulatedBidBrainSpec(WrittenPart):
-    """What changes of its machines cost a job, as `bidbrain` takes it."""
+    """Time that a job loses when its machines change, as `bidbrain` counts it."""
 
     lambda_s: Seconds = Field(
         default=30.0, description="lambda: all work stands still for so long after an eviction."
@@ -120,7 +120,7 @@ class SimulatedBidBrainSpec(WrittenPart):
 
 
 class PolicySpec(WrittenPart):
-    """Who decides what runs where."""
+    """The policy that decides which machines run."""
 
     name: PolicyName = Field(default="static", description="The policy.")
     probability: float = Field(
@@ -167,7 +167,7 @@ LIVE_STREAMS = (
 
 
 class Experiment(WrittenPart):
-    """One thing to simulate."""
+    """One experiment to simulate."""
 
     name: str = Field(default="experiment", description="Of its results.")
     workers: Count = Field(description="N_tot, one per stream.")
@@ -212,7 +212,7 @@ class Experiment(WrittenPart):
 
     @property
     def most_staleness(self) -> int:
-        """Versions since the weights of a gradient that counts, at most."""
+        """Maximum number of versions since the weights of a gradient that counts."""
         given = self.synchronisation or SYNCHRONOUS
         modes = [mode for mode, _ in given.modes(self.group_size)]
         return max(m.fixed_staleness + m.staleness_per_worker * self.workers for m in modes)

@@ -1,7 +1,7 @@
-"""Prices that nobody has to be asked for: constant ones, and recorded series that are replayed.
+"""Prices without a provider: constant ones, and replayed recordings.
 
-A replay is a function of the clock: whoever begins it at the same origin sees the same price at the
-same time, before and after a restart, in this process and in others.
+A replay is a function of the clock: with the same origin, every process sees the same price at the
+same time, before and after a restart.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
     from common.spot.machines import Prices
     from common.spot.traces.spec import TraceSpec
 
-KNOWN_SHARE = 0.1  # of a recording: what was before says how prices move
+# Share of a recording whose past prices show how prices move.
+KNOWN_SHARE = 0.1
 
 
 class FixedPrices:
     """Prices that never change.
 
     Args:
-        usd_per_hour: What is told.
+        usd_per_hour: The prices.
     """
 
     def __init__(self, usd_per_hour: Mapping[Offer, float]) -> None:
         self._usd_per_hour = dict(usd_per_hour)
 
     def look(self) -> dict[Offer, float]:
-        """USD per hour of one machine now."""
+        """Return USD per hour of one machine now."""
         return dict(self._usd_per_hour)
 
     def past(self) -> dict[str, PriceHistory]:
-        """Say what machines have cost: the same for an hour, and before."""
+        """Return past prices: the same for an hour, and before."""
         return {
             offer.pool: PriceHistory((0.0,), (usd,), HOUR_S)
             for offer, usd in self._usd_per_hour.items()
@@ -48,16 +49,16 @@ class FixedPrices:
 
 
 class ReplayedPrices:
-    """Pools whose price was recorded, each series gone through at its own speed, over and over.
+    """Pools with recorded prices, each series replayed at its own speed, over and over.
 
     Args:
-        specs: Which series, by pool; one that does not say where begins at its beginning.
-        folder: What their files are relative to.
-        origin_s: When the replay began, on the clock; before it, the first prices hold.
-        clock: Seconds since 1970.
+        specs: Series by pool. A series without a start begins at its beginning.
+        folder: Folder of their files.
+        origin_s: Beginning of the replay on the clock. Before it, the first prices hold.
+        clock: Returns seconds since 1970.
 
     Raises:
-        UserError: If there is no such series.
+        UserError: If a series does not exist.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ReplayedPrices:
             self._series[pool] = trace, float(start_s[0])
 
     def look(self) -> dict[Offer, float]:
-        """USD per hour of one machine now."""
+        """Return USD per hour of one machine now."""
         past_s = max(self._clock() - self._origin_s, 0.0)
         return {
             Offer(pool): float(trace.value_at(start_s + past_s))
@@ -85,10 +86,10 @@ class ReplayedPrices:
         }
 
     def past(self) -> dict[str, PriceHistory]:
-        """Say what machines have cost: what was recorded before now.
+        """Return past prices: the recording before now.
 
-        Where that is less than a tenth of the recording, all of it: who begins at its beginning is
-        told of times to come.
+        If that is less than a tenth of the recording, return all of it: a replay that begins at its
+        beginning then knows future prices.
         """
         past_s = max(self._clock() - self._origin_s, 0.0)
         found = {}
@@ -103,29 +104,29 @@ class ReplayedPrices:
 
 
 class PricesTogether:
-    """The pools of several sources; where one of them is away nothing is told.
+    """The pools of several sources. If one of them is unavailable, there are no prices.
 
     Args:
-        sources: Each with pools of its own.
+        sources: Sources, each with its own pools.
     """
 
     def __init__(self, sources: Sequence[Prices]) -> None:
         self._sources = sources
 
     def look(self) -> dict[Offer, float]:
-        """USD per hour of one machine now.
+        """Return USD per hour of one machine now.
 
         Raises:
-            UnavailableError: If a source is away.
-            OutsideError: If one refuses.
+            UnavailableError: If a source is unavailable.
+            OutsideError: If a source refuses.
         """
         return {offer: usd for source in self._sources for offer, usd in source.look().items()}
 
     def past(self) -> dict[str, PriceHistory]:
-        """Say what machines of each pool have cost.
+        """Return past prices of each pool's machines.
 
         Raises:
-            UnavailableError: If a source is away.
-            OutsideError: If one refuses.
+            UnavailableError: If a source is unavailable.
+            OutsideError: If a source refuses.
         """
         return {pool: past for source in self._sources for pool, past in source.past().items()}

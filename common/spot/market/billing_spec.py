@@ -1,4 +1,4 @@
-"""What a person writes of how a pool bills its machines: the name of known rules, or the rules."""
+"""A user's billing rules for a pool: a known name, or the rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.spot.traces.spec import WrittenPart
 
 
 class PreemptedSpec(WrittenPart):
-    """What is not paid where the provider takes a machine back."""
+    """Time that is free if the provider takes a machine back."""
 
     free_within_s: float = Field(
         default=0.0, ge=0, description="Of a machine that ran for less, nothing is paid."
@@ -23,7 +23,7 @@ class PreemptedSpec(WrittenPart):
 
 
 class BillingRules(WrittenPart):
-    """How the machines of a pool are billed."""
+    """Billing of a pool's machines."""
 
     per: Literal["second", "hour"] = Field(
         default="second", description="hour: one that was begun is paid whole."
@@ -42,13 +42,13 @@ class BillingRules(WrittenPart):
     )
 
     def rules(self) -> Billing:
-        """Give them to whoever calculates."""
+        """Convert to the theory's rules."""
         fields = self.model_dump() | {"preempted": Preempted(**self.preempted.model_dump())}
         return Billing(**fields)
 
 
 def _named(said: object) -> object:
-    """Look up rules that were given by their name."""
+    """Look up rules by their name."""
     if not isinstance(said, str):
         return said
     if said not in BY_NAME:

@@ -1,7 +1,7 @@
-"""The market file: which pools of machines there are, what they cost and who lends them.
+"""The market file: pools of machines, their prices and their provider.
 
-Named by DOLL_MARKET, read by the provisioner, which rents, and by the admin service, which tells
-prices. The first pool is on-demand, the others may be preempted.
+DOLL_MARKET names it. The provisioner reads it to rent machines, the admin service to report prices.
+The first pool is on-demand, the others may be preempted.
 
     fleet: process
     on_demand: {usd_per_hour: 0.286}
@@ -9,7 +9,7 @@ prices. The first pool is on-demand, the others may be preempted.
       - {name: spot, usd_per_hour: {file: prices.csv.gz, speed: 60, start_s: 0}, availability: 0.9}
     process: {availability: 0.9, cycle_s: 60}
 
-Files that it names are relative to it.
+Paths in it are relative to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-# It becomes a tag of machines, a key of records and a label of metrics.
+# Used as a tag of machines, a key of records and a label of metrics.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 
 
@@ -40,23 +40,28 @@ class OnDemandPool(WrittenPart):
     """Machines that are never preempted."""
 
     name: Name = "on-demand"
-    usd_per_hour: Positive | dict[str, Positive]  # by type, where there are several
+    # Prices by type, if there are several.
+    usd_per_hour: Positive | dict[str, Positive]
     start_up_s: Seconds = 0.0
-    billing: BillingSpec | None = None  # None: as the fleet's provider does
-    transfer_usd_per_gb: Seconds = 0.0  # of what machines and the servers send each other
-    instance_types: tuple[str, ...] = ()  # EC2: any of them will do; empty: the template's
+    # None for the billing of the fleet's provider.
+    billing: BillingSpec | None = None
+    # Price of traffic between machines and the servers.
+    transfer_usd_per_gb: Seconds = 0.0
+    # EC2: any of them will do; empty for the template's type.
+    instance_types: tuple[str, ...] = ()
 
     @property
     def least_usd_per_hour(self) -> float:
-        """The price of its cheapest type, which EC2 gives first."""
+        """Price of the pool's cheapest type, which EC2 gives first."""
         return min(self.prices().values())
 
     def prices(self) -> dict[Offer, float]:
-        """Of the pool, and of its types where they have their own."""
+        """Return the price of the pool, and of its types if they have their own."""
         if isinstance(self.usd_per_hour, float):
             return {Offer(self.name): self.usd_per_hour}
         types = self.instance_types or tuple(self.usd_per_hour)
-        dearest = max(self.usd_per_hour.values())  # of a type that only a job names
+        # Price of a type that only a job names.
+        dearest = max(self.usd_per_hour.values())
         found = {Offer(self.name, kind): self.usd_per_hour.get(kind, dearest) for kind in types}
         return found | {Offer(self.name): min(found.values())}
 
@@ -70,34 +75,42 @@ class OnDemandPool(WrittenPart):
 
 
 class SpotPool(WrittenPart):
-    """Machines of one kind that may be preempted; several types or zones may be one pool."""
+    """Machines of one kind that may be preempted. Several types or zones may form one pool."""
 
     name: Name = "spot"
-    # A number, a recorded series that is replayed, or what EC2 says of now.
+    # A number, a recorded series that is replayed, or EC2's current price.
     usd_per_hour: Positive | TraceSpec | Literal["history"]
-    availability: Annotated[float, Field(gt=0, lt=1)] = 0.9  # believed before anything was seen
-    cycle_s: Positive = 1000.0  # likewise: mean time from one preemption to the next
-    # Local processes: how many there really are, instead of what `process` says; and the price
-    # above which they are taken away.
+    # Assumed before any observation.
+    availability: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    # Assumed mean time from one preemption to the next.
+    cycle_s: Positive = 1000.0
+    # Used for local processes: the recorded number of machines, instead of that in `process`, and
+    # the price above which machines are taken away.
     trace: TraceSpec | None = None
     bid_usd_per_hour: Positive | None = None
-    speed: Positive = 1.0  # of gradients, against on-demand
+    # Speed of gradients against on-demand.
+    speed: Positive = 1.0
     capacity: Count | None = None
     start_up_s: Seconds = 0.0
-    billing: BillingSpec | None = None  # likewise
-    transfer_usd_per_gb: Seconds = 0.0  # likewise
+    # None for the billing of the fleet's provider.
+    billing: BillingSpec | None = None
+    # Price of traffic between machines and the servers.
+    transfer_usd_per_gb: Seconds = 0.0
     instance_types: tuple[str, ...] = ()
-    # EC2: availability zones that prices are asked of, empty: all; and where machines are asked for
-    # unless subnets say where.
+    # EC2: availability zones for prices, empty for all; also for machines, unless there are
+    # subnets.
     zones: tuple[str, ...] = ()
 
 
 class ProcessProvider(WrittenPart):
-    """Local processes as machines, each preempted by a chain of its own, or all by a trace."""
+    """Local processes as machines, each preempted by its own chain, or all by a trace."""
 
-    availability: Share | TraceSpec = 0.9  # of spot machines, as it really is
-    cycle_s: Positive = 60.0  # mean time from one preemption to the next; not for traces
-    notice_s: Seconds = 0.0  # between the notice (SIGTERM) and the end (SIGKILL); 0: no notice
+    # Actual availability of spot machines.
+    availability: Share | TraceSpec = 0.9
+    # Mean time from one preemption to the next; not for traces.
+    cycle_s: Positive = 60.0
+    # Time between the notice (SIGTERM) and the end (SIGKILL); 0 for no notice.
+    notice_s: Seconds = 0.0
     seed: int = Field(default=0, ge=0)
 
 
@@ -108,34 +121,35 @@ class Ec2Provider(WrittenPart):
     launch_template: str  # its name
     launch_template_version: str = "$Default"
     subnets: tuple[str, ...] = ()  # empty: the template's
-    endpoint: str = ""  # URL of an EC2 that is not Amazon's, for tests
+    # URL of an EC2 that is not Amazon's, for tests.
+    endpoint: str = ""
 
 
 class Market(WrittenPart):
-    """Everything that can be rented."""
+    """All machines that can be rented."""
 
     fleet: Literal["process", "ec2"] = "process"
     on_demand: OnDemandPool
     spot: tuple[SpotPool, ...] = ()
     process: ProcessProvider = ProcessProvider()
     ec2: Ec2Provider | None = None
-    # Since 1970: when the replay of recorded prices began, so that all who replay them see the same
-    # price at the same time. None: when the market file was last changed.
+    # Beginning of the replay of recorded prices, in seconds since 1970. All processes that replay
+    # them then see the same price at the same time. None for the last change of the market file.
     replayed_from_s: Seconds | None = None
 
     @property
     def pools(self) -> tuple[OnDemandPool | SpotPool, ...]:
-        """All of them, on-demand first."""
+        """All pools, on-demand first."""
         return (self.on_demand, *self.spot)
 
     def billing(self, pool: OnDemandPool | SpotPool) -> Billing:
-        """How the machines of a pool are paid for."""
+        """Return the billing of a pool's machines."""
         if pool.billing is not None:
             return pool.billing.rules()
         return BY_NAME["ec2"] if self.fleet == "ec2" else BY_THE_SECOND
 
     def lag_problem(self, max_lag_s: float | None) -> str:
-        """Say why records cannot be kept from waiting longer than that; empty where they can."""
+        """Return the reason why this lag cannot be kept; empty if it can."""
         start_up_s = self.on_demand.start_up_s
         if max_lag_s is None or max_lag_s >= start_up_s:
             return ""
@@ -170,17 +184,17 @@ class Market(WrittenPart):
 
 
 def with_common_start(market: Market, folder: Path) -> Market:
-    """Let all recorded series of pools that do not say where begin at the same second.
+    """Let recorded series without a start begin at the same second.
 
-    What happens at one time in several pools, an outage of all zones or a price that moves with
-    another, then does so in the replay.
+    Simultaneous events in several pools, such as an outage of all zones or prices that move
+    together, then stay simultaneous in the replay.
 
     Args:
-        market: As it was read.
-        folder: What its files are relative to.
+        market: The market as it was read.
+        folder: Folder of its files.
 
     Raises:
-        UserError: If there is no such series, or it makes no sense; by its pool and field.
+        UserError: If a series is missing or invalid, by its pool and field.
     """
     series = [
         (pool, field, spec)

@@ -1,4 +1,4 @@
-"""What `bidbrain` would bid now for a backlog, and what that comes to."""
+"""Current bids of `bidbrain` for a backlog, and their cost."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LIVE = "a stream cannot go faster than it arrives, and bidbrain bids for a backl
 
 
 def check_bids(given: PlanRequest, open_log: Callable[[], Log]) -> None:
-    """Refuse what is no backlog, and what bids do not know.
+    """Reject a job without a backlog, and settings that bids do not know.
 
     Raises:
         GivenError: By the field, with the reason.
-        NotFoundError: If there is no such job.
+        NotFoundError: If the job does not exist.
         UnavailableError: If Kafka is unavailable and a job is named.
     """
     for field in ("rate_per_s", "rates_per_s"):
@@ -51,7 +51,7 @@ def check_bids(given: PlanRequest, open_log: Callable[[], Log]) -> None:
 
 
 def computed_per_s(workers: int, group_size: int, batch_size: int, gradient_s: float) -> float:
-    """Give the records a second that a worker has its share of, if all of them compute."""
+    """Return a worker's share of the records per second that all workers can compute."""
     machines = np.array([float(workers)])
     capacity = float(update_capacity_per_s(machines, group_size, gradient_s)[0])
     return capacity * group_size * batch_size / workers
@@ -61,12 +61,12 @@ def bids(work: Work, pools: tuple[Pool, ...], given: PlanRequest) -> Decision:
     """Decide as a job does at its beginning.
 
     Args:
-        work: The backlog; of its rates only their number counts.
+        work: The backlog. Of its rates, only their number counts.
         pools: On-demand first.
-        given: Says what machines have cost.
+        given: Contains past prices.
 
     Raises:
-        ParameterError: If the past of a pool is too short to see an hour.
+        ParameterError: If a pool's past prices are shorter than an hour.
     """
     past = {pool.name: PriceHistory((0.0,), (pool.usd_per_hour,), HOUR_S) for pool in pools}
     now = {}

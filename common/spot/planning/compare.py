@@ -1,6 +1,6 @@
-"""Runs one experiment under several policies, and tells what came of it as plain data.
+"""Runs one experiment under several policies, and returns the results as plain data.
 
-Not for every command: it brings scipy.
+This module needs scipy, so not every command imports it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def with_policies(experiment: Experiment, names: Sequence[PolicyName]) -> dict[str, Experiment]:
-    """Give an experiment each of these policies; its own where none is named."""
+    """Return the experiment with each of these policies; with its own if none is named."""
     variants = dict[str, "Experiment"]()
     for name in names or [experiment.policy.name]:
         policy = experiment.policy.model_copy(update={"name": name})
@@ -36,17 +36,17 @@ def compare(
     seed: int,
     progress: Callable[[str, float], None],
 ) -> dict[str, tuple[SimulatedRun, ...]]:
-    """Run each variant so many times.
+    """Run each variant several times.
 
     Args:
-        variants: By the name of their policy.
-        folder: What their files are relative to.
-        runs: Of each.
-        seed: The same for all, so that they meet the same prices and preemptions.
-        progress: Is told the policy and the share of its runs that is done.
+        variants: Experiments by the name of their policy.
+        folder: Folder of their files.
+        runs: Number of runs of each.
+        seed: The same for all, so that they have the same prices and preemptions.
+        progress: Called with the policy and the share of its runs that is done.
 
     Raises:
-        UserError: If a file cannot be read, or a number makes no sense.
+        UserError: If a file cannot be read, or a number is invalid.
     """
     results = dict[str, tuple[SimulatedRun, ...]]()
     for name, experiment in variants.items():
@@ -59,7 +59,7 @@ def compare(
 def as_data(
     experiment: Experiment, seed: int, results: Mapping[str, Sequence[SimulatedRun]]
 ) -> dict[str, Any]:
-    """The results as plain data, by policy."""
+    """Return the results as plain data, by policy."""
     data: dict[str, Any] = {
         "experiment": experiment.name,
         "seed": seed,

@@ -1,7 +1,7 @@
-"""From a market file and recorded availability to the pools that a plan may rent from.
+"""Convert a market file and recorded availability to the pools of a plan.
 
-A plan made beforehand knows averages: of a recorded price its mean, of recorded availability the
-share of the time and how often machines go.
+A plan in advance knows averages: the mean of a recorded price, and the share of the time and the
+frequency of losses of recorded availability.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ TOGETHER = (
 
 
 class Rentable(NamedTuple):
-    """What a market offers to a plan."""
+    """A market's offer to a plan."""
 
     pools: tuple[Pool, ...]  # spot
-    on_demand_usd_per_hour: float | None  # None: no market file says it
+    # None without a market file.
+    on_demand_usd_per_hour: float | None
     notes: tuple[str, ...]
-    # By pool, where its prices were recorded: each from so many seconds on, until the last.
+    # Recorded prices by pool: each holds from its second on, until the last.
     past_usd_per_hour: Mapping[str, Sequence[tuple[float, float]]]
 
 
@@ -47,13 +48,13 @@ def rentable(
 
     Args:
         market: The market file.
-        traces: A folder of recordings, each of the pool that its file is called after; without a
-            market file each is a pool.
-        usd_per_hour: Of all spot machines, where no market file says it.
-        workers: How many machines may be wanted; None: nobody says.
+        traces: A folder of recordings, each named after its pool. Without a market file, each is a
+            pool.
+        usd_per_hour: Price of all spot machines, without a market file.
+        workers: Number of machines that may be wanted; None if unknown.
 
     Raises:
-        UserError: If a file cannot be read or makes no sense, by its field and place.
+        UserError: If a file cannot be read or is invalid, by its field and place.
     """
     recorded = {} if traces is None else _recordings(traces)
     if market is None:
@@ -97,13 +98,14 @@ def rentable(
 def _past(spec: TraceSpec, folder: Path) -> list[tuple[float, float]]:
     trace = traced(spec, folder)
     times_s, usd_per_hour = trace.times_s.tolist(), trace.values.tolist()
-    if trace.end_s > times_s[-1]:  # until when the last price held
+    # End of the last price.
+    if trace.end_s > times_s[-1]:
         times_s, usd_per_hour = [*times_s, trace.end_s], [*usd_per_hour, usd_per_hour[-1]]
     return list(zip(times_s, usd_per_hour, strict=True))
 
 
 def _recordings(folder: Path) -> dict[str, TraceSpec]:
-    """By the name of the pool."""
+    """Return recordings by the name of the pool."""
     if not folder.is_dir():
         raise UserError(f"--traces: {folder}: there is no such folder")
     found: dict[str, TraceSpec] = {}

@@ -1,6 +1,6 @@
-"""From what is asked to the givens of the theory, and from its answer to one for all.
+"""Convert a request to the theory's input, and its result to one answer for all clients.
 
-What is wrong is told by the field that said it. Not for every command: it brings scipy.
+An error names the request's field. This module needs scipy, so not every command imports it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ BIDS = (
     "cost and runtime are those of the first bids, if their machines went on as they are; what"
     " evictions and new prices come to is what `doll simulate` says"
 )
-_FIELDS = {  # what the theory calls a number, where a request calls it otherwise
+# Names of the theory's numbers that a request calls otherwise.
+_FIELDS = {
     "spot.availability": "availability",
     "spot.cycle_s": "cycle_s",
     "spot.usd_per_hour": "spot_usd_per_hour",
@@ -41,36 +42,41 @@ _FIELDS = {  # what the theory calls a number, where a request calls it otherwis
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """The givens of the theory."""
+    """Input of the theory."""
 
     work: Work
-    markets: tuple[PaperMarket, ...]  # one for each kind of spot machines
-    names: tuple[str, ...] = ()  # of the workers; none where only their number is known
-    notes: tuple[str, ...] = ()  # what a person should know of where the numbers come from
+    # One for each kind of spot machines.
+    markets: tuple[PaperMarket, ...]
+    # Names of the workers; empty if only their number is known.
+    names: tuple[str, ...] = ()
+    # Notes for the user on the source of the numbers.
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolPlan:
-    """A plan with one kind of spot machines, and what all other numbers of them would come to."""
+    """A plan with one kind of spot machines, and the cost of every other number of them."""
 
     market: PaperMarket
     plan: Plan
     curve: CostCurve
-    enough: npt.NDArray[np.bool_]  # (N_tot + 1,) whether so many do what was asked
-    chances: npt.NDArray[np.float64]  # (N_tot + 1,) probability to meet the deadline
+    # (N_tot + 1,) True if this number of machines meets the request.
+    enough: npt.NDArray[np.bool_]
+    # (N_tot + 1,) probability of meeting the deadline.
+    chances: npt.NDArray[np.float64]
 
 
 def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Asked:
-    """Put together what a request says and what the job says, if one is named.
+    """Combine the request with the job that it names, if any.
 
     Args:
         given: The request.
-        open_log: Called only where a job is named.
-        now_s: Since 1970; the job's deadline counts from when it was submitted.
+        open_log: Called only if a job is named.
+        now_s: Seconds since 1970. The job's deadline counts from its submission.
 
     Raises:
-        GivenError: If a number makes no sense or is missing, by its field.
-        NotFoundError: If there is no such job.
+        GivenError: If a number is invalid or missing, by its field.
+        NotFoundError: If the job does not exist.
         UnavailableError: If Kafka is unavailable and a job is named.
     """
     if given.policy == "bidbrain":
@@ -134,18 +140,18 @@ def gather(given: PlanRequest, open_log: Callable[[], Log], now_s: float) -> Ask
 
 
 def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tuple[PoolPlan, ...]:
-    """Plan with each kind of spot machines: for the mean, for a probability, or N_s as given.
+    """Plan with each kind of spot machines: for the mean, for a probability, or for a given N_s.
 
     Returns:
-        The best first, else as they were asked of.
+        The best plan first, the others in the request's order.
 
     Raises:
-        GivenError: If a number makes no sense, by its field.
+        GivenError: If a number is invalid, by its field.
     """
     if spot is not None and probability is not None:
         raise GivenError(("spot", "probability"), "give one; a plan tells its probability anyhow")
     work, found = asked.work, list[PoolPlan]()
-    # What overflows is infinite: it takes for ever.
+    # An overflow is infinite: the job takes forever.
     with named(), np.errstate(all="ignore"):
         for prices in asked.markets:
             curve = cost_curve(work, prices)
@@ -162,16 +168,16 @@ def answers(asked: Asked, *, probability: float | None, spot: int | None) -> tup
 
 
 def plan_answer(request: PlanRequest, open_log: Callable[[], Log], now_s: float) -> PlanAnswer:
-    """Plan what is asked for; what is infinite becomes null.
+    """Plan a request. Infinite numbers become null.
 
     Args:
-        request: What is asked.
-        open_log: Called only where a job is named.
-        now_s: Since 1970.
+        request: The request.
+        open_log: Called only if a job is named.
+        now_s: Seconds since 1970.
 
     Raises:
-        GivenError: If a number makes no sense or is missing, by its field.
-        NotFoundError: If there is no such job.
+        GivenError: If a number is invalid or missing, by its field.
+        NotFoundError: If the job does not exist.
         UnavailableError: If Kafka is unavailable and a job is named.
     """
     asked = gather(request, open_log, now_s)
@@ -195,7 +201,7 @@ def plan_answer(request: PlanRequest, open_log: Callable[[], Log], now_s: float)
 
 
 def _bids_answer(asked: Asked, request: PlanRequest) -> PlanAnswer:
-    """Tell bids: what they come to depends on prices alone, so nothing is said of a chance."""
+    """Plan bids. They depend only on prices, so there is no probability."""
     work, first = asked.work, asked.markets[0]
     with named("gradient_s"), np.errstate(all="ignore"):
         pools = (first.on_demand, *(market.spot for market in asked.markets))
@@ -217,7 +223,7 @@ def _bids_answer(asked: Asked, request: PlanRequest) -> PlanAnswer:
 
 
 def _common(plan: Plan, work: Work, prices: PaperMarket) -> dict[str, Any]:
-    """What is told of a plan of any kind."""
+    """Return the fields of a plan of any kind."""
     return {
         "feasible": plan.feasible,
         "spot": plan.spot,
@@ -257,7 +263,7 @@ def _of_pool(found: PoolPlan) -> PoolPlanAnswer:
 
 @contextmanager
 def named(rates_field: str = "rates_per_s") -> Iterator[None]:
-    """Tell what the theory refuses by the field that gave it.
+    """Convert the theory's errors to errors of the field that gave the number.
 
     Raises:
         GivenError: In place of each ParameterError.
@@ -327,7 +333,7 @@ def _column(values: npt.NDArray[np.float64]) -> tuple[float | None, ...]:
 
 
 def _share(value: float) -> float:
-    """A probability, within its range whatever was lost to rounding; 0 where nothing is known."""
+    """Clip a probability that left its range by rounding; 0 for NaN."""
     return min(1.0, max(0.0, value))
 
 

@@ -1,8 +1,8 @@
-"""What a job in Kafka says of its work: updates and time that are left, and how fast records come.
+"""The remaining work of a job in Kafka: updates and time left, and arrival rates.
 
-Rates are those of arrivals at Kafka, not of training: the first and the last arrival of each batch
-stand in its indicator. A stream's records count for the worker that took the newest of them, so
-that a worker that is gone, and its successor, are not two.
+Rates are those of arrivals at Kafka, not of training, by the first and the last arrival in each
+batch's indicator. A stream's records count for the worker of the newest of them, so that a worker
+and its successor are one.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
     from common.spot.theory.work import Rates
 
-RECENT = 50_000  # indicators: some 15 MB, and a few of each stream even if there are 10,000
+# Number of indicators: some 15 MB, with a few of each stream even for 10,000 streams.
+RECENT = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What a job asks for; None where it does not say."""
+    """Settings of a job; None if they are not set."""
 
     group_size: int | None = None  # K
     batch_size: int | None = None  # b
     updates: float | None = None  # J, left
     deadline_s: float | None = None  # theta, left
-    update_mb: float | None = None  # as its workers have counted
+    # Measured by its workers.
+    update_mb: float | None = None
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arriving:
-    """Workers that take in records, and how fast these arrive."""
+    """Workers that receive records, and their arrival rates."""
 
     workers: tuple[str, ...]
     rates_per_s: Rates  # (N,) lambda_A,n
@@ -57,7 +59,7 @@ class Arriving:
 
 @dataclass(slots=True)
 class _Stream:
-    """What indicators said of one partition."""
+    """Indicators of one partition."""
 
     first_s: float
     last_s: float = -math.inf
@@ -67,10 +69,10 @@ class _Stream:
 
 
 def remaining(job: str, log: Log, now_s: float) -> Remaining:
-    """Say what is left of a job; its deadline counts from when it was submitted.
+    """Return the remaining work of a job. Its deadline counts from its submission.
 
     Raises:
-        NotFoundError: If there is no such job.
+        NotFoundError: If the job does not exist.
         UnavailableError: If Kafka is unavailable.
     """
     record = JobStore(log).get(job)
@@ -106,13 +108,13 @@ def remaining(job: str, log: Log, now_s: float) -> Remaining:
 
 
 def measured(job: str, log: Log) -> dict[str, float]:
-    """Say what a job's provisioner has seen of its machines; empty: it has planned nothing yet.
+    """Return the estimates of a job's provisioner; empty before its first plan.
 
     Returns:
         Estimates by name, `availability.POOL` and `cycle_s.POOL` among them.
 
     Raises:
-        NotFoundError: If there is no such job.
+        NotFoundError: If the job does not exist.
         UnavailableError: If Kafka is unavailable.
     """
     plan = read_ledger(log, JobStore(log).get(job).id).plan
@@ -123,8 +125,8 @@ def arriving(job: str, log: Log) -> Arriving:
     """Estimate each worker's rate from the newest indicators of a job.
 
     Raises:
-        NotFoundError: If there is no such job.
-        GivenError: If they say nothing yet.
+        NotFoundError: If the job does not exist.
+        GivenError: If there are too few indicators.
         UnavailableError: If Kafka is unavailable.
     """
     control = topics.control_topic(JobStore(log).get(job).id)
@@ -138,20 +140,21 @@ def arriving(job: str, log: Log) -> Arriving:
 
 
 def rates_of(claims: Iterable[ControlRecord | None]) -> Arriving | None:
-    """Estimate rates from indicators, in the order of the control topic; None: nothing is known.
+    """Estimate rates from indicators, in the order of the control topic; None if unknown.
 
-    A stream's rate is its records over the time from the first to the last of them. What was
-    claimed before is passed over, as the coordinator does.
+    A stream's rate is its records over the time from the first to the last of them. Repeated claims
+    are skipped, as in the coordinator.
     """
     streams = dict[Partition, _Stream]()
     for claim in claims:
-        # Times of 0 are those of an indicator that says none.
+        # A time of 0 is unknown.
         if isinstance(claim, BatchReady) and claim.samples and claim.last_arrival_s > 0:
             _take(claim, streams)
     if not any(stream.last_s > stream.first_s for stream in streams.values()):
         return None
     each = list(streams.values())
-    records = np.array([max(stream.records - 1, 0) for stream in each])  # the first began the time
+    # The first record is not counted, because the time begins with it.
+    records = np.array([max(stream.records - 1, 0) for stream in each])
     seconds = np.array([max(stream.last_s - stream.first_s, 0.0) for stream in each])
     estimate = rate_from_counts(records, seconds, pooled_prior(records, seconds))
     workers = dict[str, float]()

@@ -1,4 +1,4 @@
-"""What people do with a job's plans topic: read it whole, and ask for another plan."""
+"""A user's access to a job's plans topic: read all of it, and request another plan."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.spot.provisioning.records import ReplanAsked
 
-_PATIENCE_S = 15.0  # as long as for a change of a job
+# The timeout of a job change.
+_PATIENCE_S = 15.0
 
 
 def read_ledger(log: Log, job: str) -> FleetLedger:
-    """Fold a job's plans topic as it stands; an empty fold where nobody has provisioned yet.
+    """Fold a job's current plans topic; an empty fold before it was provisioned.
 
     Raises:
         FutureFormatError: If a newer program wrote one of its records.
@@ -37,7 +38,7 @@ def read_ledger(log: Log, job: str) -> FleetLedger:
 
 
 def check_replan(record: JobRecord, ledger: FleetLedger) -> None:
-    """See that asking for another plan makes sense.
+    """Check that a request for another plan makes sense.
 
     Raises:
         ConflictError: If the job's machines are not rented, or it is over.
@@ -52,10 +53,10 @@ def check_replan(record: JobRecord, ledger: FleetLedger) -> None:
 
 
 def check_given_back(record: JobRecord, log: Log) -> None:
-    """See that nothing of a job runs any more that is paid for: who deletes it forgets it.
+    """Check that no paid machine of a job runs, because its deletion drops all records of them.
 
     Raises:
-        ConflictError: If a machine runs, or may come to run.
+        ConflictError: If a machine runs or may start.
         FutureFormatError: If a newer program wrote one of its plans.
         UnavailableError: If Kafka is unavailable.
     """
@@ -68,13 +69,14 @@ def check_given_back(record: JobRecord, log: Log) -> None:
 
 
 def ask_to_replan(log: Log, job: str, asked: ReplanAsked) -> None:
-    """Ask whoever provisions a job for another plan; twice is no harm.
+    """Request another plan from the job's provisioner. Repeated requests do no harm.
 
     Raises:
-        UnavailableError: If Kafka does not answer; the question may have arrived.
+        UnavailableError: If Kafka does not answer. The request may have arrived.
     """
     topic = topics.plans_topic(job)
-    log.create_topics([NewTopic(topic, kept_forever=True)])  # the provisioner may not have come yet
+    # The provisioner may not have started yet.
+    log.create_topics([NewTopic(topic, kept_forever=True)])
     with closing(log.writer()) as writer:
         writer.append(topic, encode_plan(asked))
         if not writer.flush(_PATIENCE_S):
@@ -82,7 +84,7 @@ def ask_to_replan(log: Log, job: str, asked: ReplanAsked) -> None:
 
 
 def not_provisioned(job: str) -> str:
-    """Say that a job has no provisioning, and what to do."""
+    """Return the error for a job without provisioning."""
     return (
         f'the job "{job}" rents no machines: its specification has no `provisioning`, and workers'
         " are started by hand"

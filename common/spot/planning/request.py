@@ -1,4 +1,4 @@
-"""What `doll plan` and the API are asked for a plan, every number with its range."""
+"""The request of `doll plan` and the API for a plan, every number with its range."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pydantic import ConfigDict, Field
 from common.spot.market.billing_spec import BillingRules, BillingSpec
 from common.spot.traces.spec import WrittenPart
 
-MOST_WORKERS = 1_000_000  # a slip of the finger shall not ask for all memory
+# A typing error must not use all memory.
+MOST_WORKERS = 1_000_000
 MOST_POINTS = 10_000
 MOST_POOLS = 100
-MOST_PRICES = 200_000  # two minutes apart, most of a year
+# Two minutes apart, most of a year.
+MOST_PRICES = 200_000
 
 Rate = Annotated[float, Field(ge=0, le=1e12)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -54,7 +56,7 @@ class SpotPoolAsked(WrittenPart):
 
 
 class PlanRequest(WrittenPart):
-    """A job's work, its workers and what machines cost."""
+    """A job's work, its workers and the prices of machines."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,6 +1,6 @@
-"""What the API is asked to simulate: an experiment, how often, and how large it may be.
+"""The API's request for a simulation: an experiment, the number of runs, and limits of its size.
 
-Whoever asks over the API sees no file of the machine that answers.
+A request over the API can read no file of the machine that answers.
 """
 
 from __future__ import annotations
@@ -19,27 +19,33 @@ from common.spot.traces.spec import TraceSpec, WrittenPart
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_MACHINES = 2_000_000  # over all runs: half a gigabyte of numbers of each
-MOST_STEPS = 2 * 10**10  # machines times updates, mode analytic: some 20 s
-MOST_BATCHES = 500_000  # over all runs, mode protocol: 20,000 take about a second
+# Limit of machines over all runs, whose numbers take half a gigabyte.
+MOST_MACHINES = 2_000_000
+# Limit of machines times updates in mode analytic: some 20 s.
+MOST_STEPS = 2 * 10**10
+# Limit of batches over all runs in mode protocol: 20,000 take about a second.
+MOST_BATCHES = 500_000
 MOST_WORKERS_BY_PROTOCOL = 2_000
-MOST_WEIGHTS = 10_000_000  # of a network that learns, each version: 200 MB with an optimizer
+# Limit of a learning network's weights over all versions: 200 MB with an optimizer.
+MOST_WEIGHTS = 10_000_000
 BUILT_IN = "digits"  # a data set that is no file
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a simulation in a process of its own, see `apart`, or how far it is."""
+    """Result or progress of a simulation in its own process, see `simulation_process`."""
 
-    results: msgspec.Raw = msgspec.Raw(b"null")  # as `compare.as_data` tells them
-    refused: str = ""  # why there are none
-    progress: tuple[str, float] | None = None  # a policy, and the share of its runs that is done
+    results: msgspec.Raw = msgspec.Raw(b"null")  # result of `compare.as_data`
+    # Reason without results.
+    refused: str = ""
+    # A policy, and the share of its runs that is done.
+    progress: tuple[str, float] | None = None
 
 
 REPORT = msgspec.json.Decoder(Report)
 
 
 class SimulateRequest(WrittenPart):
-    """An experiment and how often to run it."""
+    """An experiment and the number of its runs."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -79,7 +85,7 @@ class SimulateRequest(WrittenPart):
 
 
 def check_size(request: SimulateRequest) -> None:
-    """Refuse what would take too long or too much memory.
+    """Reject a simulation that takes too long or too much memory.
 
     Raises:
         GivenError: With the limit.
@@ -102,7 +108,8 @@ def check_size(request: SimulateRequest) -> None:
         raise GivenError(("experiment.workers",), problem)
     if experiment.learning is not None:
         hidden = experiment.learning.hidden
-        versions = 1 + experiment.most_staleness  # that somebody may compute at
+        # Versions that a gradient may still use.
+        versions = 1 + experiment.most_staleness
         weights = versions * sum(before * after for before, after in pairwise((1, *hidden, 1)))
         if weights > MOST_WEIGHTS:
             problem = (
@@ -120,7 +127,7 @@ def check_size(request: SimulateRequest) -> None:
 
 
 def check_files(request: SimulateRequest) -> None:
-    """Refuse files: of traces, of a data set.
+    """Reject files: of traces, of a data set.
 
     Raises:
         GivenError: By the field that names it.

@@ -1,11 +1,11 @@
-"""Simulates in a process of its own: `python -m common.spot.planning.simulation_process [FOLDER]`.
+"""Simulates in its own process: `python -m common.spot.planning.simulation_process [FOLDER]`.
 
-One line of JSON comes on standard input, a `SimulateRequest`; each line on standard output is a
-`Report`, the last one with the result. The process can be killed, and ends when its standard input
-does: whoever asked has gone.
+Standard input has one line of JSON, a `SimulateRequest`. Each line of standard output is a
+`Report`, the last one with the result. The process can be killed, and ends with its standard input,
+because its caller is gone then.
 
-FOLDER is what the experiment's files are relative to. Without it the experiment names no files, the
-process has little memory and little of a processor, and reports the result alone: so the API asks.
+FOLDER is the folder of the experiment's files. Without it, as for the API, the experiment has no
+files, the process has little memory and low priority, and it reports only the result.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import msgspec
 from common.errors import UserError
 from common.spot.planning.simulation import Report, SimulateRequest
 
-_NICER = 10  # the API goes first
-# What is within the limits of `simulation` takes some 800 MB, most of it libraries. What takes more
-# shall be refused here, before the machine ends whoever else runs on it.
+# The API has priority.
+_NICER = 10
+# A simulation within the limits of `simulation` takes some 800 MB, most of it libraries. A larger
+# one must fail here, before the machine kills other processes.
 MOST_BYTES = 2 << 30
 
 
 def simulated(asked: bytes, folder: Path, progress: Callable[[str, float], None]) -> Report:
-    """Simulate what a `common.spot.planning.simulation.SimulateRequest` in JSON says."""
-    # It takes long to load scipy: whether whoever asked has gone is watched by then.
+    """Simulate a `common.spot.planning.simulation.SimulateRequest` in JSON."""
+    # scipy loads slowly, and the thread that watches the caller runs by now.
     from common.spot.planning.compare import as_data, compare, with_policies  # noqa: PLC0415 -- above
 
     request = SimulateRequest.model_validate_json(asked)
@@ -47,12 +48,14 @@ def simulated(asked: bytes, folder: Path, progress: Callable[[str, float], None]
 
 
 def main(folder: Path | None) -> None:
-    """Read an order, carry it out, answer."""
+    """Read a request, run it, and write the result."""
     order = sys.stdin.buffer.readline()
     if not order.endswith(b"\n"):
-        return  # whoever asked has gone already
+        # The caller is already gone.
+        return
     threading.Thread(target=_end_with_input, daemon=True).start()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # to end in silence while it reports progress
+    # End silently if the caller goes while progress is reported.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if folder is None:
         os.nice(_NICER)
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
@@ -70,9 +73,11 @@ def _say(report: Report) -> None:
 
 def _end_with_input() -> None:
     sys.stdin.buffer.read()
-    os._exit(1)  # nothing of ours is to be saved
+    # There is nothing to save.
+    os._exit(1)
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
-    os._exit(0)  # a thread still waits for the end of the input
+    # A thread still waits for the end of the input.
+    os._exit(0)

@@ -1,14 +1,14 @@
-"""The adaptive policy of section V-C: Theorems 4 and 5 again and again, with what is left.
+"""The adaptive policy of section V-C: Theorems 4 and 5 applied repeatedly to the remaining work.
 
-As in the paper it begins with all workers on spot and solves anew when a price changes, with
-running estimates of rates and availability. Three things are ours. It also solves anew when an
-estimate or the pace has moved, so that luck is spent and bad luck made good. Workers stay where
-they are unless a move gains something. And it keeps time in reserve: who aims at the deadline
-itself would be late by a hair every second time.
+As in the paper, it begins with all workers on spot and solves again when a price changes, with
+running estimates of rates and availability. Three things are ours. It also solves again when an
+estimate or the pace has moved, so that luck is spent and bad luck compensated. Workers only move if
+the move gains something. And it keeps a time reserve, because a plan for exactly the deadline would
+be slightly late half of the time.
 
-The reserve is what an outage of all spot machines until the next review would cost, and what
-arrivals may be late. So a deadline that on-demand machines can meet now they can still meet at the
-next review, whatever happens; where it gets that close, all workers run on demand.
+The reserve is the time that an outage of all spot machines until the next review would cost, plus
+the delay of arrivals. So if on-demand machines can meet the deadline now, they can still meet it at
+the next review in any case. Close to that limit, all workers run on demand.
 """
 
 from __future__ import annotations
@@ -41,30 +41,32 @@ Values: TypeAlias = npt.NDArray[np.float64]
 
 BEGINNING = "all on spot, until the first review"
 
-# How late records may be, in standard deviations of a Poisson stream: 1 in 700 is later.
+# Delay of records in standard deviations of a Poisson stream: 1 in 700 is later.
 LATE = 3.0
 
 
-# What has to change before it is worth solving anew.
-# Of the price. Prices that differ by less hardly change N_s: it follows from the deadline.
+# Changes that justify another solution. The price: smaller differences hardly change N_s, which
+# follows from the deadline.
 PRICE_MOVED = 0.01
-# Of alpha itself. N_s goes with 1 / (1 - alpha): at 0.9 this is a tenth of all spot workers.
+# Change of alpha itself. N_s is proportional to 1 / (1 - alpha): at 0.9, this is a tenth of all
+# spot workers.
 AVAILABILITY_MOVED = 0.01
-# Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ by
-# 1 % by chance alone; their sum is looked at by the pace.
+# Sum of all changes over the sum of rates. Rates counted for a minute at 100 per second differ by a
+# hundredth by chance alone. The pace covers their sum.
 RATES_MOVED = 0.05
-# Of the time left. At alpha = 0.9 and 64 workers this is 3 workers from spot to on demand.
+# Share of the remaining time. At alpha = 0.9 and 64 workers, this moves 3 workers from spot to on
+# demand.
 PACE_MOVED = 0.005
 
 
 def moved(before: Situation, now: Situation, places: Places, time_s: float) -> str:
-    """Say why to solve anew what was decided on `before`; empty if there is no reason.
+    """Return a reason to solve again; empty without a reason.
 
     Args:
-        before: What the decision in force was made on.
-        now: What is known now.
-        places: Where the workers run.
-        time_s: What may be planned with: the time left without the reserve.
+        before: The situation of the decision in force.
+        now: The current situation.
+        places: Places of the workers.
+        time_s: Time for the plan: the remaining time without the reserve.
     """
     return next(_reasons(before, now, places, time_s), "")
 
@@ -90,7 +92,7 @@ def _reasons(before: Situation, now: Situation, places: Places, time_s: float) -
 
 
 def runtime_of_s(places: Places, situation: Situation) -> float:
-    """Give the mean runtime of what is left with workers in these places: equation 21 for any."""
+    """Return the mean remaining runtime with workers in these places, by equation 21."""
     shares = np.array([pool.availability for pool in situation.pools])
     up = np.where(places == NOWHERE, 0.0, shares[places])
     rate = float(situation.work.rates_per_s @ up)
@@ -101,17 +103,17 @@ def runtime_of_s(places: Places, situation: Situation) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Policy):
-    """Solves anew at every price change and review; pools are compared, the cheapest is used."""
+    """Solves again at every price change and review; compares pools and uses the cheapest."""
 
     name: ClassVar[str] = "adaptive"
-    # Outages last minutes, deadlines hours: half a minute is soon enough for both, and the reserve
-    # that it asks for is a fourth of a per cent of the paper's 6,400 s with half the workers spot.
+    # Outages last minutes and deadlines hours, so half a minute is soon enough for both. Its
+    # reserve is a fourth of a per cent of the paper's 6,400 s with half of the workers on spot.
     review_s: ClassVar[float] = 30.0
 
     def reserve_of_s(self, situation: Situation, lost: float | Values) -> float | Values:
-        """Give the time not to be planned with, if spot machines have this share of all arrivals.
+        """Return the reserve if spot machines have this share of all arrivals.
 
-        It is what a review comes too late by, and what arrivals may be late.
+        It is the delay of a review and of arrivals.
         """
         work = situation.work
         late_s = partial_batches_s(work.rates_per_s, work.batch_size)
@@ -119,7 +121,7 @@ class Adaptive(Policy):
         return late_s + lost * (self.review_s + situation.pools[ON_DEMAND].start_up_s)
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Solve anew where something has moved.
+        """Solve again if something has moved.
 
         Raises:
             ParameterError: If there is no spot pool.
@@ -154,10 +156,11 @@ class Adaptive(Policy):
         return moved(last.basis, now, last.places, time_s)
 
     def _solve(self, situation: Situation, last: Decision | None) -> tuple[Plan, int]:
-        """Give the cheapest plan and its pool; a pool in use stays unless another saves enough."""
+        """Return the cheapest plan and its pool. A used pool stays unless another saves enough."""
         used = ON_DEMAND if last is None else int(last.places.max())
         order = self._order(situation, last)
-        market_of(situation.pools)  # there must be one
+        # Raises if there is no spot pool.
+        market_of(situation.pools)
         plans = {
             pool: self._plan(situation, market_of(situation.pools, pool), order)
             for pool in range(FIRST_SPOT, len(situation.pools))
@@ -170,13 +173,14 @@ class Adaptive(Policy):
         return plans[pool], pool
 
     def _plan(self, situation: Situation, market: PaperMarket, order: Order | None) -> Plan:
-        """Theorem 5 with the time that each N_s leaves after its own reserve."""
+        """Apply Theorem 5 with the time that each N_s leaves after its own reserve."""
         work = situation.work
         curve = cost_curve(work, market, order)
         first = np.concatenate(([0.0], np.cumsum(work.rates_per_s[curve.order])))
         kept_s = self.reserve_of_s(situation, first / first[-1]) + np.zeros(work.workers + 1)
         in_time = curve.runtimes_s + kept_s <= work.deadline_s * (1 + TOLERANCE)
-        if work.updates:  # else nothing is needed, and nothing is late
+        # Without updates, nothing is needed and nothing is late.
+        if work.updates:
             curve = replace(curve, feasible=curve.feasible & in_time)
         spot, binding = choose(curve, market)
         if binding == "infeasible":
@@ -189,10 +193,10 @@ class Adaptive(Policy):
         return as_plan(curve, spot, binding, reason)
 
     def _order(self, situation: Situation, last: Decision | None) -> Order | None:
-        """Put the lowest rates first, those on spot before others of about the same rate.
+        """Order workers by rate, lowest first; at about the same rate, those on spot come first.
 
-        Estimates of equal rates differ by chance, and a worker that moves for it moves for nothing.
-        Of spot workers the ones that are out leave first: the stream runs again at once.
+        Estimates of equal rates differ by chance, which is no reason to move a worker. Of spot
+        workers, those without a machine leave first, because their stream then runs again at once.
         """
         if last is None:
             return None

@@ -1,9 +1,9 @@
-"""BidBrain (Proteus, section 4): bids in spot markets where it makes a unit of work cheaper.
+"""BidBrain (Proteus, section 4): bids in spot markets when it makes a unit of work cheaper.
 
-An allocation is some machines of one market under one bid. It is paid hour by hour, each at the
-price at its beginning, and goes where the price passes the bid: then that hour is refunded. So work
-may be free; but an eviction stops the whole footprint for a while. How likely one is, and when to
-expect it, is counted in past prices, by how far the bid lies above the price.
+An allocation is a number of machines of one market under one bid. Each hour costs the price at its
+beginning. If the price passes the bid, the machines are evicted and that hour is refunded. So work
+may be free, but an eviction stops the whole footprint for a while. The probability and time of
+evictions are counted in past prices, by the distance of the bid above the price.
 
     past prices ──▶ odds ─┐
     prices ───────────────┼──▶ acquire, renew ──▶ bids
@@ -24,28 +24,31 @@ from common.spot.theory.errors import ParameterError
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Of a bid above the price, USD an hour: the range in which the paper simulates, in equal ratios.
+# Distances of a bid above the price, USD an hour, in equal ratios over the range of the paper's
+# simulation.
 BID_DELTAS = np.geomspace(1e-5, 0.4, 12)
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvictionOdds:
-    """How likely machines are evicted within some time, and when those are that are.
+    """Probability of an eviction within some time, and its median time.
 
     Counted in past prices: a bid is made at each of their steps, `delta` above the price.
     """
 
     deltas: Array  # (D,) ascending, USD per hour
-    step_s: float  # of the prices
+    step_s: float  # seconds between prices
     hour_s: float  # L steps
-    probability: Array  # (M, D, L) beta, of each market, before 1 to L steps are over
-    median_s: Array  # (M, D, L) until the eviction of those that are evicted before that
+    # (M, D, L) beta of each market, before 1 to L steps are over.
+    probability: Array
+    # (M, D, L) median time of evictions before that.
+    median_s: Array
 
     def within(
         self, markets: npt.ArrayLike, deltas: npt.ArrayLike, left_s: npt.ArrayLike
     ) -> tuple[Array, Array]:
-        """Look up probability and median; arguments of one shape, which the answers have too."""
+        """Look up probability and median. Arguments and results have one shape."""
         delta = np.searchsorted(self.deltas, deltas, side="right") - 1
         steps = np.ceil(np.divide(left_s, self.step_s) - ROUNDING).astype(int) - 1
         last = self.probability.shape[2] - 1
@@ -60,12 +63,12 @@ def eviction_odds(
 
     Args:
         prices: (M, T) USD per hour of each market, at T times, more than an hour.
-        step_s: Between those times; an hour is a multiple of it.
-        deltas: (D,) of bids above the price, ascending.
-        hour_s: Length of an hour: less where prices are replayed faster than they were recorded.
+        step_s: Time between prices. An hour is a multiple of it.
+        deltas: (D,) distances of bids above the price, ascending.
+        hour_s: Length of an hour; less if prices are replayed faster than they were recorded.
 
     Raises:
-        ParameterError: If the prices are too few to see an hour.
+        ParameterError: If the prices cover less than an hour.
     """
     steps = round(hour_s / step_s)
     markets, times = prices.shape
@@ -77,7 +80,8 @@ def eviction_odds(
     begins = prices[:, : times - steps]
     for d, delta in enumerate(deltas):
         bids = begins + delta
-        first = np.full(begins.shape, steps)  # step that evicts; who outlasts the hour has paid it
+        # Step of the eviction; `steps` if the machine outlasts the hour and so pays for it.
+        first = np.full(begins.shape, steps)
         for step in range(steps - 1, 0, -1):
             first[prices[:, step : step + begins.shape[1]] > bids] = step
         for market in range(markets):
@@ -89,43 +93,49 @@ def eviction_odds(
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Machines of one market that came together, under one bid."""
+    """Machines of one market that were launched together under one bid."""
 
     market: int
     machines: int  # k
-    bid_usd: float  # per hour, as is every price here
-    price_usd: float  # at the beginning of the hour that runs
-    ends_s: float  # that hour
+    bid_usd: float  # USD per hour, as every price here
+    # Price at the beginning of the current hour.
+    price_usd: float
+    # End of the current hour.
+    ends_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """Allocations as equations 1 to 3 see them; arrays are of one shape, or scalars."""
+    """Allocations in the terms of equations 1 to 3. Arrays have one shape, or are scalars."""
 
-    usd: Array  # P k t_r: what the time left costs unless it is refunded
-    refunded: Array  # 1 where it is at an eviction, else 0
+    # P k t_r, the cost of the remaining time unless it is refunded.
+    usd: Array
+    # 1 if it is refunded at an eviction, else 0.
+    refunded: Array
     work_per_s: Array  # k nu
     probability: Array  # beta
-    useful_s: Array  # omega: time left, reduced by an eviction that is to be expected
+    # omega: remaining time, reduced by an expected eviction.
+    useful_s: Array
 
 
 class _Choice(NamedTuple):
     cost_per_work: float
-    allocation: Allocation | None  # None: none is better
+    # None if no allocation is better.
+    allocation: Allocation | None
 
 
 def expected_cost_usd(terms: Terms) -> Array:
-    """Equation 1 of each allocation: of an hour that is refunded nothing is paid."""
+    """Return equation 1 for each allocation: a refunded hour costs nothing."""
     return (1 - terms.refunded * terms.probability) * terms.usd
 
 
 def overhead_s(kept: Array, eviction_s: float, change_s: float) -> Array:
-    """Give what equation 2 takes off each allocation's useful time.
+    """Return the time that equation 2 subtracts from each allocation's useful time.
 
     Args:
-        kept: Product of 1 - beta over the footprint: that no allocation is evicted.
-        eviction_s: lambda, for which the application stands still after one.
-        change_s: sigma, for which it does when machines are added or removed.
+        kept: Product of 1 - beta over the footprint: the probability of no eviction.
+        eviction_s: lambda, time that the application stands still after an eviction.
+        change_s: sigma, time that it stands still when machines are added or removed.
     """
     return (1 - kept) * eviction_s + change_s
 
@@ -134,17 +144,21 @@ def overhead_s(kept: Array, eviction_s: float, change_s: float) -> Array:
 class BidBrain:
     """Decides what to bid and what to renew; pure.
 
-    The scalability phi of equation 3 is one number for all footprints in the paper, so it does not
-    change which is cheaper; who simulates it scales the work.
+    In the paper, the scalability phi of equation 3 is the same for all footprints, so it does not
+    change which one is cheapest. A simulation scales the work by it.
     """
 
     odds: EvictionOdds
-    work_per_s: Array  # (M,) nu: what a machine of each market does; virtual cores will do
-    most_per_s: float  # of all allocations together
-    reliable_usd_per_hour: float = 0.0  # of machines that do no work and are always there
+    # (M,) nu: work of a machine of each market, for example its virtual cores.
+    work_per_s: Array
+    # Limit for all allocations together.
+    most_per_s: float
+    # Price of machines that do no work and always run.
+    reliable_usd_per_hour: float = 0.0
     eviction_s: float = 30.0  # lambda
     change_s: float = 0.0  # sigma
-    refunded: npt.ArrayLike = 1.0  # (M,) or one: whether an evicted hour is not paid
+    # (M,) or scalar; 1 if an evicted hour is not paid.
+    refunded: npt.ArrayLike = 1.0
 
     def renews(
         self,
@@ -154,17 +168,17 @@ class BidBrain:
         prices: Array,
         room: Array | None = None,
     ) -> bool:
-        """Say whether one more hour of an allocation makes work cheaper than another one or none.
+        """Return True if one more hour of an allocation makes work cheaper than any alternative.
 
-        Its odds are those of the bid above the price of now: that it was made further above an
-        earlier price does not count.
+        The alternatives are another allocation or none. The allocation's odds are those of its bid
+        above the current price, not above the earlier price at which the bid was made.
 
         Args:
             footprint: The other allocations.
-            ending: Its hour ends now.
+            ending: The allocation whose hour ends now.
             now_s: The time.
-            prices: (M,) of now.
-            room: (M,) how many more machines each market has; None: as many as anybody wants.
+            prices: (M,) current prices.
+            room: (M,) number of machines that each market still has; None if unlimited.
         """
         price = float(prices[ending.market])
         market, delta = np.array([ending.market]), ending.bid_usd - price
@@ -180,13 +194,13 @@ class BidBrain:
         prices: Array,
         room: Array | None = None,
     ) -> Allocation | None:
-        """Give the allocation that makes work cheapest, if one makes it cheaper than none does.
+        """Return the allocation that makes work cheapest, if it is cheaper than without one.
 
         Args:
-            footprint: What there is.
-            now_s: The time; the allocation begins now.
-            prices: (M,) of now.
-            room: (M,) how many more machines each market has; None: as many as anybody wants.
+            footprint: The current allocations.
+            now_s: The time, at which the allocation begins.
+            prices: (M,) current prices.
+            room: (M,) number of machines that each market still has; None if unlimited.
         """
         return self._best(footprint, now_s, prices, room, 0.0).allocation
 
@@ -198,14 +212,14 @@ class BidBrain:
         room: Array | None,
         unchanged_s: float,
     ) -> _Choice:
-        """Compare what there is with what there could be besides.
+        """Compare the footprint with each possible addition to it.
 
         Args:
-            footprint: What there is.
+            footprint: The current allocations.
             now_s: The time.
-            prices: (M,) of now.
-            room: (M,) how many more machines each market has, or None.
-            unchanged_s: For which all stands still if nothing is acquired.
+            prices: (M,) current prices.
+            room: (M,) number of machines that each market still has, or None.
+            unchanged_s: Time that all machines stand still if nothing is acquired.
         """
         there = self._terms(footprint, now_s, prices)
         least = float(self._cost_per_work(there, None, unchanged_s)[0])
@@ -232,7 +246,7 @@ class BidBrain:
         return _Choice(float(costs[best]), found)
 
     def _terms(self, footprint: Sequence[Allocation], now_s: float, prices: Array) -> Terms:
-        """(n,) what is left of each allocation's hour."""
+        """Return (n,) terms for the rest of each allocation's hour."""
         market = np.array([each.market for each in footprint], int)
         machines = np.array([each.machines for each in footprint], float)
         left_s = np.array([each.ends_s - now_s for each in footprint])
@@ -247,7 +261,7 @@ class BidBrain:
         machines: npt.ArrayLike,
         price: npt.ArrayLike,
     ) -> Terms:
-        """Give the whole next hour of allocations."""
+        """Return terms for the whole next hour of allocations."""
         shape = market.shape
         return self._of(
             market,
@@ -272,12 +286,13 @@ class BidBrain:
         return Terms(usd, refunded, machines * self.work_per_s[market], probability, useful_s)
 
     def _cost_per_work(self, there: Terms, more: Terms | None, change_s: float) -> Array:
-        """(c,) equation 4 of the footprint with each of c candidates; (1,) without any."""
+        """Return (c,) equation 4 of the footprint with each of c candidates; (1,) without any."""
         if more is None:
             zero = np.zeros(1)
             more = Terms(zero, zero, zero, zero, zero)
         usd = expected_cost_usd(there).sum() + expected_cost_usd(more)
-        usd = usd + self.reliable_usd_per_hour  # for the hour that a bid is for
+        # Servers cost their price for the hour of a bid.
+        usd = usd + self.reliable_usd_per_hour
         kept = np.prod(1 - there.probability) * (1 - more.probability)
         lost_s = overhead_s(kept, self.eviction_s, change_s)
         useful_s = np.maximum(there.useful_s[:, None] - lost_s, 0.0)  # equation 2, (n, c)

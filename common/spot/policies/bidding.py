@@ -1,11 +1,10 @@
-"""BidBrain as the policy of a job that has a backlog: bids live, by what machines have cost.
+"""BidBrain as the policy of a job with a backlog: live bids, by past prices of machines.
 
-Each decision counts machines by offer, under the bid at which they were asked for: an offer is an
-allocation of `bidbrain`. What was lost of it is not asked for again under that bid;
-before its hour ends it is given another, or given back. On-demand machines are one more market,
-whose price never passes a bid. The paper's reliable machines, which do no work and are always
-there, are those of the coordinator and its servers. Deadlines are no part of it: a plan that
-misses one says so.
+Each decision counts machines by offer, under the bid of their order: an offer is an allocation of
+`bidbrain`. Lost machines are not replaced under that bid. Before an allocation's hour ends, it is
+renewed or released. On-demand machines are one more market, whose price never passes a bid. The
+paper's reliable machines, which do no work and always run, are those of the coordinator and its
+servers. Deadlines play no part; a plan that misses one says so.
 """
 
 from __future__ import annotations
@@ -27,26 +26,29 @@ from common.spot.theory.provisioning import Plan
 if TYPE_CHECKING:
     from common.spot.theory.work import Pool
 
-REVIEWS = 30  # in an hour: the paper's two minutes
-# On demand, of the coordinator, Kafka and Redis. Were they taken to cost nothing, time would, too:
-# no market that is dearer than the cheapest one would ever be added to it.
+# Reviews per hour: the paper's two minutes.
+REVIEWS = 30
+# On-demand machines of the coordinator, Kafka and Redis. If they cost nothing, neither would time,
+# and only the cheapest market would ever be used.
 SERVERS = 1
-BID_STEP_USD = 1e-6  # between two bids that would else be one: the provider's smallest
+# Distance of two bids that would otherwise be equal: the provider's smallest.
+BID_STEP_USD = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class BidSettings:
-    """What changes of its machines cost a job."""
+    """Time that a job loses when its machines change."""
 
-    lambda_s: float = 30.0  # for which all stand still after an eviction
+    # Time that all machines stand still after an eviction.
+    lambda_s: float = 30.0
     start_s: float | None = None  # sigma; None: the longest start-up of all pools
 
 
 def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> EvictionOdds:
-    """Count evictions in what machines of each pool have cost.
+    """Count evictions in past prices of each pool.
 
     Raises:
-        ParameterError: If the past of a pool is not known, or too short to see an hour.
+        ParameterError: If a pool's past prices are unknown, or shorter than an hour.
     """
     hour_s = min(pool.billing.hour_s for pool in pools)
     step_s = hour_s / REVIEWS
@@ -72,24 +74,25 @@ def odds_of(pools: Sequence[Pool], past: Mapping[str, PriceHistory]) -> Eviction
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bidding(Policy):
-    """Bids for as many machines as the job may have; for streams that move to the survivors."""
+    """Bids for as many machines as the job may have, if its streams move to the survivors."""
 
     settings: BidSettings = field(default_factory=BidSettings)
-    odds: EvictionOdds | None = None  # of the pools of all situations; None: not known yet
+    # Odds of the pools of all situations; None if unknown so far.
+    odds: EvictionOdds | None = None
     name: ClassVar[str] = "bidbrain"
     watches_outages: ClassVar[bool] = True
     plans_backlog: ClassVar[bool] = True
 
     @property
     def review_s(self) -> float | None:
-        """Every two minutes of an hour of sixty."""
+        """Two minutes of an hour of sixty."""
         return (HOUR_S if self.odds is None else self.odds.hour_s) / REVIEWS
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Renew what ends, acquire what makes work cheaper.
+        """Renew allocations that end, and acquire those that make work cheaper.
 
         Raises:
-            ParameterError: If it is not known yet what machines have cost.
+            ParameterError: If past prices are unknown so far.
         """
         brain, prices = self._brain(situation), _prices(situation.pools)
         now_s, room = situation.now_s, _room(situation)
@@ -109,7 +112,8 @@ class Bidding(Policy):
                 footprint[offer] = replace(each, price_usd=price_usd, ends_s=ends_s)
         while more := brain.acquire([*footprint.values()], now_s, prices, room):
             offer = _offer(situation, more, {*footprint, *asked})
-            has = footprint[offer].machines if offer in footprint else 0  # on demand
+            # Only on-demand offers are here already.
+            has = footprint[offer].machines if offer in footprint else 0
             footprint[offer] = replace(more, machines=has + more.machines)
             room[more.market] -= more.machines
         machines = {offer: each.machines for offer, each in footprint.items()}
@@ -123,7 +127,8 @@ class Bidding(Policy):
             raise ParameterError("bidbrain", "what machines have cost so far is not known yet")
         settings, work, pools = self.settings, situation.work, situation.pools
         most = work.workers
-        if situation.waiting is not None and situation.waiting < 1:  # no backlog is left
+        # No backlog is left.
+        if situation.waiting is not None and situation.waiting < 1:
             most = min(machines_for_stability(work, situation.gradient_s) or most, most)
         start_s = settings.start_s
         return BidBrain(
@@ -138,7 +143,7 @@ class Bidding(Policy):
 
 
 def _there(situation: Situation, last: Decision | None) -> dict[Offer, Allocation]:
-    """Say what is there of what was decided; what has no hour may be given up at any time."""
+    """Return existing allocations of the last decision. Those without an hour end now."""
     names, found = [pool.name for pool in situation.pools], {}
     for offer, count in ({} if last is None else last.machines).items():
         ready, coming = situation.machines.get(offer, (0, 0))
@@ -154,7 +159,7 @@ def _there(situation: Situation, last: Decision | None) -> dict[Offer, Allocatio
 
 
 def _plan(situation: Situation, brain: BidBrain, footprint: Sequence[Allocation]) -> Plan:
-    """Say what machines come to that go on as they are."""
+    """Return the plan of machines that continue as they are."""
     work, pools = situation.work, situation.pools
     speed = sum(each.machines * brain.work_per_s[each.market] for each in footprint)
     capacity = update_capacity_per_s(np.array([speed]), work.group_size, situation.gradient_s)
@@ -194,7 +199,7 @@ def _prices(pools: Sequence[Pool]) -> Array:
 
 
 def _room(situation: Situation) -> Array:
-    """(M,) how many more machines each pool has; of one that has just refused, none."""
+    """Return (M,) numbers of machines that each pool still has; 0 for one that just refused."""
     most = [np.inf if pool.capacity is None else float(pool.capacity) for pool in situation.pools]
     room = np.array(most)
     names = [pool.name for pool in situation.pools]
@@ -206,7 +211,7 @@ def _room(situation: Situation) -> Array:
 
 
 def _offer(situation: Situation, each: Allocation, taken: Container[Offer]) -> Offer:
-    """Give the offer of a new allocation, which is no other's, and was none that is lost."""
+    """Return the offer of a new allocation, with a bid that no current or lost offer has."""
     pool = situation.pools[each.market].name
     if each.market == ON_DEMAND:
         return Offer(pool)

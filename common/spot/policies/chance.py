@@ -1,13 +1,14 @@
-"""Meet the deadline with a given probability, where Theorem 4 only meets it on average.
+"""Meet the deadline with a given probability, while Theorem 4 only meets it on average.
 
-Beyond the paper. Until theta, the workers take in a number of records that varies for three
-reasons: spot machines come and go (by far the most), records arrive at random, and some lie in
-batches that are not full yet. Their means, variances and the third moment of the first are known in
-closed form; the sum gets the gamma law (Pearson's type III) that has these moments. Where alpha is
-above one half, few long outages weigh more than many short gains, and the sum leans to the left: of
-the paper's job with 26 spot workers a normal law would promise 96.1 %, where 95.7 % are in time.
+This goes beyond the paper. The number of records until theta varies for three reasons: spot
+machines come and go (by far the most), records arrive at random, and some are in batches that are
+not full yet. Their means, variances and the third moment of the first are known in closed form; the
+sum gets the gamma distribution (Pearson's type III) with these moments. If alpha is above one half,
+few long outages weigh more than many short gains, and the sum is skewed to the left: for the
+paper's job with 26 spot workers, a normal distribution would promise 96.1 %, while 95.7 % are in
+time.
 
-What holds: two-state chains, stationary from the start and independent of each other (a pool that
+Assumptions: two-state chains, stationary from the start and independent of each other (a pool that
 loses many machines at once varies more); start-up times and gradient times are small against theta.
 """
 
@@ -32,25 +33,28 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
-# Below this skewness the gamma law differs from the normal one by less than 1e-5 everywhere.
+# Below this skewness, the gamma distribution differs from the normal one by less than 1e-5
+# everywhere.
 STRAIGHT = 1e-4
-FAR = 700.0  # relaxation times after which nothing is left of exp, and squares may overflow
+# Relaxation times after which exp is 0 and squares may overflow.
+FAR = 700.0
 
 
 def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -> float:
-    """Give the third central moment of the time that one machine is on in [0, t].
+    """Return the third central moment of the time that one machine is on in [0, t].
 
-    Of three moments of a stationary two-state chain the outer two count alone:
-    E[Y1 Y2 Y3] = alpha (1 - alpha) (1 - 2 alpha) exp(-(t3 - t1) / tau) with Y its distance from
-    alpha. Integrated over all three: 6 alpha (1 - alpha) (1 - 2 alpha) times the integral of
-    (t - u) u exp(-u / tau). It is below 0 where alpha is above one half.
+    Of three moments of a stationary two-state chain, only the outer two count: E[Y1 Y2 Y3] = alpha
+    (1 - alpha) (1 - 2 alpha) exp(-(t3 - t1) / tau), with Y the distance from alpha. Integrated over
+    all three: 6 alpha (1 - alpha) (1 - 2 alpha) times the integral of (t - u) u exp(-u / tau). It
+    is negative if alpha is above one half.
     """
     tau_s = relaxation_s(availability, cycle_s)
     if not tau_s:
         return 0.0
     gap = t_s / tau_s
     lean = 6 * availability * (1 - availability) * (1 - 2 * availability)
-    if gap < 1e-2:  # the terms cancel: their series, right to gap^3 / 30 of itself
+    # The terms cancel. Their series is right to gap^3 / 30 of itself.
+    if gap < 1e-2:
         return lean * t_s**3 * (1 / 6 - gap / 12 + gap**2 / 40)
     once = twice = 1.0
     if gap < FAR:
@@ -61,10 +65,11 @@ def third_moment_of_uptime_s3(t_s: float, availability: float, cycle_s: float) -
 
 
 def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
-    """Give P(J_theta >= J) for every number of spot workers at once: (N_tot + 1,), 0 first.
+    """Return P(J_theta >= J) for all numbers of spot workers: (N_tot + 1,), from 0.
 
-    J updates take J K b records in full batches. At the end of an update N_tot - 1 workers hold an
-    incomplete batch, each of 0 to b - 1 records. `order` says who becomes spot first.
+    J updates take J K b records in full batches. At the end of an update, N_tot - 1 workers have an
+    incomplete batch, each of 0 to b - 1 records. `order` sorts workers, the first to become spot
+    first.
     """
     if work.updates == 0:
         return np.ones(work.workers + 1)
@@ -82,9 +87,9 @@ def deadline_probability(work: Work, pool: Pool, order: Order) -> Values:
 
 
 def plan_with_probability(work: Work, market: PaperMarket, probability: float) -> Plan:
-    """Take the N_s of least expected cost among all that meet the deadline with this probability.
+    """Return the plan with the cheapest N_s that meets the deadline with this probability.
 
-    It is infeasible where on-demand machines alone do not; the limit cases are those of `plan`.
+    It is infeasible if on-demand machines alone do not; the limit cases are those of `plan`.
     """
     curve = cost_curve(work, market)
     on_average, _ = choose(curve, market)
@@ -107,7 +112,7 @@ def plan_with_probability(work: Work, market: PaperMarket, probability: float) -
 
 @dataclass(frozen=True, slots=True)
 class Chance(Policy):
-    """Decides once, as the static policy does, with a probability to meet the deadline."""
+    """Decides once, as the static policy does, with a probability of meeting the deadline."""
 
     name: ClassVar[str] = "chance"
     probability: float = 0.95
@@ -126,17 +131,19 @@ class Chance(Policy):
 
 
 def _at_least_zero(mean: Values, variance: Values, third: Values) -> Values:
-    """Give P(X >= 0) of numbers with these central moments, by the gamma law that has them."""
+    """Return P(X >= 0) for numbers with these central moments, by the gamma distribution."""
     from scipy.special import gammainc, gammaincc, ndtr  # noqa: PLC0415 -- slow to load
 
     std = np.sqrt(variance)
-    distance = np.full(len(mean), np.inf)  # of 0 below the mean, in standard deviations
+    # Distance of 0 below the mean, in standard deviations.
+    distance = np.full(len(mean), np.inf)
     np.divide(mean, std, out=distance, where=std > 0)
     distance = np.where(std > 0, distance, np.where(mean >= 0, np.inf, -np.inf))
     skewness = np.zeros(len(mean))
     np.divide(third, std**3, out=skewness, where=std > 0)
     probability = np.asarray(ndtr(distance), np.float64)
-    for law, sign in ((gammainc, -1.0), (gammaincc, 1.0)):  # leaning to the left, to the right
+    # Skewed to the left, then to the right.
+    for law, sign in ((gammainc, -1.0), (gammaincc, 1.0)):
         some = (sign * skewness > STRAIGHT) & np.isfinite(distance)
         shape = 4 / skewness[some] ** 2
         bound = shape - sign * distance[some] * np.sqrt(shape)

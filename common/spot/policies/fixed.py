@@ -1,6 +1,6 @@
 """Policies that decide once: on-demand machines alone, and the paper's static split (section V-B).
 
-Both use the first spot pool where there are several; `common.spot.policies.adaptive` compares them.
+Both use the first spot pool if there are several; `common.spot.policies.adaptive` compares them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import Plan, plan, plan_of
 from common.spot.theory.work import PaperMarket, Pool
 
-FIRST_SPOT = 1  # index of the first pool that may be preempted
+# Index of the first pool that may be preempted.
+FIRST_SPOT = 1
 
 
 def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> PaperMarket:
-    """Give the paper's market of on-demand machines and one of the spot pools.
+    """Return the paper's market of on-demand machines and one of the spot pools.
 
     Raises:
-        ParameterError: If there is no such pool.
+        ParameterError: If the pool does not exist.
     """
     if not ON_DEMAND < spot < len(pools):
         problem = f"there are {len(pools)}; after the on-demand one a spot pool is needed"
@@ -31,7 +32,7 @@ def market_of(pools: tuple[Pool, ...], spot: int = FIRST_SPOT) -> PaperMarket:
 
 
 def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decision:
-    """Make a plan a decision: its spot workers in a pool, all others on demand."""
+    """Convert a plan to a decision: its spot workers in a pool, all others on demand."""
     places = np.full(situation.work.workers, ON_DEMAND, np.int8)
     places[best.spot_workers] = pool
     return by_slot(places, best, reason, situation)
@@ -39,12 +40,12 @@ def decision(situation: Situation, best: Plan, pool: int, reason: str) -> Decisi
 
 @dataclass(frozen=True, slots=True)
 class OnDemandOnly(Policy):
-    """Every worker on demand: what all costs are compared with."""
+    """Every worker on demand: the reference for all costs."""
 
     name: ClassVar[str] = "on-demand"
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Put every worker on demand, whether or not the deadline is met."""
+        """Put every worker on demand, even if the deadline is missed."""
         if last is not None:
             return last
         alone = situation.pools[ON_DEMAND]
@@ -56,7 +57,7 @@ class OnDemandOnly(Policy):
 class Static(Policy):
     """The paper's a-priori split: N_s by Theorems 4 and 5, or as given, and never changed.
 
-    Where the deadline cannot be met, all workers run on demand, which comes nearest.
+    If the deadline cannot be met, all workers run on demand, which comes closest.
     """
 
     name: ClassVar[str] = "static"

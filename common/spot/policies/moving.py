@@ -1,15 +1,15 @@
-"""How many machines where streams move to the survivors: as few as keep up, and in time.
+"""Number of machines if streams move to the survivors: as few as keep up, and in time.
 
-Kafka keeps what arrives, so what a loss takes is compute capacity, and what it leaves is lag. How
-long all may stand still from now is what the tolerated lag and the deadline leave:
+Kafka keeps what arrives, so a loss takes compute capacity and leaves lag. The tolerated lag and the
+deadline limit the time that all machines may stand still from now on:
 
     lost  spot ready            lost       lost again   on demand ready
     ------============================------------------================---
-    lag grows  worked off                         |     spot is back, too; worked off, then it goes
+    lag grows  lag shrinks                        |     spot returns; on demand ends with the lag
                                                   on demand is ordered: spot may be too late
 
-Machines on spot are as many as keep up, and are asked for anew when they are lost. Those on demand
-are there when nothing else is sure to be in time, and while another loss would be too much.
+Spot machines are as many as keep up, and are ordered again when they are lost. On-demand machines
+run when nothing else is sure to be in time, and while another loss would be too much.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDING = 1e-9
 
 
 class Moving(NamedTuple):
-    """How many machines there shall be, and why."""
+    """Number of machines, and the reason."""
 
     spot: int
     on_demand: int
@@ -44,59 +44,64 @@ class Moving(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What machines come to."""
+    """Forecast for some machines."""
 
-    runtime_s: float  # until the work is done
-    lacks: Binding | None  # what keeps them from being in time; None: nothing
+    # Time until the work is done.
+    runtime_s: float
+    # Reason why they are late; None if they are in time.
+    lacks: Binding | None
 
 
 @dataclass(frozen=True, eq=False)
 class Backlog:
-    """What waits, what may, and what machines make of it; machines are sums of their speeds."""
+    """The backlog, its limits, and the effect of machines, which are sums of their speeds."""
 
     situation: Situation
     spot: Spot
     max_lag_s: float | None
-    look_s: float  # until a loss is noticed, at most
+    # Longest time until a loss is noticed.
+    look_s: float
 
     @property
     def lag_s(self) -> float:
-        """In which time what waits has arrived."""
+        """Time that the waiting records took to arrive."""
         return (self.situation.waiting or 0.0) / self.situation.work.updates_per_s
 
     @property
     def time_s(self) -> float:
-        """Until the deadline, less what arrivals may be late."""
+        """Time until the deadline, less the delay of arrivals."""
         work = self.situation.work
         return work.deadline_s - LATE * math.sqrt(work.records) / work.records_per_s
 
     @property
     def arrives_in_s(self) -> float:
-        """Until what is to be trained on has arrived."""
+        """Time until all records of the job have arrived."""
         return max(self.situation.work.undisturbed_s - self.lag_s, 0.0)
 
     @property
     def ahead_s(self) -> float:
-        """From the loss of a machine until one on demand works in its place."""
+        """Time from the loss of a machine until an on-demand one works in its place."""
         return self.situation.pools[ON_DEMAND].start_up_s + self.look_s
 
     def made(self, machines: float) -> float:
-        """Give the seconds of arrivals that are worked off in a second: capacity over arrivals."""
+        """Return the seconds of arrivals that are processed in a second: capacity over arrivals."""
         work, many = self.situation.work, np.array([machines])
         capacity = update_capacity_per_s(many, work.group_size, self.situation.gradient_s)
         return float(capacity[0]) / work.updates_per_s
 
     @cached_property
     def needed(self) -> int:
-        """Machines of speed 1 that keep up and are in time.
+        """Number of machines of speed 1 that keep up and are in time.
 
-        What waits too long is worked off while the machines live that are started for it.
+        Records that wait too long are processed within the lifetime of the machines that are
+        started for them.
         """
         work, lives_s = self.situation.work, [life_s(pool) for pool in self.spot.pools]
         too_long_s = 0.0 if self.max_lag_s is None else max(self.lag_s - self.max_lag_s, 0.0)
         by_lag = 1 + too_long_s / max(max(lives_s, default=math.inf), 1.0)
         share = self.spot.share if self.spot.pools else 1.0
-        least_s = self.arrives_in_s + self.look_s  # nothing is done before it has arrived
+        # Nothing is done before its records have arrived.
+        least_s = self.arrives_in_s + self.look_s
         by_deadline = work.undisturbed_s / max(self.time_s - self.ahead_s, least_s) / share
         pace = max(HEADROOM, by_lag, by_deadline)
         rate_per_s = pace * work.updates_per_s
@@ -104,16 +109,18 @@ class Backlog:
         return min(work.group_size if found is None else found, work.workers)
 
     def before_deadline_s(self, machines: float = 0.0, seconds: float = 0.0) -> float:
-        """Say how long all may stand still for the deadline, after so long with so many machines.
+        """Return the time that all may stand still for the deadline, after some work.
 
-        Those that are needed work from then on.
+        Args:
+            machines: Machines that work first.
+            seconds: Length of their work. Then the needed machines work.
         """
         left_s = self.situation.work.undisturbed_s - seconds * self.made(machines)
         takes_s = max(left_s, 0.0) / max(self.made(self.needed), ROUNDING)
         return self.time_s - seconds - takes_s
 
     def spare_s(self, machines: float = 0.0, seconds: float = 0.0) -> float:
-        """Say the same for the deadline and the tolerated lag."""
+        """Return the same time for the deadline and the tolerated lag."""
         spare_s = self.before_deadline_s(machines, seconds)
         if self.max_lag_s is None or not self.arrives_in_s:
             return spare_s
@@ -121,7 +128,7 @@ class Backlog:
         return min(spare_s, self.max_lag_s - lag_s)
 
     def forecast(self, spots: int, on_demand: int) -> Forecast:
-        """Say what so many machines come to, of those on spot as many as run on average."""
+        """Forecast a number of machines; spot machines run by their stationary distribution."""
         left_s, deadline_s = self.situation.work.undisturbed_s, self.situation.work.deadline_s
         mean = float(np.mean([pool.speed for pool in self.spot.pools])) if spots else 0.0
         chances = distribution_of_running(spots, self.spot.share) if spots else np.ones(1)
@@ -134,18 +141,22 @@ class Backlog:
         return Forecast(runtime_s, "stability" if most < 1 and self.arrives_in_s else None)
 
     def lost_s(self, certain: int) -> float:
-        """Say how much of that goes when the largest pool does, and machines on demand are left."""
+        """Return the part of that time that the loss of the largest pool takes.
+
+        Args:
+            certain: On-demand machines, which stay.
+        """
         left, needed = 1 - self.spot.largest, self.needed
         return self.ahead_s * max(1 - self.made(certain + (needed - certain) * left), 0.0)
 
 
 def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
-    """Count machines on spot and on demand.
+    """Return the number of spot and on-demand machines.
 
     Args:
-        backlog: How things stand.
-        reliable: Machines that are on demand in any case.
-        first: Whether nothing was ordered before, so that nothing is missing yet.
+        backlog: The current state.
+        reliable: Number of machines that are always on demand.
+        first: True if nothing was ordered before, so that nothing is missing yet.
     """
     spot, needed = backlog.spot, backlog.needed
     if not spot.pools:
@@ -155,13 +166,13 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
     speeds = np.array([pool.speed for pool in spot.pools])
     ready = float(np.dot(spot.ready, speeds))
     missing = 0 if first else max(math.ceil(needed - ready - ROUNDING), 0)
-    # So many that the loss of all others could be borne, if it came while nothing lagged.
+    # Enough machines to survive the loss of all others, if it came without lag.
     most_s = math.inf if backlog.max_lag_s is None else backlog.max_lag_s
     most_s = min(most_s, backlog.before_deadline_s())
     certain = bisect_left(range(needed), x=True, key=lambda n: backlog.lost_s(n) <= most_s)
     certain = max(certain, reliable)
     on_demand, reason = certain, "as many as keep up"
-    # Were all on spot lost now, those that are ordered at the next look might be too late.
+    # If all spot machines were lost now, an order at the next review might be too late.
     soon_s = backlog.spare_s(there.ready, backlog.ahead_s)
     if missing and soon_s < backlog.look_s:
         on_demand, reason = max(missing, certain), "no more time to wait for spot machines"
@@ -170,7 +181,7 @@ def moving(backlog: Backlog, reliable: int = 0, *, first: bool) -> Moving:
         stays = sum(there) if risky else min(there.ready, missing)
         on_demand = max(min(stays, needed), certain)
         reason = "another loss would be too much" if risky else "until spot machines are ready"
-    # Spot machines work until those that take their place for certain are ready.
+    # Spot machines work until their on-demand replacements are ready.
     replaced = certain if first else min(certain, there.ready)
     lacks, had = max(needed - replaced, 0) - float(np.dot(spot.had, speeds)), sum(spot.had)
     change = lacks / speeds[0] if lacks > 0 else -math.floor(-lacks / speeds.max() + ROUNDING)

@@ -1,17 +1,17 @@
-"""A policy: the state of a job and its market in, which machines shall run and why out.
+"""A policy decides, from the state of a job and its market, which machines to run and why.
 
 A slot is a worker's place, one for each stream. A decision has one of two forms:
 
-    by slot   `places` says of which pool the slot's machine is. The paper's policies decide so.
-    counted   `machines` says how many of each offer there shall be, whichever slots they serve: a
-              slot is seated on a ready machine, and passes to a spare one when that is lost.
+    by slot   `places` has the pool of each slot's machine. The paper's policies decide so.
+    counted   `machines` has the number of machines of each offer, whichever slots they serve: a
+              slot gets a ready machine, and another spare one when that is lost.
 
-Policies are pure: who asks keeps the last decision, and a policy that has nothing to change returns
-that very object.
+Policies are pure. The caller keeps the last decision, and a policy without a change returns that
+very object.
 
-    estimates + prices + what is left ──▶ reconsider ──▶ Decision ──▶ fleet
-                                              ▲              │
-                                              └──── last ◀───┘
+    estimates + prices + remaining work ──▶ reconsider ──▶ Decision ──▶ fleet
+                                                ▲              │
+                                                └──── last ◀───┘
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from common.spot.theory.provisioning import Plan
     from common.spot.theory.work import Pool, Work
 
-ON_DEMAND = 0  # the first pool is never preempted
-# A machine that is given back takes a while to end, and its next hour would be paid.
+# The first pool is never preempted.
+ON_DEMAND = 0
+# A released machine takes a while to end, and its next hour would have to be paid.
 RENEWAL_S, RENEWAL_SHARE = 60.0, 1 / 20
 NOWHERE = -1  # a slot without a machine
 
@@ -41,61 +42,71 @@ Flags: TypeAlias = npt.NDArray[np.bool_]  # (N_tot,) one per slot
 
 
 class Hour(NamedTuple):
-    """The hour for which machines of an offer are had: paid at its beginning, or under a bid."""
+    """The current hour of an offer's machines: paid at its beginning, or under a bid."""
 
     ends_s: float
     usd_per_hour: float  # at its beginning
 
 
 def renewal_s(hour_s: float) -> float:
-    """Say how long before an hour ends a policy is asked whether there shall be another."""
+    """Return the time before an hour's end at which a policy decides about the next one."""
     return min(RENEWAL_S, hour_s * RENEWAL_SHARE)
 
 
 class MachineCount(NamedTuple):
-    """Machines of one offer, as they stand."""
+    """Machines of one offer."""
 
-    ready: int = 0  # started up: a slot is seated on it, or it is a spare
-    coming: int = 0  # asked for and not ready; one that was refused is not coming
+    # Started machines, which have a slot or are spares.
+    ready: int = 0
+    # Requested machines that are not ready, without refused ones.
+    coming: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Situation:
-    """All that a policy may look at."""
+    """All inputs of a policy."""
 
-    now_s: float  # since the job began
-    work: Work  # what is left, with rates and updates as they are estimated now
-    pools: tuple[Pool, ...]  # on-demand first; prices of now, availability as it is estimated now
+    now_s: float  # time since the job began
+    # Remaining work, with current estimates of rates and updates.
+    work: Work
+    # On-demand first; current prices, and current estimates of availability.
+    pools: tuple[Pool, ...]
     gradient_s: float  # mu_C, mean time of one gradient on the first pool
-    up: Flags  # whether the slot's own machine runs now
-    waiting: float | None = None  # updates whose records have arrived already; None: nobody knows
-    # What there is. At time 0 that is nothing, and machines start up for a while: who looks at
-    # `ready` alone orders the whole fleet twice.
+    # True for slots whose own machine runs now.
+    up: Flags
+    # Updates whose records have arrived already; None if unknown.
+    waiting: float | None = None
+    # Current machines. At time 0, no machine exists, and machines take time to start. A policy that
+    # only counts `ready` ones would order the whole fleet twice.
     machines: Mapping[Offer, MachineCount] = field(default_factory=dict)
-    hours: Mapping[Offer, Hour] = field(default_factory=dict)  # of those, the first that end
-    refusing: frozenset[str] = frozenset()  # pools that have just refused a machine
-    # (N_tot,) how old the oldest record is that waits in a slot's stream, whether or not it has a
-    # machine again by now; 0: none waits. None: nobody knows, or streams pause with their machine.
+    # First hours to end, by offer.
+    hours: Mapping[Offer, Hour] = field(default_factory=dict)
+    # Pools that have just refused a machine.
+    refusing: frozenset[str] = frozenset()
+    # (N_tot,) age of the oldest record that waits in a slot's stream, even if the slot has a
+    # machine again; 0 if none waits. None if unknown, or if streams pause with their machine.
     lag_s: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """What shall run, until somebody decides otherwise.
+    """Machines to run until the next decision.
 
-    Where more machines of an offer run than are counted, those that serve no slot are given back
-    first.
+    If more machines of an offer run than are wanted, those without a slot are released first.
     """
 
-    machines: Mapping[Offer, int]  # how many of each offer there shall be
+    # Wanted number of machines of each offer.
+    machines: Mapping[Offer, int]
     plan: Plan
-    reason: str  # why now: first plan, price, estimates, outage
-    basis: Situation  # what it was decided on
-    places: Places = field(default_factory=lambda: np.zeros(0, np.int8))  # (0,): counted
+    # Reason to decide now: first plan, price, estimates, outage.
+    reason: str
+    # Situation of the decision.
+    basis: Situation
+    places: Places = field(default_factory=lambda: np.zeros(0, np.int8))  # (0,) if counted
 
     @property
     def counted(self) -> bool:
-        """Whether it does not say which machine is for which slot."""
+        """True if machines have no fixed slots."""
         return not len(self.places)
 
     @property
@@ -107,12 +118,12 @@ class Decision:
 
     @property
     def spot(self) -> int:
-        """Machines that may be preempted."""
+        """Number of machines that may be preempted."""
         return sum(self.machines.values()) - self.on_demand
 
     @property
     def on_demand(self) -> int:
-        """Machines on demand."""
+        """Number of machines on demand."""
         alone = self.basis.pools[ON_DEMAND].name
         return sum(count for offer, count in self.machines.items() if offer.pool == alone)
 
@@ -125,27 +136,27 @@ def by_slot(places: Places, plan: Plan, reason: str, basis: Situation) -> Decisi
 
 
 class Policy(ABC):
-    """Decides; frozen, without state of its own."""
+    """A decision maker; frozen, without state of its own."""
 
     __slots__ = ()
     name: ClassVar[str]
-    """What records and metrics call it."""
+    """Name in records and metrics."""
 
     @property
     def review_s(self) -> float | None:
-        """How often it wants to be asked, beside every change of a price; None: never."""
+        """Time between reviews, besides every change of a price; None if there are no reviews."""
         return None
 
     @property
     def watches_outages(self) -> bool:
-        """Whether it wants to be asked whenever a machine goes or comes."""
+        """True if it wants to decide whenever a machine comes or goes."""
         return False
 
     @property
     def plans_backlog(self) -> bool:
-        """Whether it is told what waits; else that is work which has been done."""
+        """True if it receives the backlog. Otherwise waiting records count as finished work."""
         return False
 
     @abstractmethod
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Decide anew, or return `last` where nothing that matters has changed."""
+        """Decide again, or return `last` if nothing relevant has changed."""

@@ -1,16 +1,16 @@
-"""Several pools: how many machines of each, for a deadline, whichever stream they serve.
+"""Choice of the number of machines from each of several pools, to meet a deadline.
 
-With one worker per stream (`hold`) machines are counted. Spot machines come first, from the pool
-whose ready second is cheapest and which gives any; a lost one is asked for elsewhere at once, and
-more may run than there are streams. Machines on demand do what spot is not expected to do by the
-deadline:
+With one worker per stream (`hold`), machines are counted. Spot machines come first, from the pool
+with the cheapest ready second that gives any. A lost machine is replaced elsewhere at once, and
+there may be more machines than streams. On-demand machines do the work that spot is not expected to
+finish by the deadline:
 
-    single losses   spares on demand, as many as are missing on average
-    all are gone    nothing while there is time to wait, then one for each stream, until spot
-                    machines are ready in their place
-    little time     as many as would still be in time if the largest pool went now
+    single losses   on-demand spares, as many as are missing on average
+    all are lost    nothing while there is time to wait, then one for each stream, until spot
+                    machines are ready to replace them
+    little time     as many as would still be in time if the largest pool were lost now
 
-Where streams move to the survivors (`reassign`) they are as few as keep up, see
+If streams move to the survivors (`reassign`), machines are as few as keep up; see
 `common.spot.policies.moving`.
 """
 
@@ -34,10 +34,11 @@ from common.spot.theory.preemption import effective_availability
 from common.spot.theory.provisioning import Binding, Plan
 from common.spot.theory.work import partial_batches_s
 
-# Of the reserve, towards the end: who kept all of it until the last update would be early by it.
+# Share of the reserve that may be spent. A job that kept all of it until the last update would
+# finish early by it.
 SPENT = 0.25
-ALMOST = 0.5  # of a stream
-# A spare on demand is not given back for it: it would be started again a moment later.
+ALMOST = 0.5  # share of a stream
+# Number of spare on-demand machines that are not released, because they would be restarted soon.
 SPARES = 1
 ROUNDING = 1e-9
 _LACKS: dict[Binding | None, str] = {
@@ -47,9 +48,9 @@ _LACKS: dict[Binding | None, str] = {
 
 
 def expected_serving(machines: int, share: float, streams: int, certain: int = 0) -> float:
-    """Give how many of some streams are served on average: E[min(streams, certain + ready)].
+    """Return the mean number of served streams: E[min(streams, certain + ready)].
 
-    Ready machines are binomial, B(machines, share), taken as normal.
+    Ready machines are binomial, B(machines, share), approximated as normal.
     """
     mean, room = machines * share, max(streams - certain, 0)
     deviation = math.sqrt(mean * (1 - share))
@@ -64,28 +65,32 @@ def expected_serving(machines: int, share: float, streams: int, certain: int = 0
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """How much is to be done in which time."""
+    """Remaining work and the time for it."""
 
     streams: int
-    undisturbed_s: float  # of the work that is left
-    time_s: float  # until the deadline, less what arrivals may be late
-    reserve_s: float  # what the loss of the largest pool takes until others work in its place
+    # Time of the remaining work without outages.
+    undisturbed_s: float
+    # Time until the deadline, less the possible delay of arrivals.
+    time_s: float
+    # Time from the loss of the largest pool until others work in its place.
+    reserve_s: float
 
     @property
     def short_s(self) -> float:
-        """How much of the reserve is used up."""
+        """The part of the reserve that is used up."""
         return self.undisturbed_s - (self.time_s - self.reserve_s)
 
     @property
     def serving(self) -> float:
-        """How many streams must be served on average."""
+        """Number of streams to be served on average."""
         time_s = self.time_s - (1 - SPENT) * self.reserve_s
-        most = self.streams - ALMOST  # all of them are never served on average
+        # All streams are never served on average.
+        most = self.streams - ALMOST
         return min(self.streams * self.undisturbed_s / max(time_s, ROUNDING), most)
 
     @property
     def certain(self) -> int:
-        """Machines that make up for the reserve, if all others are lost now."""
+        """Number of machines that make up for the used reserve if all others are lost now."""
         if self.short_s <= 0:
             return 0
         share = min(self.short_s / self.reserve_s, 1.0) if self.reserve_s else 1.0
@@ -99,18 +104,22 @@ class Pools(Policy):
     name: ClassVar[str] = "pools"
     watches_outages: ClassVar[bool] = True
     on_preemption: Literal["hold", "reassign"] = "hold"
-    spot_up_to: float = 1.5  # spot machines, times the streams
-    max_lag_s: float | None = None  # records may wait so long; None: served as steadily as can be
-    reliable: int = 0  # machines that are always on demand
-    review_s: float = 10.0  # a reserve is kept for it
+    # Maximum ratio of spot machines to streams.
+    spot_up_to: float = 1.5
+    # Longest waiting time of records. If None, streams are served as steadily as possible.
+    max_lag_s: float | None = None
+    # Number of machines that are always on demand.
+    reliable: int = 0
+    # The reserve includes this time.
+    review_s: float = 10.0
 
     @property
     def plans_backlog(self) -> bool:
-        """Whether streams move: to machines that are as many as the backlog asks for."""
+        """True if streams move. The number of machines then depends on the backlog."""
         return self.on_preemption == "reassign"
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Decide anew, or return `last` where nothing that matters has changed."""
+        """Decide again, or return `last` if nothing relevant has changed."""
         if self.on_preemption == "reassign":
             return self._moving(situation, last)
         if len(situation.pools) == 1:
@@ -129,7 +138,8 @@ class Pools(Policy):
             spots = _least(
                 lambda machines: expected_serving(machines, share, need.streams),
                 need.serving,
-                (need.streams, int(self.spot_up_to * need.streams)),  # fewer cost as much a record
+                # Fewer machines cost as much per record.
+                (need.streams, int(self.spot_up_to * need.streams)),
             )
             alone = self._on_demand(situation, last, spot, need, spots)
         reason = "first plan" if last is None else _why(spot, need)
@@ -159,7 +169,7 @@ class Pools(Policy):
     def _on_demand(
         self, situation: Situation, last: Decision | None, spot: Spot, need: _Need, spots: int
     ) -> int:
-        """Count machines on demand."""
+        """Return the number of on-demand machines."""
         streams, main = need.streams, spot.main
         before = 0
         if last is not None:
@@ -178,18 +188,18 @@ class Pools(Policy):
                 need.serving,
                 (0, streams),
             )
-        # Those that stand in stay until others are ready. Given back because fewer losses are ahead
-        # than before, they would be started again at once, and each time for the start-up alone.
+        # Stand-ins stay until others are ready. If they were released because fewer losses are
+        # ahead than before, they would be restarted at once, and each restart costs its start-up.
         if together or (2 * ready < streams and not spot.gone):
             alone = max(alone, min(before, streams - ready))
         alone = max(alone, missing, need.certain)
         return before if 0 < alone < before <= alone + SPARES else alone
 
     def _bounding_lag(self, situation: Situation, max_lag_s: float, spot: Spot, need: _Need) -> int:
-        """Count machines on demand where records wait for their machine, and not for too long.
+        """Return the number of on-demand machines if records may wait up to `max_lag_s`.
 
-        Streams that wait longest are served first, each by a machine of its own. It stays until
-        spot machines are ready for all, and what waited too long for another loss is worked off.
+        Streams that wait longest are served first, each by its own machine. It stays until spot
+        machines are ready for all streams and the lag leaves room for another loss.
         """
         alone = situation.pools[ON_DEMAND]
         there = situation.machines.get(Offer(alone.name), MachineCount())
@@ -225,13 +235,13 @@ class Pools(Policy):
 
 
 def _least(served: Callable[[int], float], wanted: float, between: tuple[int, int]) -> int:
-    """Give the fewest machines that serve so many; the most where none do."""
+    """Return the fewest machines that serve this number of streams, or the most if none do."""
     fewest, most = between
     return fewest + bisect_left(range(fewest, most), wanted - ROUNDING, key=served)
 
 
 def _losses(time_s: float, mean_life_s: float) -> float:
-    """Say how many losses may come in a time, by a Poisson law: more are rare."""
+    """Return a high estimate of the number of losses in a time, by a Poisson law."""
     mean = time_s / max(mean_life_s, 1.0)
     return mean + LATE * math.sqrt(mean)
 
@@ -247,7 +257,7 @@ def _why(spot: Spot, need: _Need) -> str:
 
 
 def _assigned(situation: Situation, machines: dict[Offer, int]) -> Forecast:
-    """Say what machines come to of which each serves one stream."""
+    """Forecast for machines that serve one stream each."""
     work, by_name = situation.work, {pool.name: pool for pool in situation.pools}
     serving = math.fsum(
         count * effective_availability(by_name[offer.pool]) for offer, count in machines.items()

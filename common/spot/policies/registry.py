@@ -25,11 +25,11 @@ def policy_of(
     """Make a policy.
 
     Args:
-        name: Which.
-        probability: Of meeting the deadline, where a policy promises one.
-        spot: N_s, static only: as given instead of the optimum.
-        pools: As it is to count machines.
-        bidding: Of `bidbrain`.
+        name: Name of the policy.
+        probability: Probability of meeting the deadline, for policies that have one.
+        spot: N_s for the static policy, instead of the optimum.
+        pools: Optional. Settings of a policy that counts machines.
+        bidding: Optional. Settings of `bidbrain`.
     """
     policies: dict[PolicyName, Policy] = {
         "on-demand": OnDemandOnly(),

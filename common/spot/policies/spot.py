@@ -1,4 +1,4 @@
-"""Spot machines over several pools: what a ready second costs, and where to ask for how many."""
+"""Spot machines over several pools: the price of a ready second, and the pools to ask."""
 
 from __future__ import annotations
 
@@ -13,73 +13,74 @@ from common.spot.theory.preemption import effective_availability
 if TYPE_CHECKING:
     from common.spot.theory.work import Pool
 
-# Relative, of a ready second. Pools that close share machines: a loss takes some of them only, and
-# the others are known to give more.
+# Relative difference of prices of a ready second. Pools this close share machines: a loss then
+# takes only some of them, and the others are known to give more.
 EQUAL_PRICES = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spot:
-    """The spot pools that are worth their price, the best first; there are few."""
+    """The few spot pools that are worth their price, the best first."""
 
     pools: tuple[Pool, ...]
-    usd_per_s: tuple[float, ...]  # of a ready second
-    asked: tuple[int, ...]  # machines, by the last decision
+    usd_per_s: tuple[float, ...]  # price of a ready second
+    # Number of machines by the last decision.
+    asked: tuple[int, ...]
     ready: tuple[int, ...]
     had: tuple[int, ...]  # ready or coming
 
     @property
     def room(self) -> list[float]:
-        """How many more can be had at all."""
+        """Number of machines that each pool still has."""
         most = [math.inf if pool.capacity is None else pool.capacity for pool in self.pools]
         return [all_of_it - had for all_of_it, had in zip(most, self.had, strict=True)]
 
     @property
     def refused(self) -> list[bool]:
-        """Which pools give fewer than they are asked for."""
+        """True for pools that give fewer machines than requested."""
         return [asked > had for asked, had in zip(self.asked, self.had, strict=True)]
 
     @property
     def largest(self) -> float:
-        """Which share of the machines one pool has at most; without machines: all."""
+        """Largest share of the machines in one pool; 1 without machines."""
         return max(self.had) / sum(self.had) if any(self.had) else 1.0
 
     @property
     def gone(self) -> bool:
-        """Whether everything that was asked for has been lost, everywhere."""
+        """True if all requested machines have been lost, everywhere."""
         return all(self.asked) and not any(self.had)
 
     @property
     def scarce(self) -> bool:
-        """Whether a pool gives machines, and fewer than it is asked for: each is lost by itself."""
+        """True if every pool with machines gives fewer than requested: each loss is single."""
         some = [refused for refused, had in zip(self.refused, self.had, strict=True) if had]
         return bool(some) and all(some)
 
     @property
     def main(self) -> Pool:
-        """The pool that matters most now."""
+        """The pool with most machines."""
         return self.pools[self.had.index(max(self.had))]
 
     @property
     def share(self) -> float:
-        """Which share of the machines asked for is ready, on average.
+        """Mean share of the requested machines that is ready.
 
-        Where all are given, lost ones are replaced at once: only start-up takes its part.
+        If all pools give enough, lost machines are replaced at once, and only the start-up counts.
         """
         main = self.main
         delivers = effective_availability(main)
         return delivers if self.scarce or not main.availability else delivers / main.availability
 
     def offers(self, wanted: int) -> dict[Offer, int]:
-        """Say the same as `counts` by offer."""
+        """Return `counts` by offer."""
         return {Offer(self.pools[at].name): count for at, count in self.counts(wanted).items()}
 
     def counts(self, wanted: int) -> dict[int, int]:
-        """Say how many machines of which pools there shall be; a pool that is not named is left.
+        """Return the number of wanted machines of each pool; pools that are missing get none.
 
-        Machines stay where they are. What is missing is asked for in the cheapest pools that have
-        not just refused; of those that have, one machine tells when that is over. Where all have,
-        all are asked for all of it.
+        Existing machines stay. Missing ones are requested from the cheapest pools that have not
+        just refused. Each pool that has refused gets one request, which shows when it gives again.
+        If all have refused, each gets requests for all missing machines.
         """
         missing, room = wanted - sum(self.had), self.room
         there = {index: count for index, count in enumerate(self.had) if count}
@@ -100,7 +101,7 @@ class Spot:
         return {at: int(count + min(missing, room[at])) for at, count in enumerate(self.had)}
 
     def _without(self, there: dict[int, int], surplus: int) -> dict[int, int]:
-        """Let machines go where they are dearest."""
+        """Remove machines from the most expensive pools."""
         for index in sorted(there, reverse=True):
             if there[index] <= surplus:
                 surplus -= there.pop(index)
@@ -111,10 +112,10 @@ class Spot:
 
 
 def ready_usd_per_s(pool: Pool) -> float:
-    """Give the price of a second in which a machine of a pool is ready, at speed 1.
+    """Return the price of a second of a pool's ready machine, at speed 1.
 
-    Machines live for exponential times of mean u. Of their time they are ready for exp(-S / u), and
-    billed as `Billing.paid_share` says.
+    Machines live for exponential times of mean u. They are ready for exp(-S / u) of their time, and
+    billed by `Billing.paid_share`.
     """
     mean_s = life_s(pool)
     if pool.availability == 1:
@@ -126,12 +127,12 @@ def ready_usd_per_s(pool: Pool) -> float:
 
 
 def life_s(pool: Pool) -> float:
-    """Give the mean time for which a machine of a pool is there."""
+    """Return the mean lifetime of a pool's machine."""
     return pool.availability * pool.cycle_s
 
 
 def spot_of(situation: Situation, last: Decision | None, least_speed: float = 0.0) -> Spot:
-    """Put the pools that pay, and whose machines are fast enough, in the order of their price."""
+    """Return the pools that are worth their price and fast enough, ordered by price."""
     alone, *others = situation.pools
     limit = ready_usd_per_s(alone)
     usable = [

@@ -1,9 +1,9 @@
-"""How many workers are worth their cost: by what updates were measured to take.
+"""The number of workers that are worth their cost, by measured times of updates.
 
-With p workers an update takes d(p) = ceil(K / p) mu_C + o + p m: gradients one after the other,
-what is done once, and what is done for each worker, such as its messages. `workers_wanted` makes
-time times cost least, p d(p)^2. Cost alone, p d(p), is least with one worker whatever is measured,
-since p ceil(K / p) is at least K.
+With p workers, an update takes d(p) = ceil(K / p) mu_C + o + p m: gradients in sequence, work that
+is done once, and work for each worker, such as its messages. `workers_wanted` minimizes time times
+cost, p d(p)^2. Cost alone, p d(p), would always be least with one worker, since p ceil(K / p) is at
+least K.
 """
 
 from __future__ import annotations
@@ -15,44 +15,48 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOW_S = 1.0  # of one measurement, at least: records are read some hundredths late
-UPDATES = 10  # likewise: one of them may have waited for a slow gradient
-SMOOTHING = 0.3  # weight of the newest measurement: the last few count
-SAVING = 0.95  # of time times cost: a smaller gain is within what measurements are off by
+# Minimum time of one measurement: records are read some hundredths late.
+WINDOW_S = 1.0
+# Minimum updates of one measurement: one of them may have waited for a slow gradient.
+UPDATES = 10
+# Weight of the newest measurement, so that the last few count.
+SMOOTHING = 0.3
+# Ratio of time times cost. A smaller gain is within the error of measurements.
+SAVING = 0.95
 
 
 class FleetSize(NamedTuple):
-    """What must not change while updates are measured."""
+    """Quantities that must not change while updates are measured."""
 
-    workers: int  # that run
+    workers: int  # running workers
     group_size: int  # K
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
     fleet: FleetSize
-    version: int  # J as it began
+    version: int  # J at its beginning
     at_s: float
 
 
 class RoundTimes:
-    """What updates take besides gradients, by how many workers there were."""
+    """Time of updates besides gradients, by the number of workers."""
 
     def __init__(self) -> None:
-        self._besides_s = dict[int, float]()  # by workers, smoothed
+        self._besides_s = dict[int, float]()  # keyed by workers, smoothed
         self._window: _Window | None = None
 
     def observe(
         self, fleet: FleetSize, version: int, gradient_s: float, now_s: float, *, backlog: bool
     ) -> None:
-        """Take in how far the job is.
+        """Add the job's current state.
 
         Args:
-            fleet: Who works for it.
+            fleet: Workers of the job.
             version: J, updates made so far.
             gradient_s: mu_C.
-            now_s: Since 1970.
-            backlog: Whether records wait: else updates take as long as records take to arrive.
+            now_s: Seconds since 1970.
+            backlog: True if records wait. Otherwise updates take as long as records take to arrive.
         """
         window = self._window
         if not backlog or not fleet.workers:
@@ -63,15 +67,16 @@ class RoundTimes:
             self._window = _Window(fleet, version, now_s)
             each_s = (now_s - window.at_s) / (version - window.version)
             besides_s = each_s - ceil(fleet.group_size / fleet.workers) * gradient_s
-            if besides_s > 0:  # else they were made earlier, and read together
+            # Otherwise the updates were made earlier, and read together.
+            if besides_s > 0:
                 before_s = self._besides_s.get(fleet.workers, besides_s)
                 besides_s = before_s + SMOOTHING * (besides_s - before_s)
                 self._besides_s[fleet.workers] = besides_s
 
     def update_s(self, group_size: int, gradient_s: float) -> Callable[[int], float] | None:
-        """d, by the number of workers; None while nothing was measured.
+        """Return d by the number of workers; None before a measurement.
 
-        While one number of workers was seen, all is taken to be done for each of them.
+        With a single number of workers so far, all of the time counts as work for each of them.
         """
         if not self._besides_s:
             return None
@@ -90,14 +95,13 @@ class RoundTimes:
 def workers_wanted(
     update_s: Callable[[int], float], now: int, most: int, updates_per_s: float = 0.0
 ) -> int:
-    """The number of workers at which time times cost is least, if that saves enough.
+    """Return the number of workers with the least time times cost, if it saves enough.
 
     Args:
         update_s: d, by the number of workers.
-        now: That there are.
-        most: That there may be.
-        updates_per_s: As records arrive: fewer workers than keep up are not wanted, if any number
-            of them does.
+        now: Current number of workers.
+        most: Maximum number of workers.
+        updates_per_s: Rate of arrivals. The result keeps up with it, if any number of workers does.
     """
     numbers = range(1, most + 1)
     enough = [p for p in numbers if update_s(p) * updates_per_s <= 1] or numbers

@@ -1,12 +1,12 @@
-"""How well spot machines of each pool are to be had, as this job itself has had them.
+"""Availability of spot machines of each pool, by this job's own experience.
 
     slot's machine   ====================  refused ..  ====================
                      Started       Ended preempted     Started
     up               ~~~~~~~~~~~~~~~~~~~~              ~~~~~~~~~~~~~~~~~~~~
     down                                 ~~~~~~~~~~~~~~
 
-What nobody wanted says nothing: neither a slot that moved elsewhere, nor a paused job, nor the time
-in which no provisioner was there to ask.
+Time without a wanted machine does not count: after a slot moved elsewhere, while the job is
+paused, or without a provisioner.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import Instance
     from common.spot.theory.work import Pool
 
-SURE = 0.999  # a prior of 1 could never be moved
+# A prior of 1 could never change.
+SURE = 0.999
 
 
 class _Since(NamedTuple):
@@ -45,7 +46,7 @@ class _Since(NamedTuple):
 
 @dataclass(slots=True)
 class _Times:
-    """Of one pool, what is over."""
+    """Times of one pool that are over."""
 
     up_s: float = 0.0
     down_s: float = 0.0
@@ -54,16 +55,17 @@ class _Times:
 
 @dataclass(slots=True)
 class Availability:
-    """Fed with every record of the plans topic that counts; says alpha and cycle of each pool."""
+    """Estimates alpha and cycle of each pool from every valid record of the plans topic."""
 
     _times: defaultdict[str, _Times] = field(default_factory=lambda: defaultdict(_Times))
-    _up: dict[int, _Since] = field(default_factory=dict)  # by launch
-    _down: dict[int | str, _Since] = field(default_factory=dict)  # by slot; counted: by pool
+    _up: dict[int, _Since] = field(default_factory=dict)  # keyed by launch
+    # Keyed by slot, or by pool if machines are counted.
+    _down: dict[int | str, _Since] = field(default_factory=dict)
     _lead_s: float = float("-inf")
     _last_record_s: float = float("-inf")
 
     def feed(self, record: PlanRecord, instance: Instance | None) -> None:
-        """Take in a record that counts, with the machine that it is about."""
+        """Add a record that counts, with its machine."""
         match record:
             case ProvisionerLead():
                 self.unwanted(self._last_record_s)
@@ -82,16 +84,16 @@ class Availability:
         self._last_record_s = max(self._last_record_s, record.at_s)
 
     def unwanted(self, at_s: float) -> None:
-        """From now on nobody wants machines."""
+        """Record that no machines are wanted from now on."""
         for slot in list(self._down):
             self._rise(slot, at_s)
 
     def availability(self, pool: Pool, now_s: float) -> Estimate:
-        """Estimate alpha; before anything was seen, what the market file says."""
+        """Estimate alpha; before any observation, return the market file's."""
         return availability_from_times(*self._seen(pool.name, now_s), prior_of(pool))
 
     def cycle(self, pool: Pool, now_s: float) -> Estimate:
-        """Estimate the mean time from one preemption to the next; likewise."""
+        """Estimate the mean time between preemptions; at first, return the market file's."""
         return cycle_from_times(*self._seen(pool.name, now_s), prior_of(pool))
 
     def _seen(self, pool: str, now_s: float) -> tuple[float, float, float]:
@@ -121,7 +123,8 @@ class Availability:
             times.up_s += max(ended.at_s - up.at_s, 0.0)
             if ended.cause == "preempted":
                 times.outages += 1
-                if not instance.counted:  # else another one is asked for at once
+                # Otherwise another one is requested at once.
+                if not instance.counted:
                     since = _Since(up.pool, max(ended.at_s, self._lead_s))
                     self._down[_place(instance)] = since
         elif ended.cause == "refused" and _place(instance) not in self._down:
@@ -138,5 +141,5 @@ def _place(instance: Instance) -> int | str:
 
 
 def prior_of(pool: Pool) -> CyclePrior:
-    """Believe the market file as much as one cycle that was watched."""
+    """Return the market file's values as one observed cycle."""
     return CyclePrior(min(max(pool.availability, 1 - SURE), SURE), pool.cycle_s)

@@ -1,9 +1,9 @@
-"""What a provisioner wants done: its shell carries these out, in order.
+"""Commands of a provisioner, which its shell carries out in order.
 
-The shell appends and carries on: that a record is in the log is known when it is read there. A call
-to the fleet or the prices is answered by an event; where it fails the shell says so by `FleetAway`
-or `PricesAway`, and the provisioner asks again when it is time. A record that Kafka refuses, or
-whose fate is unknown, ends the process: what it knew can be read from the log.
+The shell appends records without waiting: a record is in the log when it is read there. A call to
+the fleet or the prices is answered by an event. If it fails, the event is `FleetAway` or
+`PricesAway`, and the provisioner repeats the call when it is due. A record that Kafka refuses, or
+whose fate is unknown, ends the process, whose state can be read from the log.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class ProvisionerCommand(msgspec.Struct, frozen=True):
-    """One thing that a provisioner wants done."""
+    """A single command of a provisioner."""
 
 
 class AskProvisioningLease(ProvisionerCommand, frozen=True):
-    """Take or renew the lease of the job's provisioning; answered by LeaseAnswered."""
+    """Acquire or renew the lease of the job's provisioning; answered by LeaseAnswered."""
 
 
 class ReleaseProvisioningLease(ProvisionerCommand, frozen=True):
-    """Let others try."""
+    """Release the lease, so that others may try."""
 
 
 class AppendPlan(ProvisionerCommand, frozen=True):
@@ -36,44 +36,44 @@ class AppendPlan(ProvisionerCommand, frozen=True):
 
 
 class Launch(ProvisionerCommand, frozen=True):
-    """Ask the fleet for machines; answered by LaunchAnswered or FleetAway."""
+    """Request machines from the fleet; answered by LaunchAnswered or FleetAway."""
 
     orders: tuple[LaunchRequest, ...]
 
 
 class Release(ProvisionerCommand, frozen=True):
-    """Give machines back, by the provider's ids; only a failure is answered, by FleetAway."""
+    """Release machines by the provider's ids; only a failure is answered, by FleetAway."""
 
     machines: tuple[str, ...]
-    reason: str  # for the log
+    reason: str  # text of the log line
 
 
 class PollMachines(ProvisionerCommand, frozen=True):
-    """Ask the fleet what there is; answered by MachinesSeen or FleetAway."""
+    """Request the fleet's machines; answered by MachinesSeen or FleetAway."""
 
 
 class PollPrices(ProvisionerCommand, frozen=True):
-    """Ask what machines cost; answered by PricesSeen or PricesAway."""
+    """Request current prices; answered by PricesSeen or PricesAway."""
 
 
 class PollPastPrices(ProvisionerCommand, frozen=True):
-    """Ask what machines have cost until now; answered by PastSeen or PricesAway."""
+    """Request past prices; answered by PastSeen or PricesAway."""
 
 
 class BecameLeader(ProvisionerCommand, frozen=True):
-    """From now on this process decides; worth a log line."""
+    """Log that this process is in charge from now on."""
 
     term: int
 
 
 class StopProvisioning(ProvisionerCommand, frozen=True):
-    """It decides no more; worth a log line. What it asked for may still be answered."""
+    """Log that this process is no longer in charge. Its requests may still be answered."""
 
     reason: str
 
 
 class FinishProvisioning(ProvisionerCommand, frozen=True):
-    """The job's provisioning is over: `finished` is true now, and no event does anything.
+    """Log the end of the job's provisioning: `finished` is true, and events have no effect.
 
     A job that is resumed later gets another `Provisioner`.
     """

@@ -1,9 +1,9 @@
-"""What a job's topics say of it: updates made, arrivals, gradient times, machines.
+"""Estimates from a job's topics: updates made, arrivals, gradient times, machines.
 
-Everything comes with how sure it is. Before the first batches nothing is known of arrivals. They
-are taken for twice what the deadline asks for then, so that a policy neither gives up nor buys what
-it may not need in the seconds until it knows better; a gradient is taken to last so long that half
-of the workers together just keep up: who asked for so many will have had outages in mind.
+Every estimate has an uncertainty. Before the first batches, arrivals are unknown. They are assumed
+to be twice what the deadline requires, so that a policy neither gives up nor buys too much in the
+seconds until they are known. A gradient is assumed to take so long that half of the workers just
+keep up, because a user who requests more of them has outages in mind.
 """
 
 from __future__ import annotations
@@ -46,75 +46,98 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import FleetLedger, Instance
     from common.spot.provisioning.settings import ProvisionerSettings
 
-INTERVAL = 0.9  # of what is told to people
-SURE = 0.2  # relative standard deviation: from then on an estimate is no guess any more
-AHEAD = 2.0  # arrivals over what the deadline asks for, before anything was seen
-# Batches of each slot before arrivals are believed: the first ones are of some streams only.
+# Probability of intervals that users see.
+INTERVAL = 0.9
+# Largest relative standard deviation of an estimate that is no guess.
+SURE = 0.2
+# Ratio of assumed arrivals to those that the deadline requires, before any batch.
+AHEAD = 2.0
+# Number of batches of each slot before arrivals are estimated: the first batches come from a few
+# streams only.
 BATCHES = 2
-GRADIENT_HALF_LIFE_S = 600.0  # machines change; a minute's updates are enough to know the mean
-RATE_HALF_LIFE_S = 600.0  # arrivals drift; at a record per second this is still good to 3 %
-BACKLOG = 2  # updates whose records wait: then the next one need not wait for records
-ORPHANED_S = 60.0  # by then a partition whose worker died has found another one
-VERSIONS_KEPT = 1000  # a new leader goes back by seconds
-# By which a pool's speed must differ from what the market file says before it is believed: less is
-# noise of gradient times, and would have machines asked for and given back.
+# Machines change. The updates of a minute are enough for the mean.
+GRADIENT_HALF_LIFE_S = 600.0
+# Arrivals drift. At a record per second, the estimate is still good to 3 %.
+RATE_HALF_LIFE_S = 600.0
+# Number of updates with waiting records above which the next one need not wait for records.
+BACKLOG = 2
+# Time after which a dead worker's partition has another worker.
+ORPHANED_S = 60.0
+# A new leader rolls back by seconds only.
+VERSIONS_KEPT = 1000
+# Relative difference of a pool's speed from the market file's above which it is used. Less is noise
+# of gradient times, and would order and release machines repeatedly.
 OTHER_SPEED = 0.1
-FIT_AGAIN = 1.05  # updates over those of the last fit, which takes a tenth of a second
+# Growth of the number of updates that justifies another fit, which takes a tenth of a second.
+FIT_AGAIN = 1.05
 
 
 class _Made(NamedTuple):
-    """Where a job stood."""
+    """State of a job after an update."""
 
     version: int = 0
-    samples: int = 0  # trained on by then
-    progress: float = 0.0  # see `UpdateApplied.progress`, as for all that follows
+    # Samples in all updates so far.
+    samples: int = 0
+    # Value of `UpdateApplied.progress`, as for all progress below.
+    progress: float = 0.0
 
 
 class _LossFit(NamedTuple):
     loss: float
-    made: float  # updates by then
-    version: float | None  # at which the curve is down to the loss; None: it does not say
+    # Updates at the time of the fit.
+    made: float
+    # Version at which the curve reaches the loss; None if unknown.
+    version: float | None
 
 
 class Estimator:
-    """Everything that a policy has to be told and that is not in the job's settings.
+    """All inputs of a policy that are not in the job's settings.
 
     Attributes:
-        settings: May be replaced when the job's are.
-        start_ups: Of machines, by pool.
+        settings: May be replaced when the job's settings change.
+        start_ups: Start-up times of machines, by pool.
     """
 
     def __init__(self, settings: ProvisionerSettings) -> None:
         self.settings = settings
         self.start_ups = StartUps()
         self._history = History()
-        self._made = [_Made()]  # of the last updates
+        # Last updates.
+        self._made = [_Made()]
         self._gradients = GradientTally(GRADIENT_HALF_LIFE_S)
         self._timed = False
         self._transfer = TransferTally()
         self._losses = LossTally()
         self._loss_fit: _LossFit | None = None
-        self._by_place: dict[Partition, StreamTally] = {}  # reassign
-        self._last_batch_s: dict[Partition, float] = {}  # likewise, of its last batch
-        self._by_slot: dict[int, StreamTally] = {}  # hold
+        # Used under `reassign`.
+        self._by_place: dict[Partition, StreamTally] = {}
+        # Time of the last batch of each partition, under `reassign`.
+        self._last_batch_s: dict[Partition, float] = {}
+        # Used under `hold`.
+        self._by_slot: dict[int, StreamTally] = {}
         self._ends: dict[Partition, int] = {}
         self._batches = 0
-        self._arrived: int | None = None  # records, by the streams' ends
+        # Records so far, by the streams' ends.
+        self._arrived: int | None = None
         self._availability = Availability()
-        self._running = 0  # machines that serve: under `hold`, with a slot
-        self._pools: dict[str, str] = {}  # of workers on machines that ran, by name
+        # Number of serving machines; under `hold`, those with a slot.
+        self._running = 0
+        # Pool of each worker on a machine that ran, by name.
+        self._pools: dict[str, str] = {}
         self._tally_of_speeds: tuple[tuple[Pool, ...], SpeedTally] | None = None
         self._round_times = RoundTimes()
-        self._group_size = settings.group_size  # K, of the last update
-        self._on: dict[int, int] = {}  # likewise, by slot
+        # K of the last update.
+        self._group_size = settings.group_size
+        # Number of serving machines by slot.
+        self._on: dict[int, int] = {}
         self._slots = {f"{settings.job}-w{slot}": slot for slot in range(settings.workers)}
 
-    # --- what comes in -------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------
 
     def claims(self, claims: Iterable[ControlRecord | None], now_s: float) -> None:
-        """Take in batch indicators, in the order of the control topic.
+        """Add batch indicators, in the order of the control topic.
 
-        One that begins where an earlier one has been is passed over, as the coordinator does.
+        As in the coordinator, an indicator is skipped if it begins below the end of an earlier one.
         """
         for claim in claims:
             if claim is None or isinstance(claim, Opened):
@@ -123,14 +146,15 @@ class Estimator:
                 continue
             self._ends |= {span.place: span.end for span in claim.address}
             if isinstance(claim, BatchReady) and (claim.samples or claim.skipped):
-                self._batch(claim, now_s)  # any other holds no record: the end of a log
+                # Other claims have no records: they are at the end of a log.
+                self._batch(claim, now_s)
 
     def streams(self, records: int) -> None:
-        """Take in how many records the streams hold, from where the job began."""
+        """Set the number of records in the streams since the job began."""
         self._arrived = records
 
     def updates(self, records: Iterable[tuple[int, AuditRecord | None]], now_s: float) -> None:
-        """Take in the audit trail, from its beginning on."""
+        """Add the audit trail, from its beginning on."""
         for offset, record in records:
             if offset < self._history.position or not self._history.feed(offset, record):
                 continue
@@ -167,7 +191,7 @@ class Estimator:
             )
 
     def fleet(self, record: PlanRecord, ledger: FleetLedger) -> None:
-        """Take in a record of the plans topic that counts, after the ledger did."""
+        """Add a valid record of the plans topic, after the ledger."""
         instance = None
         if isinstance(record, (Started, SlotAssigned, Left, Ended)):
             instance = ledger.machines[record.launch]
@@ -175,34 +199,34 @@ class Estimator:
         self._availability.feed(record, instance)
 
     def workers_seen(self, seen: HeartbeatsSeen, ledger: FleetLedger) -> None:
-        """Take in whose heartbeats there are; under `hold` they say nothing of a start-up."""
+        """Add the current heartbeats. Under `hold`, they say nothing about a start-up."""
         if self.settings.on_preemption == "reassign":
             self.start_ups.workers_seen(seen, ledger.running, self.settings.grace_s)
 
     def unwanted(self, at_s: float) -> None:
-        """The job is paused or over: that no machine is had says nothing."""
+        """Stop counting missing machines as unavailable, because the job is paused or over."""
         self._availability.unwanted(at_s)
 
-    # --- what is known -------------------------------------------------------------------------
+    # --- estimates -----------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """J, updates made so far."""
+        """J, the number of updates so far."""
         return self._history.head.version
 
     @property
     def progress(self) -> float:
-        """Those of the job's own K that they come to: what it stops by."""
+        """The updates in units of the job's own K, which decide when it stops."""
         return self._made[-1].progress
 
     @property
     def samples(self) -> int:
-        """That they were trained on."""
+        """Number of samples in all updates so far."""
         return self._made[-1].samples
 
     @property
     def waiting(self) -> float | None:
-        """Updates whose records have arrived and that are not made yet; None: nobody knows."""
+        """Number of updates whose records have arrived; None if unknown."""
         if self._arrived is None:
             return None
         return max(self._arrived - self.samples, 0) / (
@@ -210,7 +234,7 @@ class Estimator:
         )
 
     def arrivals(self, now_s: float) -> Estimate:
-        """Estimate the sum of all lambda_A,n; with a standard deviation of its size if a guess."""
+        """Estimate the sum of all lambda_A,n; the standard deviation of a guess is its value."""
         each = self._each(now_s)
         if each is None:
             guess_per_s = self._guess_per_s()
@@ -219,11 +243,11 @@ class Estimator:
         return Estimate(value, float(np.sqrt(np.sum(np.square(each.std)))), "gamma")
 
     def arrivals_known(self, now_s: float) -> bool:
-        """Whether arrivals are seen rather than guessed."""
+        """Return True if arrivals are measured, not guessed."""
         return self._each(now_s) is not None and surely(self.arrivals(now_s))
 
     def rates_per_s(self, now_s: float) -> Rates:
-        """Give (N_tot,) lambda_A,n: of each slot under `hold`, even shares of all otherwise."""
+        """Return (N_tot,) lambda_A,n of each slot under `hold`, else even shares."""
         each = self._each(now_s)
         if each is not None and np.ndim(each.value):
             return np.asarray(each.value)
@@ -231,7 +255,7 @@ class Estimator:
         return np.full(workers, float(self.arrivals(now_s).value) / workers)
 
     def gradient(self, now_s: float) -> Estimate:
-        """Estimate mu_C; before any update, what half of the workers keep up with."""
+        """Estimate mu_C; before any update, the time with which half of the workers keep up."""
         if self._timed:
             mean = self._gradients.mean(now_s)
             std = float(mean.std)
@@ -243,7 +267,10 @@ class Estimator:
         return Estimate(guess_s, guess_s, "log")
 
     def workers_wanted(self, most: int, now_s: float) -> int:
-        """How many workers are worth their cost, of at most so many; as many as now if unknown."""
+        """Return the number of workers that are worth their cost, at most `most`.
+
+        If it is unknown, return the current number.
+        """
         now, group_size = self.settings.workers, self._group_size
         update_s = self._round_times.update_s(group_size, float(self.gradient(now_s).value))
         if update_s is None:
@@ -253,28 +280,30 @@ class Estimator:
         return workers_wanted(update_s, now, most, updates_per_s)
 
     def updates_to_loss(self) -> float | None:
-        """Estimate after how many more updates the job stops at its loss.
+        """Estimate the number of updates until the job stops at its loss.
 
-        None: it stops at none, or the losses so far do not say.
+        None if it has no such stop, or if the losses so far are too few.
         """
         loss, made, fit = self.settings.loss, self.progress, self._loss_fit
         if loss is None:
             return None
         if fit is None or fit.loss != loss or made >= FIT_AGAIN * fit.made:
-            rng = np.random.default_rng(self.version)  # whoever reads the same plans the same
+            # The seed makes the plan the same in every process.
+            rng = np.random.default_rng(self.version)
             fit = self._loss_fit = _LossFit(loss, made, self._losses.version_at(loss, SURE, rng))
         if fit.version is None:
             return None
-        return max(fit.version - made, 0.0) + LOSS_WINDOW / 2  # the mean lags behind
+        # The mean lags behind.
+        return max(fit.version - made, 0.0) + LOSS_WINDOW / 2
 
     @property
     def update_mb(self) -> float:
-        """Megabytes that a machine moves for an update: measured, or a formula before that."""
+        """The megabytes that a machine moves for an update: measured, else by a formula."""
         measured = self._transfer.mean()
         return self.settings.update_mb if measured is None else float(measured.value)
 
     def pools(self, usd_per_hour: Mapping[str, float], now_s: float) -> tuple[Pool, ...]:
-        """The market's pools with prices of now, availability and start-ups as they were seen."""
+        """Return the market's pools with current prices and observed availability and start-ups."""
         settings = self.settings
         per_update = settings.group_size * settings.batch_size
         updates_per_s = float(self.arrivals(now_s).value) / per_update
@@ -301,7 +330,7 @@ class Estimator:
         return (on_demand, *seen)
 
     def believed(self, now_s: float) -> dict[str, EstimateRecord]:
-        """All estimates by name, each with where it lies with 90 %."""
+        """Return all estimates by name, with their 90 % intervals."""
         estimates = {"arrivals_per_s": self.arrivals(now_s), "gradient_s": self.gradient(now_s)}
         if (update_mb := self._transfer.mean()) is not None:
             estimates["update_mb"] = update_mb
@@ -311,7 +340,7 @@ class Estimator:
         return {name: _believed(estimate) for name, estimate in estimates.items()}
 
     def guesses(self, now_s: float) -> str:
-        """Say what is not known yet; empty if all is."""
+        """Describe the unknown inputs; empty if all are known."""
         guessed = []
         if not self.arrivals_known(now_s):
             guessed.append(f"arrivals are taken for {float(self.arrivals(now_s).value):.4g}/s")
@@ -321,19 +350,20 @@ class Estimator:
             guessed.append(f"after how many updates the loss is {self.settings.loss:g} is unknown")
         return f"too little was seen yet: {', '.join(guessed)}" if guessed else ""
 
-    # --- how -----------------------------------------------------------------------------------
+    # --- internals -----------------------------------------------------------------------------
 
     def _batch(self, claim: BatchReady, now_s: float) -> None:
         """Count a batch: for its worker's slot under `hold`, else for each of its partitions.
 
-        Partitions move from worker to worker, and who catches up reads them one after the other: a
-        rate of all together would be that of the few that were read so far.
+        Partitions move between workers, and a worker that catches up reads them one after the
+        other. A total rate would only be that of the few partitions that were read so far.
         """
         first_s, last_s = claim.first_arrival_s, claim.last_arrival_s
         if self.settings.on_preemption == "hold":
             slot = self._slots.get(claim.worker)
             if slot is None:
-                return  # started by hand: no slot of ours takes its stream over
+                # This worker was started by hand, so no slot of ours takes its stream over.
+                return
             tally = self._by_slot.setdefault(slot, StreamTally(now_s, RATE_HALF_LIFE_S))
             tally.batch(claim.address, claim.samples, first_s, last_s, now_s)
         else:
@@ -348,11 +378,12 @@ class Estimator:
     def _on_instance(
         self, record: Started | SlotAssigned | Left | Ended, instance: Instance
     ) -> None:
-        """Silence of a stream that nobody reads says nothing; its records come all the same."""
+        """Update the serving machines: silence of a stream without a reader means nothing."""
         spare = instance.slot is None and self.settings.on_preemption == "hold"
         left_before = instance.left and isinstance(record, Ended)
         if instance.started_s is None or spare or left_before:
-            return  # it never ran, reads nothing yet or no more
+            # This machine never ran, or does not read now.
+            return
         self._pools[instance.member] = instance.pool
         step = -1 if isinstance(record, (Left, Ended)) else 1
         before, self._running = self._running, self._running + step
@@ -369,7 +400,7 @@ class Estimator:
 
     @property
     def _speed_tally(self) -> SpeedTally:
-        """Of the market's pools; another market file begins anew."""
+        """The tally for the market's pools; another market file starts a new tally."""
         pools = self.settings.pools
         if self._tally_of_speeds is None or self._tally_of_speeds[0] != pools:
             tally = SpeedTally([pool.speed for pool in pools], GRADIENT_HALF_LIFE_S)
@@ -377,14 +408,14 @@ class Estimator:
         return self._tally_of_speeds[1]
 
     def _speeds(self) -> Rates:
-        """(P,) of the market's pools, as it says or as they turned out."""
+        """Return (P,) speeds of the market's pools: measured, or as in the market file."""
         said = np.array([pool.speed for pool in self.settings.pools])
         found = self._speed_tally.speeds
         speeds: Rates = np.where(np.abs(found / said - 1) > OTHER_SPEED, found, said)
         return speeds
 
     def _made_by_pool(self, update: UpdateApplied) -> Rates:
-        """(P,) gradients of an update; who was started by hand is taken for the first pool's."""
+        """Return (P,) gradients of an update. Workers started by hand count for the first pool."""
         names = [pool.name for pool in self.settings.pools]
         made = np.zeros(len(names))
         for batch in update.batches:
@@ -396,7 +427,8 @@ class Estimator:
         while len(self._made) > 1 and self._made[-1].version > base.version:
             self._made.pop()
         made = self._made[-1]
-        if made.version > base.version:  # farther back than is kept: about so many
+        # The rollback goes farther back than the kept updates, so the numbers are scaled.
+        if made.version > base.version:
             share = base.version / made.version
             made = _Made(base.version, int(made.samples * share), made.progress * share)
             self._made = [made]
@@ -404,7 +436,7 @@ class Estimator:
         self._loss_fit = None
 
     def _each(self, now_s: float) -> Estimate | None:
-        """One rate of all, or one for each slot; None while too little was seen."""
+        """Return one total rate, or one for each slot; None if too little is known."""
         unreported = self.settings.batch_size - 1
         if self._batches < BATCHES * self.settings.workers:
             return None
@@ -425,7 +457,7 @@ class Estimator:
         return Estimate(value, std, "gamma")
 
     def _of_places(self, now_s: float) -> Estimate | None:
-        """Add up all partitions; those that nobody has read yet are taken for as fast as others."""
+        """Add up all partitions. Unread ones are assumed to be as fast as the others."""
         counts = np.array([tally.counts(now_s) for tally in self._by_place.values()])
         unseen = max(self.settings.partitions - len(counts), 0)
         if unseen > len(counts) or not counts.sum(axis=0).all():
@@ -434,7 +466,7 @@ class Estimator:
         last_s = max(self._last_batch_s.values())
         value, variance = unseen * prior.records / prior.seconds, 0.0
         for place, tally in self._by_place.items():
-            # That one partition is silent says that nobody reads it, until somebody should.
+            # Silence of one partition means that it has no reader, until it should have one.
             silent_s = max(now_s - last_s, now_s - self._last_batch_s[place] - ORPHANED_S)
             as_of_s = min(self._last_batch_s[place] + max(silent_s, 0.0), now_s)
             estimate = tally.rate(as_of_s, self.settings.batch_size - 1, prior)
@@ -448,11 +480,12 @@ class Estimator:
             length_s = max(settings.deadline_at_s - settings.submitted_s, 1.0)
             records = settings.updates * settings.group_size * settings.batch_size
             return AHEAD * records / length_s
-        return float(settings.workers * settings.batch_size)  # a batch each second from each slot
+        # A batch each second from each slot.
+        return float(settings.workers * settings.batch_size)
 
 
 def surely(estimate: Estimate) -> bool:
-    """Tell whether an estimate is more than a guess."""
+    """Return True if an estimate is more than a guess."""
     return float(estimate.relative_std) <= SURE
 
 

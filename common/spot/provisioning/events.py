@@ -1,4 +1,4 @@
-"""What happens to a provisioner: facts that its shell observed, handed to `on(event, now_s)`."""
+"""Events of a provisioner: facts that its shell observed, passed to `on(event, now_s)`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 
 
 class ProvisionerFact(msgspec.Struct, frozen=True):
-    """Any event of a provisioner but a `Tick` and `LeaseAnswered`."""
+    """Any event of a provisioner except `Tick` and `LeaseAnswered`."""
 
 
-# --- what Kafka says; each topic from its beginning on, in order, in charge or not ---------------
+# --- from Kafka; each topic from its beginning on, in order, in charge or not --------------------
 
 
 class PlansRead(ProvisionerFact, frozen=True):
-    """Records of the plans topic by offset, None for one that does not parse.
+    """Records of the plans topic by offset; None for one that cannot be parsed.
 
-    Those of this process come back here too: an order counts when it does. A candidate stands once
-    it has caught up: where a topic is empty the shell says so by an event without records.
+    Own records return here, too: an order counts when it does. A candidate stands only once it has
+    caught up. For an empty topic, the shell reports this by an event without records.
     """
 
     records: tuple[tuple[int, PlanRecord | None], ...]
-    caught_up: bool = False  # nothing more was there at the time
+    # True if there were no further records at the time.
+    caught_up: bool = False
 
 
 class UpdateRecordsRead(ProvisionerFact, frozen=True):
@@ -41,77 +42,79 @@ class UpdateRecordsRead(ProvisionerFact, frozen=True):
 
 
 class ClaimsRead(ProvisionerFact, frozen=True):
-    """Records of the control topic, in order; it may begin anywhere, the newest are enough."""
+    """Records of the control topic, in order. They may begin anywhere; the newest are enough."""
 
     claims: tuple[ControlRecord | None, ...]
 
 
 class RecordsCounted(ProvisionerFact, frozen=True):
-    """How many records the job's streams hold, from where the job began to their ends."""
+    """Number of records in the job's streams, from the job's beginning to their ends."""
 
     records: int
 
 
-# --- what a person wants -------------------------------------------------------------------------
+# --- from users ----------------------------------------------------------------------------------
 
 
 class ProvisioningWanted(ProvisionerFact, frozen=True):
-    """The job shall run, pause or be over; a job that is done or deleted is wanted stopped."""
+    """The job should run, pause or stop; for a done or deleted job, stop."""
 
     wanted: Wanted
-    reason: str = ""  # in the job record's words
+    reason: str = ""  # the job record's words
 
 
 class ProvisioningChanged(ProvisionerFact, frozen=True):
-    """The job's settings are others now: its deadline, K, b, updates; or the market file is."""
+    """The job's settings have changed: its deadline, K, b, updates; or the market file has."""
 
     settings: ProvisionerSettings
 
 
-# --- what the fleet and the prices say -----------------------------------------------------------
+# --- from the fleet and the prices ---------------------------------------------------------------
 
 
 class MachinesSeen(ProvisionerFact, frozen=True):
-    """What `Fleet.machines` said."""
+    """Result of `Fleet.machines`."""
 
     machines: tuple[Machine, ...]
-    as_of_s: float  # when the call was begun; an answer to an earlier call is passed over
+    # Beginning of the call. A response to an earlier call is skipped.
+    as_of_s: float
 
 
 class HeartbeatsSeen(ProvisionerFact, frozen=True):
-    """Whose heartbeats there are, by name."""
+    """Names of the workers with heartbeats."""
 
     members: frozenset[str]
-    as_of_s: float  # when they were asked for
+    as_of_s: float  # time of the request
 
 
 class LaunchAnswered(ProvisionerFact, frozen=True):
-    """`Fleet.launch` came back without an error."""
+    """`Fleet.launch` returned without an error."""
 
-    launches: tuple[int, ...]  # all that were asked for in the call
+    # All launches of the call.
+    launches: tuple[int, ...]
     refused: tuple[Refused, ...]
 
 
 class FleetAway(ProvisionerFact, frozen=True):
-    """A call to the fleet failed, whichever: it is made again later."""
+    """A call to the fleet failed. It is repeated later."""
 
     reason: str
 
 
 class PricesSeen(ProvisionerFact, frozen=True):
-    """What `Prices.look` said: USD per hour of one machine."""
+    """Result of `Prices.look`: USD per hour of one machine."""
 
     usd_per_hour: Mapping[Offer, float]
 
 
 class PastSeen(ProvisionerFact, frozen=True):
-    """What `Prices.past` said, by pool."""
+    """Result of `Prices.past`, by pool."""
 
     prices: Mapping[str, PriceHistory]
 
 
 class PricesAway(ProvisionerFact, frozen=True):
-    """`Prices` failed; what was known stays true."""
+    """`Prices` failed. Known prices stay valid."""
 
     reason: str
 

@@ -1,11 +1,11 @@
-"""What the fleet lacks and has too much of: a decision against the machines that there are.
+"""Missing and surplus machines of the fleet: a decision compared with the existing machines.
 
-Where machines are counted, an offer has too few or too many. By slot, a slot has one machine. How a
-slot moves to a machine of another pool depends:
+If machines are counted, an offer has too few or too many. By slot, a slot has one machine. A slot
+moves to a machine of another pool in one of two ways:
 
     hold       ████ released, ended ── ordered ── ████    no two workers ever share a slot's stream
-    reassign   ████████████████████████ released          streams go to whoever is there, so the
-                      ordered ── ████████████████████     successor may be at work before
+    reassign   ████████████████████████ released          survivors read the streams, so the
+                      ordered ── ████████████████████     successor may start before
 """
 
 from __future__ import annotations
@@ -22,28 +22,33 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import Instance
 
 FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 60.0  # of outages that last minutes, what is lost by asking so late is a fraction
-LEFT_S = 150.0  # after a notice EC2 takes a machine within 120 s; given back, all of it is paid for
-SOON_S = 60.0  # a machine that fails earlier would fail again: its start is what is wrong
+# Outages last minutes, and a retry this late loses a fraction of that.
+LONGEST_WAIT_S = 60.0
+# EC2 takes a machine within 120 s after a notice. If we release it, all of its time is paid for.
+LEFT_S = 150.0
+# A machine that fails earlier would fail again, because its start is the problem.
+SOON_S = 60.0
 
 
 class DesiredMachine(NamedTuple):
-    """A machine that shall be there."""
+    """A machine that the decision wants."""
 
-    slot: int | None  # None: machines are counted
+    # None if machines are counted.
+    slot: int | None
     pool: str
-    offer: Offer | None = None  # where machines are counted
+    # Set if machines are counted.
+    offer: Offer | None = None
 
 
 class FleetDiff(NamedTuple):
-    """What to do about the fleet."""
+    """Changes to make to the fleet."""
 
     order: tuple[DesiredMachine, ...]
     release: tuple[Instance, ...]
 
 
 def desired_machines(places: Sequence[int], pools: Sequence[str]) -> tuple[DesiredMachine, ...]:
-    """Say which machines a decision wants."""
+    """Return the machines that a decision wants."""
     return tuple(DesiredMachine(slot, pools[at]) for slot, at in enumerate(places) if at != NOWHERE)
 
 
@@ -53,14 +58,14 @@ def reconcile(
     may_order: Callable[[DesiredMachine], bool] = lambda _: True,
     at_work: Callable[[Instance], bool] | None = None,
 ) -> FleetDiff:
-    """Say what to order and what to give back.
+    """Return the machines to order and to release.
 
     Args:
         all_desired: At most one for each slot.
-        instances: Machines that run or may come to run.
-        may_order: Whether the wish's pool may be asked now, see `Backoff`.
-        at_work: Whether a machine has begun to work, so that the one before it can go; None: the
-            one before has to end first.
+        instances: Machines that run or may start.
+        may_order: Returns True if the machine's pool may be asked now, see `Backoff`.
+        at_work: Returns True if a machine has begun to work, so that its predecessor can be
+            released. If None, the predecessor must end first.
     """
     by_slot: dict[int | None, list[Instance]] = {}
     for machine in sorted(instances, key=_usefulness):
@@ -95,18 +100,18 @@ def reconcile_counted(
     now_s: float = 0.0,
     gone_bids: Mapping[Offer, int] = MappingProxyType({}),
 ) -> FleetDiff:
-    """Say the same where machines are counted.
+    """Return the machines to order and to release if machines are counted.
 
-    Of too many those are given back first that have no slot's stream. One whose worker has left is
-    replaced at once, and given back if it does not end by itself. Under a bid a plan asks for a
-    machine once: whether to bid again, and how much, is for the next one to say.
+    Of surplus machines, those without a slot are released first. A machine whose worker has left is
+    replaced at once, and released if it does not end by itself. Under a bid, a plan orders a
+    machine once: the next plan decides on another bid.
 
     Args:
-        wanted: How many of each offer.
-        instances: Machines that run or may come to run.
-        may_order: Whether the wish's pool may be asked now, see `Backoff`.
-        now_s: Since 1970.
-        gone_bids: How many of each offer under a bid the plan has had already.
+        wanted: Number of machines of each offer.
+        instances: Machines that run or may start.
+        may_order: Returns True if the machine's pool may be asked now, see `Backoff`.
+        now_s: Seconds since 1970.
+        gone_bids: Machines of each offer under a bid that have ended since the plan.
     """
     there: dict[Offer, list[Instance]] = {}
     each_of = tuple(instances)
@@ -131,17 +136,17 @@ def reconcile_counted(
 
 
 def _usefulness(machine: Instance) -> tuple[bool, int]:
-    """Keep what runs before what may come to run, and what is older."""
+    """Return a sort key: running machines first, then older ones."""
     return (not machine.running, machine.launch)
 
 
 def worker_name(
     job: str, slot: int | None, launch: int, on_preemption: Literal["hold", "reassign"]
 ) -> str:
-    """Name the worker on a machine.
+    """Return the name of the worker on a machine.
 
-    Under `hold` a slot's workers are one static member of the consumer group, one after the other;
-    under `reassign`, and while it has no slot, each has a name of its own.
+    Under `hold`, a slot's workers are one static member of the consumer group in turn. Under
+    `reassign`, and without a slot, each has its own name.
     """
     if slot is None:
         return f"{job}-m{launch}"
@@ -153,34 +158,35 @@ def _whatever_bid(offer: Offer) -> Offer:
 
 
 class _Wait:
-    """One thing that is tried again later and later."""
+    """An exponential backoff."""
 
     def __init__(self) -> None:
         self._times = 0
         self.until_s = float("-inf")
 
     def again(self, at_s: float) -> None:
-        """It failed; failures before the wait is over are one."""
+        """Record a failure. Failures before the wait is over count as one."""
         if at_s >= self.until_s:
             wait_s = min(FIRST_WAIT_S * 2.0**self._times, LONGEST_WAIT_S)
             self._times = min(self._times + 1, 10)
             self.until_s = at_s + wait_s
 
     def well(self) -> None:
-        """It went well: the next failure is a first one."""
+        """Record a success: the next failure is a first one."""
         self._times = 0
 
     @property
     def fails(self) -> bool:
-        """Whether it failed when it was tried last."""
+        """True if the last try failed."""
         return self._times > 0
 
 
 class Backoff:
-    """When a pool that refused, or a slot whose machines fail, may be tried again.
+    """Backoff of pools that refused, and of slots whose machines fail.
 
-    A refusal holds its whole pool back, until a machine of it starts. A machine that fails soon
-    after its start holds its slot back. Fed with records that count, so that a successor knows.
+    A refusal blocks its whole pool until one of its machines starts. A machine that fails soon
+    after its start blocks its slot. Only records that count are fed, so that a successor has the
+    same state.
 
     Attributes:
         refused: Slots whose own machine was refused and has not run since.
@@ -188,11 +194,12 @@ class Backoff:
 
     def __init__(self) -> None:
         self._pools: dict[str, _Wait] = {}
-        self._slots: dict[int | Offer | None, _Wait] = {}  # or by offer, where they are counted
+        # Keyed by slot, or by offer if machines are counted.
+        self._slots: dict[int | Offer | None, _Wait] = {}
         self.refused = set[int]()
 
     def feed(self, record: Started | Ended, instance: Instance) -> None:
-        """Take in a record that counts, with the machine that it is about."""
+        """Add a record that counts, with its machine."""
         match record:
             case Started():
                 self._pools.setdefault(instance.pool, _Wait()).well()
@@ -209,23 +216,24 @@ class Backoff:
                     wait.well()
                 wait.again(record.at_s)
             case _:
-                pass  # says nothing of how hard machines are to be had
+                # Other records say nothing about the supply of machines.
+                pass
 
     def until_s(self, desired: DesiredMachine) -> float:
-        """When this may be ordered."""
+        """Return the earliest time at which this may be ordered."""
         key = desired.slot if desired.offer is None else _whatever_bid(desired.offer)
         waits = (self._pools.get(desired.pool), self._slots.get(key))
         return max((wait.until_s for wait in waits if wait is not None), default=float("-inf"))
 
     def refusing(self, now_s: float) -> frozenset[str]:
-        """Which pools have just refused a machine."""
+        """Return the pools that have just refused a machine."""
         return frozenset(pool for pool, wait in self._pools.items() if wait.until_s > now_s)
 
     def gives_none(self, pool: str) -> bool:
-        """Whether a pool has refused since it last gave a machine."""
+        """Return True if a pool has refused since it last gave a machine."""
         return pool in self._pools and self._pools[pool].fails
 
     def due(self, now_s: float) -> float:
-        """When the next wait is over; infinite if there is none."""
+        """Return the end of the next wait; infinite without a wait."""
         waits = (*self._pools.values(), *self._slots.values())
         return min((wait.until_s for wait in waits if wait.until_s > now_s), default=float("inf"))

@@ -1,8 +1,8 @@
-"""Who provisions, what stands and what runs: a pure fold over the plans topic.
+"""The provisioner in charge, its decisions and the machines: a pure fold over the plans topic.
 
-Several processes may have believed that they provision; their records interleave in the topic. This
-fold, and nothing else, says whose term it is, which orders count and what the machines have cost.
-The provisioner decides on it, the admin service tells of it; `records` shows an example.
+Several processes may have believed that they provision, and their records interleave in the topic.
+Only this fold decides whose term it is, which orders count and what the machines have cost. The
+provisioner decides by it, and the admin service reports it. `records` has an example.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ from common.spot.provisioning.records import (
 )
 from common.spot.theory.billing import BY_THE_SECOND, Billing
 
-PLANS_KEPT = 100  # a page of history; the topic has them all
-REVIEWS_KEPT = 1000  # points of a curve over time, more than a screen has
-REPLANS_KEPT = 100  # that nobody has answered yet
+# One page of history. The topic has all plans.
+PLANS_KEPT = 100
+# Points of a curve over time: more than a screen has.
+REVIEWS_KEPT = 1000
+# Requests without an answer.
+REPLANS_KEPT = 100
 
 
 @dataclass(slots=True)
@@ -43,22 +46,30 @@ class Instance:
     """One machine, from its order to its end."""
 
     launch: int
-    slot: int | None  # whose stream is its; None: of none yet, it is a spare
+    # Slot whose stream it reads; None for a spare.
+    slot: int | None
     pool: str
-    worker: str  # as it was ordered
+    # Name in the order.
+    worker: str
     ordered_s: float
-    machine: str = ""  # the provider's id, once it was seen
-    started_s: float | None = None  # None: not seen running yet, or it never ran
+    # The provider's id, once it was seen.
+    machine: str = ""
+    # None if it was not seen running yet, or never ran.
+    started_s: float | None = None
     ended_s: float | None = None
     cause: EndedBecause | None = None
     detail: str = ""
-    type: str = ""  # what was given, where a pool has several
+    # Actual type, if the pool has several.
+    type: str = ""
     zone: str = ""
-    asked: Offer = field(default_factory=lambda: Offer(""))  # by default: any of the pool
-    # When it was given its slot; None: it has none, or its order's.
+    # Default: any machine of the pool.
+    asked: Offer = field(default_factory=lambda: Offer(""))
+    # Time of its slot's assignment; None without a slot, or with the order's.
     slot_assigned_s: float | None = None
-    left_s: float | None = None  # when its worker was found to be gone; None: it was not
-    member: str = ""  # the name under which its worker works; until it is seated, as ordered
+    # Time at which its worker was found to be gone.
+    left_s: float | None = None
+    # Current name of its worker; until it gets a slot, the one of the order.
+    member: str = ""
 
     def __post_init__(self) -> None:
         self.asked = self.asked if self.asked.pool else Offer(self.pool)
@@ -66,32 +77,32 @@ class Instance:
 
     @property
     def counted(self) -> bool:
-        """Whether it was ordered for no slot of its own."""
+        """True if it was ordered without a slot."""
         return self.slot is None or self.slot_assigned_s is not None
 
     @property
     def left(self) -> bool:
-        """Whether its worker has left it, so that it is of no use any more."""
+        """True if its worker has left it, so that it is useless."""
         return self.left_s is not None
 
     @property
     def has_slot(self) -> bool:
-        """Whether a slot's stream is its, now."""
+        """True if it now has a slot's stream."""
         return self.open and self.slot is not None and not self.left
 
     @property
     def open(self) -> bool:
-        """Whether it runs, or may still come to run."""
+        """True if it runs or may still start."""
         return self.ended_s is None
 
     @property
     def offer(self) -> Offer:
-        """What its price is that of."""
+        """The offer that has its price."""
         return Offer(self.pool, self.type, self.zone)
 
     @property
     def running(self) -> bool:
-        """Whether it was seen running and not seen to end."""
+        """True if it was seen running and not seen to end."""
         return self.started_s is not None and self.ended_s is None
 
 
@@ -100,33 +111,33 @@ class FleetLedger:
 
     - `ProvisionerLead` counts if it names the one in force or the Settled that ended it; its offset
       is the new term.
-    - Whatever else a provisioner writes counts if it is of the term in force, and before that
-      term's `Settled`.
+    - Any other record of a provisioner counts if it is of the term in force, and before that term's
+      `Settled`.
     - Plans and launches are numbered: the next number counts, once. A machine starts once, ends
       once, and does not start after its end.
-    - A slot is seated on a machine that runs and has no slot, if no other machine of the slot is
-      open whose worker has not left: whoever had it before will not come back.
-    - `ReplanAsked` is anybody's and counts always.
+    - A slot is assigned to a machine that runs and has no slot, if the slot has no other open
+      machine whose worker has not left: the slot's previous worker will not return.
+    - `ReplanAsked` may come from any process, and always counts.
 
     Attributes:
         term: Offset of the Lead in force, -1 for none.
-        head: What the next Lead has to name.
+        head: Offset that the next Lead must name.
         position: Offset of the next record to feed.
-        plans: The last ones, newest last.
-        planned: How many plans there were, by whether they were feasible.
+        plans: Last plans, newest last.
+        planned: Number of plans, by feasibility.
         machines: Every machine that was ever ordered, by launch.
-        ended: How many of them are gone, or never came, by cause.
-        prices: USD per hour by pool, as told last.
-        offers: Likewise of types and zones.
-        reviews: Over all time.
-        review: The last one.
-        replans: By offset, those that no plan has answered yet.
-        gone_bids: Machines that were ordered under a bid since the last plan, and are no more.
-        vacated_s: By slot, when the machine ended that it had last, or the worker left it.
-        settled: The last word, until there is a new leader.
+        ended: Number of machines that ended or never came, by cause.
+        prices: Last price by pool, USD per hour.
+        offers: Last price by type and zone, USD per hour.
+        reviews: Reviews over all time.
+        review: Last review.
+        replans: Requests that no plan has answered yet, by offset.
+        gone_bids: Machines that were ordered under a bid since the last plan and have ended.
+        vacated_s: Time at which each slot's last machine ended, or its worker left.
+        settled: Last word, until there is a new leader.
 
     Args:
-        billing: What machines are paid for, by pool, as the market file says.
+        billing: Billing of each pool, from the market file.
     """
 
     def __init__(self, billing: Mapping[str, Billing] | None = None) -> None:
@@ -156,12 +167,12 @@ class FleetLedger:
 
     @property
     def launches(self) -> int:
-        """How many machines were ordered, which is the last one's number."""
+        """Number of orders, which is the last one's number."""
         return len(self.machines)
 
     @property
     def open(self) -> tuple[Instance, ...]:
-        """Machines that run or may come to run, by launch."""
+        """Machines that run or may start, by launch."""
         return tuple(self._open.values())
 
     @property
@@ -171,14 +182,14 @@ class FleetLedger:
 
     @property
     def usd_per_hour(self) -> float:
-        """What the machines cost that run now."""
+        """The cost of all running machines."""
         return sum(
             self._bill.usd_per_hour(instance.offer, float("inf")) for instance in self.running
         )
 
     @property
     def paid_usd_per_hour(self) -> dict[str, float]:
-        """What a machine of each pool costs: on average of those that run, or as told last."""
+        """A machine's price by pool: the mean of running ones, or the last known one."""
         paid = defaultdict[str, list[float]](list)
         for instance in self.running:
             if instance.type:
@@ -186,14 +197,14 @@ class FleetLedger:
         return self.prices | {pool: fmean(prices) for pool, prices in paid.items()}
 
     def spent_usd(self, now_s: float) -> float:
-        """What all machines have cost until now, or until a time in the past.
+        """Return the cost of all machines until now, or until an earlier time.
 
-        Each one that runs as far as it ran; one that has ended as its pool bills it.
+        A running machine costs its time so far; an ended one what its pool bills.
         """
         return self._bill.spent_usd(now_s)
 
     def hours(self, now_s: float) -> dict[Offer, Hour]:
-        """Say of machines under a bid, and of those paid by the hour, which hour ends first."""
+        """Return the hour that ends first, for machines under a bid and those paid by the hour."""
         found = dict[Offer, Hour]()
         for instance in self.open:
             rule = self._billing.get(instance.pool, BY_THE_SECOND)
@@ -207,7 +218,7 @@ class FleetLedger:
         return found
 
     def feed(self, offset: int, record: PlanRecord | None) -> bool:
-        """Fold the record at `offset` (None: does not parse); True where it counts.
+        """Fold the record at `offset` (None if it cannot be parsed); return True if it counts.
 
         Raises:
             ValueError: If `offset` was fed before.
@@ -232,7 +243,8 @@ class FleetLedger:
 
     def _lead(self, offset: int, lead: ProvisionerLead) -> bool:
         if lead.after != self.head:
-            return False  # it names another one than that in force: somebody was faster
+            # It names another Lead than the one in force: another process was faster.
+            return False
         self.term = self.head = offset
         self.settled = None
         return True

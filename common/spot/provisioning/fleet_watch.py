@@ -1,11 +1,11 @@
-"""Orders on their way to machines and back: what is to be asked for, and what was seen of it.
+"""Orders and their machines: requests to the fleet, and what it reports.
 
-An order that counts is always carried out, also one of a predecessor that nobody wants any more:
-its token is used up then, and a ghost that wakes up with it brings nothing new about. A machine
-whose order has ended, or that nobody ordered, is given back.
+An order that counts is always carried out, even a predecessor's that is not wanted any more. This
+uses up its token, so that a ghost that wakes up with it launches nothing. A machine without an
+order, or with an ended one, is released.
 
-    Ordered ──launch──▶ answered ──named──▶ Started ──named as ended, or not for a while──▶ Ended
-                 └─────▶ refused ──────────────────────────────────────────────────────────▶ Ended
+    Ordered ──launch──▶ answered ──listed──▶ Started ──listed as ended, or missing──▶ Ended
+                 └─────▶ refused ──────────────────────────────────────────────────▶ Ended
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import FleetLedger, Instance
     from common.spot.provisioning.settings import ProvisionerSettings
 
-LOOKS = 3  # in which a machine is not named, at least, before it is taken to be lost
-AGAIN_S = 10.0  # until a release that shows no effect, or an unanswered launch, is asked again
+# Minimum number of polls without a machine before it counts as lost.
+LOOKS = 3
+# Time before a release without effect, or an unanswered launch, is repeated.
+AGAIN_S = 10.0
 
 
 @dataclass(slots=True)
 class _Missed:
-    """Something that looks do not show, or should not show."""
+    """A machine or worker whose state in the polls is unexpected."""
 
     since_s: float
     looks: int = 0
@@ -36,46 +38,50 @@ class _Missed:
 
 @dataclass(slots=True)
 class FleetWatch:
-    """What one provisioner in charge has asked the fleet for, and was told.
+    """Requests of a provisioner in charge to the fleet, and the responses.
 
     Attributes:
-        looked: Whether the fleet has said what there is, since this provisioner is in charge.
-        strangers: Machines that run and should not, by id, as the last look had them.
+        looked: True if the fleet has listed its machines in this term.
+        strangers: Running machines that should not run, by id, in the last poll.
     """
 
     settings: ProvisionerSettings
     ledger: FleetLedger
     looked: bool = False
     strangers: dict[str, Machine] = field(default_factory=dict)
-    _asked_s: dict[int, float] = field(default_factory=dict)  # by launch: when, last
+    # Time of the last request, by launch.
+    _asked_s: dict[int, float] = field(default_factory=dict)
     _answered_s: dict[int, float] = field(default_factory=dict)
     _refused: dict[int, Refused] = field(default_factory=dict)
     _look: MachinesSeen | None = None
     _as_of_s: float = float("-inf")
-    _missed: dict[int, _Missed] = field(default_factory=dict)  # by launch
-    # By launch, once the worker on its seat was heard of: since when it is not.
+    # Keyed by launch.
+    _missed: dict[int, _Missed] = field(default_factory=dict)
+    # Missing heartbeats by launch, for machines whose worker had a slot and sent heartbeats.
     _silent: dict[int, _Missed | None] = field(default_factory=dict)
-    _unknown: dict[str, _Missed] = field(default_factory=dict)  # by the provider's id
-    _released_s: dict[str, float] = field(default_factory=dict)  # by the provider's id: when, last
+    _unknown: dict[str, _Missed] = field(default_factory=dict)  # keyed by the provider's id
+    # Time of the last release, by the provider's id.
+    _released_s: dict[str, float] = field(default_factory=dict)
 
-    # --- what the fleet says -------------------------------------------------------------------
+    # --- input from the fleet ------------------------------------------------------------------
 
     def answered(self, launches: Iterable[int], refused: Iterable[Refused], now_s: float) -> None:
-        """Take in the answer to a launch."""
+        """Add the response to a launch."""
         for launch in launches:
             self._answered_s.setdefault(launch, now_s)
         self._refused |= {order.launch: order for order in refused}
 
     def seen(self, look: MachinesSeen) -> None:
-        """Take in a look, unless a later one was taken in before."""
+        """Add a list of machines, unless a newer one was added before."""
         if look.as_of_s > self._as_of_s:
             self._look, self._as_of_s, self.looked = look, look.as_of_s, True
 
     def workers_seen(self, seen: HeartbeatsSeen) -> None:
-        """Take in whose heartbeats there are; where there are none, Redis may have been emptied."""
+        """Add current heartbeats. Without any, skip them: Redis may have been emptied."""
         for instance in self.ledger.running if seen.members else ():
             if instance.slot_assigned_s is None or seen.as_of_s <= instance.slot_assigned_s:
-                continue  # what there was then was of whoever had the seat before
+                # Earlier heartbeats are those of the slot's previous worker.
+                continue
             if instance.member in seen.members:
                 self._silent[instance.launch] = None
             elif instance.launch in self._silent:
@@ -83,12 +89,12 @@ class FleetWatch:
                 missed.looks += 1
                 self._silent[instance.launch] = missed
 
-    # --- what to write down --------------------------------------------------------------------
+    # --- records of changes --------------------------------------------------------------------
 
     def records(self, now_s: float) -> Iterator[Started | Ended]:
-        """Say what has happened to machines since the last call.
+        """Return what has happened to machines since the last call.
 
-        What is given is taken for told: it has to be written down, and read before the next call.
+        The caller must write these records down, and read them back before the next call.
         """
         term, look, self._look = self.ledger.term, self._look, None
         if look is not None:
@@ -106,7 +112,7 @@ class FleetWatch:
                 yield gone
 
     def left(self, now_s: float) -> Iterator[Left]:
-        """Say whose workers have left the seats of their machines."""
+        """Return the machines whose workers have left their slots."""
         for instance in self.ledger.running:
             missed = self._silent.get(instance.launch)
             if missed is None or not instance.has_slot or missed.looks < LOOKS:
@@ -115,7 +121,7 @@ class FleetWatch:
                 yield Left(self.ledger.term, now_s, instance.launch)
 
     def _ours(self, look: MachinesSeen) -> Iterator[Machine]:
-        """Machines of open orders; of two for one order the one that was written down."""
+        """Return machines of open orders; of two for one order, the one in the log."""
         for machine in look.machines:
             instance = self.ledger.machines.get(machine.launch)
             if instance is not None and instance.open and instance.machine in ("", machine.id):
@@ -137,7 +143,8 @@ class FleetWatch:
         if instance.started_s is None:
             answered_s = self._answered_s.get(launch)
             if answered_s is None or look.as_of_s < answered_s:
-                return None  # it need not be there yet
+                # It may not be listed yet.
+                return None
         missed = self._missed.setdefault(launch, _Missed(look.as_of_s))
         missed.looks += 1
         patience_s = settings.unseen_s if instance.started_s is None else settings.grace_s
@@ -149,10 +156,10 @@ class FleetWatch:
             return Ended(term, launch, missed.since_s, "released", "no longer listed")
         return Ended(term, launch, missed.since_s, "lost", "the provider no longer lists it")
 
-    # --- what to ask of the fleet --------------------------------------------------------------
+    # --- requests to the fleet -----------------------------------------------------------------
 
     def orders(self, now_s: float) -> tuple[LaunchRequest, ...]:
-        """Give the orders that are to be asked for now: new ones, and those without an answer."""
+        """Return the orders to request now: new ones, and those without a response."""
         due = [
             instance
             for instance in self.ledger.open
@@ -174,9 +181,9 @@ class FleetWatch:
         )
 
     def releases(self, instances: Iterable[Instance], now_s: float) -> tuple[str, ...]:
-        """Give the ids of machines that are to be given back now, of these and of strangers.
+        """Return the ids of machines to release now, of these and of strangers.
 
-        An order that has no machine yet is given back when it has one.
+        An order without a machine is released once it has one.
         """
         ids = [machine.machine for machine in instances if machine.running]
         due = [
@@ -188,10 +195,10 @@ class FleetWatch:
         return tuple(due)
 
     def _look_for_strangers(self, look: MachinesSeen, now_s: float) -> None:
-        """Find machines that run without an order that stands.
+        """Find machines that run without a valid order.
 
-        One whose number was never heard of may be a successor's, of whom this process has yet to
-        read: it gets the time in which that would be read.
+        A machine with an unknown number may be that of a successor whose record this process has
+        yet to read. It is tolerated for the time that such a read takes.
         """
         unknown = dict[str, _Missed]()
         self.strangers = {}

@@ -1,9 +1,9 @@
-"""When the policy is asked, what it is told, and what becomes of its answer.
+"""Runs the policy: when to ask it, its input, and the record of its decision.
 
-It is asked at the beginning, at each review, when a price has changed, when machines came or went
-if it watches outages, when a person asks, and when the job's settings have changed. A policy that
-decides once is asked anew by a person, by new settings, and when arrivals are seen for the first
-time: what it decided before that was a guess.
+The policy decides at the beginning, at each review, when a price has changed, when machines came or
+went if it watches outages, when a user requests it, and when the job's settings have changed. A
+policy that decides only once decides again for a user, for new settings, and when arrivals are
+known for the first time, because its first decision was a guess.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ if TYPE_CHECKING:
     from common.spot.provisioning.settings import ProvisionerSettings
     from common.spot.theory.work import Rates
 
-AGAIN_S = 5.0  # until a policy is asked anew that could not decide
+# Time between attempts of a policy that could not decide.
+AGAIN_S = 5.0
 
 
 class PolicyRunner:
     """The policy in charge, with its last decision.
 
     Attributes:
-        error: Why it could not decide when it was asked last; empty where it did.
-        warning: What was wrong with the plan in force when it was looked at last.
+        error: Reason why it could not decide the last time; empty if it did.
+        warning: Problem of the plan in force at the last decision.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class PolicyRunner:
         self._hours_at_s = float("inf")
         self._retry_at_s = float("inf")
         self._prices: dict[str, float] = {}
-        self._changed = ""  # in the job's settings
-        self._without = ""  # machines on demand that are refused, as the last plan says
+        # Changes of the job's settings.
+        self._changed = ""
+        # On-demand machines that are refused, by the last plan.
+        self._without = ""
         self._guessed = True
         self.error = ""
         self.warning = ""
@@ -84,11 +87,11 @@ class PolicyRunner:
 
     @property
     def review_s(self) -> float | None:
-        """How often the policy is asked; None: never by time alone."""
+        """The time between reviews; None if time alone is no reason."""
         return self._settings.review_s or self._policy.review_s
 
     def change(self, settings: ProvisionerSettings) -> None:
-        """Decide by other settings from now on."""
+        """Use other settings from now on."""
         self._changed = differences(self._settings, settings) or self._changed
         if settings.workers != self._settings.workers:
             self._lags = StreamLags(settings.workers, settings.submitted_s)
@@ -96,7 +99,7 @@ class PolicyRunner:
         self._policy = _policy(settings, self._odds)
 
     def learn(self, past: Mapping[str, PriceHistory]) -> None:
-        """Take in what machines have cost until now."""
+        """Set the past prices of machines."""
         if self._settings.policy == "bidbrain" and past:
             try:
                 self._odds = odds_of(self._settings.pools, past)
@@ -107,7 +110,7 @@ class PolicyRunner:
             self._retry_at_s = float("-inf")
 
     def resume(self, now_s: float) -> None:
-        """Take over the plan in force, if there is one."""
+        """Restore the plan in force, if there is one."""
         record = self._ledger.plan
         if record is None:
             return
@@ -124,10 +127,10 @@ class PolicyRunner:
             self._changed = f"policy {record.policy} to {self._policy.name}"
 
     def situation(self, now_s: float) -> Situation:
-        """Say how things stand.
+        """Return the current situation.
 
         Raises:
-            ParameterError: If the theory cannot work with it.
+            ParameterError: If the theory cannot use it.
         """
         settings, estimator = self._settings, self._estimator
         rates = estimator.rates_per_s(now_s)
@@ -156,16 +159,17 @@ class PolicyRunner:
         )
 
     def ask(self, now_s: float) -> Planned | None:
-        """Ask the policy if there is a reason to; give the plan if it is new, or was asked for.
+        """Ask the policy if there is a reason; return the plan if it is new or was requested.
 
-        What is given is taken for decided: it has to be written down.
+        The caller must write the plan down: the runner counts it as decided.
         """
         why = next(filter(None, self._reasons(now_s)), "")
         if not why:
             return None
         anew, plan = bool(self._changed or self._ledger.replans), self._ledger.plan
         if self._without and plan is not None and not self._refused(plan.on_demand):
-            self._last = None  # what a predecessor wrote of it is not whether it was feasible else
+            # A predecessor's record does not say if the plan is feasible with these machines.
+            self._last = None
         try:
             situation = self.situation(now_s)
             decision = self._reconsider(situation, anew=anew, now_s=now_s)
@@ -191,7 +195,7 @@ class PolicyRunner:
         return self.record(decision, situation, reasons, now_s)
 
     def record(self, decision: Decision, situation: Situation, why: str, now_s: float) -> Planned:
-        """Write a decision down; one that was made earlier costs what is left of its work."""
+        """Make a decision's record. An earlier decision costs its share of the remaining work."""
         plan, pools, work, ledger = decision.plan, situation.pools, situation.work, self._ledger
         machines = tuple(
             OfferCount(offer.pool, count, offer.type, offer.zone, offer.bid_usd_per_hour)
@@ -230,7 +234,7 @@ class PolicyRunner:
         )
 
     def _reasons(self, now_s: float) -> Iterator[str]:
-        """Why the policy is to be asked now, the weightiest first; some may be empty."""
+        """Yield the reasons to ask the policy now, most important first; some may be empty."""
         if self.error and now_s < self._retry_at_s:
             return
         if self._ledger.replans:
@@ -269,7 +273,7 @@ class PolicyRunner:
         return self._policy.reconsider(situation, last)
 
     def _refused(self, on_demand: int) -> str:
-        """Say that machines on demand are wanted for the deadline, and that there are none."""
+        """Return a warning if on-demand machines are needed for the deadline but refused."""
         alone = self._settings.pools[ON_DEMAND].name
         if self._settings.deadline_at_s is None or not self._backoff.gives_none(alone):
             return ""
@@ -290,7 +294,7 @@ class PolicyRunner:
         self.error = ""
 
     def _hour_after(self, situation: Situation) -> float:
-        """Say when an hour ends so soon that it is to be renewed, or the renewed one has begun."""
+        """Return the next time at which an hour is due for renewal or the renewed one has begun."""
         hour_s = min(pool.billing.hour_s for pool in situation.pools)
         ends_s = [hour.ends_s for hour in situation.hours.values()]
         times_s = [end_s - renewal_s(hour_s) for end_s in ends_s] + ends_s
@@ -304,9 +308,9 @@ class PolicyRunner:
         return ""
 
     def _up(self) -> Flags:
-        """Which slots' own machines run, or were ordered with no sign that they are not to be had.
+        """Return the slots whose own machine runs, or was ordered without a refusal.
 
-        Before the first plan all are taken to be up, as in the simulator.
+        Before the first plan, all count as up, as in the simulator.
         """
         up = np.zeros(self._settings.workers, np.bool_)
         if self._last is None:
@@ -324,7 +328,7 @@ class PolicyRunner:
     def _stream_lags_s(
         self, now_s: float, rates_per_s: Rates, gradient_s: float
     ) -> npt.NDArray[np.float64]:
-        """Say how old each slot's oldest record is, by when the slot had a seat."""
+        """Return the age of each slot's oldest record, by when the slot had a machine."""
         settings = self._settings
         since_s = np.full(settings.workers, settings.submitted_s)
         for slot, at_s in self._ledger.vacated_s.items():
@@ -336,7 +340,7 @@ class PolicyRunner:
         return self._lags.at(now_s, since_s, rates_per_s * gradient_s / settings.batch_size / speed)
 
     def _machines(self, now_s: float) -> dict[Offer, MachineCount]:
-        """Count what there is, by what was asked for."""
+        """Count the machines by the offer of their order."""
         ready = readiness(self._settings.pools, self._estimator.start_ups, now_s)
         counts = dict[Offer, MachineCount]()
         for instance in self._ledger.open:
@@ -350,14 +354,14 @@ class PolicyRunner:
 
 
 def _transfer_usd_per_s(decision: Decision) -> float:
-    """What the traffic of a plan's machines costs on average."""
+    """Return the mean cost of traffic of a plan's machines."""
     pools = decision.basis.pools
     usd_per_s = [pool.availability * pool.transfer_usd_per_s for pool in pools]
     return float(np.array(usd_per_s)[decision.pools].sum())
 
 
 def _policy(settings: ProvisionerSettings, odds: EvictionOdds | None) -> Policy:
-    """Make the policy; where the market has no spot pool, the one that does without."""
+    """Make the policy; without a spot pool in the market, the one that needs none."""
     name = settings.policy
     if len(settings.pools) == 1 and name != "on-demand":
         name = "pools"
@@ -372,7 +376,7 @@ def _policy(settings: ProvisionerSettings, odds: EvictionOdds | None) -> Policy:
 
 
 def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
-    """Say what has changed that a plan depends on."""
+    """Describe the changes that a plan depends on."""
     changed = [
         f"{field} from {getattr(before, field)} to {getattr(after, field)}"
         for field in (
@@ -388,7 +392,7 @@ def differences(before: ProvisionerSettings, after: ProvisionerSettings) -> str:
 
 
 def warning_of_plan(stability: Stability, settings: ProvisionerSettings) -> str:
-    """Say what is wrong with a plan, and why it is left so; empty if nothing is."""
+    """Describe a plan's problem and why it stays; empty without a problem."""
     if stability.ratio >= 1:
         return ""
     share = f"the plan keeps up with {100 * stability.ratio:.3g} % of arrivals (Proposition 1)"

@@ -1,12 +1,12 @@
-"""The provisioner of one job: who is in charge, by compare-and-set in the plans topic.
+"""The provisioner of one job, which is put in charge by compare-and-set in the plans topic.
 
     standby ──lease, topic read──▶ candidate ──own Lead read back──▶ in charge ──▶ settled: over
-       ▲                               │ somebody was faster              │ a later Lead counts,
+       ▲                               │ another was faster               │ a later Lead counts,
        └───────────────────────────────┴──────────────────────────────────┘ or the lease is lost
 
-The lease in Redis only says who may try. Whoever stands by follows all topics, so that a takeover
-begins with all that is known; what a provisioner in charge decides is in `term`. The shell
-carries out commands in order and reports back by events.
+The lease in Redis only limits who may try. A standby follows all topics, so that a takeover begins
+with full knowledge. Decisions of a provisioner in charge are in `term`. The shell carries out
+commands in order and reports back by events.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ if TYPE_CHECKING:
     from common.spot.provisioning.events import ProvisionerEvent
     from common.spot.provisioning.settings import ProvisionerSettings
 
-CANDIDACY_S = 15.0  # a Lead that has not come back by then will not: try afresh
-RENEWALS = 3  # lease renewals per lifetime: two may fail
+# Time after which a Lead that was not read back is lost, and the provisioner tries again.
+CANDIDACY_S = 15.0
+# Lease renewals per lifetime: two may fail.
+RENEWALS = 3
 
 
 @dataclass(slots=True)
 class _Candidacy:
-    """A Lead record on its way."""
+    """A Lead record under way."""
 
     candidacy_id: str
     since_s: float
 
 
 class Provisioner:
-    """One replica's state for one job; `on` takes events, `due` says when it wants a `Tick`.
+    """One replica's state for one job: `on` handles events, `due` is the time of the next `Tick`.
 
     All times are in seconds since 1970.
 
     Attributes:
-        ledger: What stands in the plans topic, as far as it was read.
-        finished: The job's provisioning is over.
+        ledger: State of the plans topic, as far as it was read.
+        finished: True if the job's provisioning is over.
 
     Args:
-        name: Of this process, unique among all that ever live: it marks own Lead records.
-        wanted: What is wanted of the job, as far as it is known.
-        reason: Why.
+        name: Name of this process, unique among all processes ever; identifies own Lead records.
+        wanted: Wanted state of the job, as far as it is known.
+        reason: Reason of `wanted`.
     """
 
     def __init__(
@@ -79,11 +81,11 @@ class Provisioner:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica decides."""
+        """True if this replica decides."""
         return self._term is not None
 
     def report(self, now_s: float) -> FleetReport | None:
-        """Say how the job's machines stand; None: that is for another one to tell."""
+        """Return the state of the job's machines; None if another replica is in charge."""
         if self._term is None:
             return None
         known = self._known
@@ -91,7 +93,7 @@ class Provisioner:
         return report_of(self.ledger, known.settings, *made, now_s)
 
     def on(self, event: ProvisionerEvent, now_s: float) -> tuple[ProvisionerCommand, ...]:
-        """Take in an event; returns what to do, in order."""
+        """Handle an event; return the commands, in order."""
         if self.finished:
             return ()
         commands = list(self._on(event, now_s))
@@ -104,7 +106,7 @@ class Provisioner:
         return tuple(commands)
 
     def due(self) -> float:
-        """When it wants a `Tick` at the latest."""
+        """Return the latest time of the next `Tick`."""
         if self.finished:
             return float("inf")
         times = [self._lease_at_s + self._known.settings.lease_ttl_s / RENEWALS]
@@ -140,27 +142,28 @@ class Provisioner:
                 self._resize(size)
                 event = events.ProvisioningChanged(known.settings)
             case _:
-                pass  # an answer to what was asked by whoever is in charge
+                # Responses to requests of the replica in charge.
+                pass
         if self._term is not None:
             self._term.on(event, now_s)
         if known.wanted != "running":
             known.estimator.unwanted(now_s)
 
     def _size(self, settings: ProvisionerSettings) -> int:
-        """For how many workers to decide: as until now, unless the job's owner wants others."""
+        """Return the number of workers to decide for: as before, unless the owner changes it."""
         asked, self._most = self._most, settings.workers
         kept = settings.balanced and settings.workers == asked
         return self._known.settings.workers if kept else settings.workers
 
     def _balance(self, now_s: float) -> None:
-        """Decide for as many workers as are worth their cost, where the owner wants that."""
+        """Use the number of workers that are worth their cost, if the owner wants that."""
         known, term = self._known, self._term
         if known.settings.balanced and term is not None:
             self._resize(known.estimator.workers_wanted(self._most, now_s))
             term.on(events.ProvisioningChanged(known.settings), now_s)
 
     def _resize(self, workers: int) -> None:
-        """Decide for so many workers from now on, as if the job's owner wanted no more."""
+        """Use this number of workers from now on, as if the job's owner wanted no more."""
         known = self._known
         known.settings = known.estimator.settings = replace(known.settings, workers=workers)
 
@@ -215,10 +218,11 @@ class Provisioner:
         yield do.StopProvisioning(reason)
 
     def _over(self) -> Iterator[ProvisionerCommand]:
-        """End where the log's last word is that all is given back, whoever wrote it."""
+        """Finish if the log's last word is that all machines are released, in any term."""
         settled = self.ledger.settled
         if settled is None or not self._caught_up or self._candidacy is not None:
-            return  # an own Lead on its way would open a term that nobody ends
+            # An own Lead under way would open a term that nobody ends.
+            return
         if self._known.wanted == "stopped":
             self._term = None
             self.finished = True

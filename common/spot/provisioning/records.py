@@ -1,15 +1,16 @@
-"""The nouns of a job's plans topic: who provisions, what was decided and why, what machines cost.
+"""Records of a job's plans topic: the provisioner in charge, its decisions and their reasons.
 
-One partition, one order. Several provisioners may believe that they are the one. The fold in
-`common.spot.provisioning.fleet_ledger` says what counts, as `common.core.history` does for leaders:
+The topic has one partition and one order. Several provisioners may believe that they are in charge.
+The fold in `common.spot.provisioning.fleet_ledger` decides what counts, as `common.core.history`
+does for leaders:
 
     offset   0         1       2        3        4         5         6          7
     record   Lead(-1)  Priced  Planned  Ordered  Started   Lead(0)   Ordered    Ended
                        of 0    of 0     1 of 0   1 of 0              2 of 0     1 of 5
     term     0         0       0        0        0         5         void       5
 
-An order is written down before the machine is asked for, and asked for only after it was read back
-as valid; who takes over asks again with the same token, and gets the same machine.
+An order is written first, and the machine is requested only after the order was read back as valid.
+A successor requests it again with the same token, and gets the same machine.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ from common.spot.machines import Offer
 
 
 class ProvisionerLead(msgspec.Struct, frozen=True, tag="provisioner-lead"):
-    """A candidate wants to provision: counts only if `after` is what the topic last came to.
+    """Candidacy of a provisioner; counts only if `after` is the topic's current head.
 
-    After a `Settled` that is its offset: who has not read that the job is over cannot begin anew.
+    After a `Settled`, the head is that record's offset: a candidate that has not read that the job
+    is over cannot start it again.
     """
 
-    after: OrNone  # offset of the Lead found in force, or of the Settled that ended it; -1 for none
-    candidate: NonEmpty[str]  # unique for each candidacy
-    at_s: Rate  # since 1970, as all times here
+    # Offset of the Lead in force, or of the Settled that ended it; -1 for none.
+    after: OrNone
+    # Unique for each candidacy.
+    candidate: NonEmpty[str]
+    # Seconds since 1970, as all times here.
+    at_s: Rate
 
 
 class OfferPrice(msgspec.Struct, frozen=True):
-    """What one type of a pool's machines costs, anywhere or in one zone."""
+    """Price of one type of a pool's machines, anywhere or in one zone."""
 
     pool: NonEmpty[str]
     type: NonEmpty[str]
@@ -44,16 +49,17 @@ class OfferPrice(msgspec.Struct, frozen=True):
 
 
 class Priced(msgspec.Struct, frozen=True, tag="priced", omit_defaults=True):
-    """What machines cost from now on; at first everything, then what changed."""
+    """Prices of machines from now on: at first all, then changes."""
 
     term: Count
     at_s: Rate
-    usd_per_hour: dict[NonEmpty[str], Rate]  # by pool
-    offers: tuple[OfferPrice, ...] = ()  # where prices in a pool differ
+    usd_per_hour: dict[NonEmpty[str], Rate]  # keyed by pool
+    # Used if prices in a pool differ.
+    offers: tuple[OfferPrice, ...] = ()
 
 
 class EstimateRecord(msgspec.Struct, frozen=True):
-    """An estimate: value, standard deviation and where the quantity lies with 90 %."""
+    """An estimate: value, standard deviation and 90 % interval."""
 
     value: Rate
     std: Rate
@@ -62,7 +68,7 @@ class EstimateRecord(msgspec.Struct, frozen=True):
 
 
 class OfferCount(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many machines of an offer there shall be: `common.spot.machines.Offer`."""
+    """Wanted number of machines of an offer: `common.spot.machines.Offer`."""
 
     pool: str
     count: Count
@@ -72,43 +78,57 @@ class OfferCount(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
-    """A policy's decision, by slot or counted; it stands until the next one."""
+    """A policy's decision, by slot or counted; in force until the next one."""
 
     term: Count
-    number: Ordinal  # counts the job's plans, from 1
+    # Number of the plan in the job, from 1.
+    number: Ordinal
     at_s: Rate
     policy: NonEmpty[str]
-    why: NonEmpty[str]  # what made it decide: the first plan, a price, an estimate, somebody asked
-    reason: NonEmpty[str]  # why this plan, in the policy's words
+    # Reason to decide: first plan, price, estimate, request.
+    why: NonEmpty[str]
+    # Reason of this plan, in the policy's words.
+    reason: NonEmpty[str]
     feasible: bool
     binding: str  # `common.spot.theory.provisioning.Binding`
-    pools: NonEmpty[tuple[str, ...]]  # by index; the first is on-demand
-    places: tuple[OrNone, ...]  # (N_tot,) pool of each slot, -1 for none; empty: counted
+    # Pools by index; the first is on-demand.
+    pools: NonEmpty[tuple[str, ...]]
+    # (N_tot,) pool of each slot, -1 for none; empty if machines are counted.
+    places: tuple[OrNone, ...]
     spot: Count  # slots on spot machines
     on_demand: Count  # machines on demand
     updates_left: Rate
-    deadline_left_s: Rate | None  # None: the job has none
-    spent_usd: Rate  # until now
-    expected_cost_usd: Rate  # of what is left
-    expected_runtime_s: Rate  # of what is left
-    on_demand_only_usd: Rate  # of what is left, with every worker on demand
-    stability: Rate  # capacity over arrivals, Proposition 1; below 1 updates cannot keep up
-    usd_per_hour: dict[NonEmpty[str], Rate]  # by pool, as it was decided on
-    # "arrivals_per_s", "gradient_s", "availability.<pool>", ...
+    # None if the job has no deadline.
+    deadline_left_s: Rate | None
+    # Cost until now.
+    spent_usd: Rate
+    expected_cost_usd: Rate  # remaining work
+    expected_runtime_s: Rate  # remaining work
+    # Cost of the remaining work with every worker on demand.
+    on_demand_only_usd: Rate
+    # Capacity over arrivals, Proposition 1. Below 1, updates cannot keep up.
+    stability: Rate
+    # Price of each pool at the decision.
+    usd_per_hour: dict[NonEmpty[str], Rate]
+    # Keys: "arrivals_per_s", "gradient_s", "availability.<pool>", ...
     believed: dict[str, EstimateRecord]
-    warning: str = ""  # the fleet is below what Proposition 1 needs, and why it is left so
-    transfer_usd: float = 0.0  # of the expected cost: what machines and servers send each other
-    answers: OrNone = -1  # offset of the latest ReplanAsked that had been read, -1 for none
-    machines: tuple[OfferCount, ...] = ()  # where they are counted
+    # Reason why the fleet stays below what Proposition 1 requires.
+    warning: str = ""
+    # Cost of traffic between machines and servers, included in the expected cost.
+    transfer_usd: float = 0.0
+    # Offset of the latest ReplanAsked that was read, -1 for none.
+    answers: OrNone = -1
+    # Wanted machines, if they are counted.
+    machines: tuple[OfferCount, ...] = ()
 
     @property
     def counted(self) -> bool:
-        """Whether it does not say which machine is for which slot."""
+        """True if machines have no fixed slots."""
         return not self.places
 
     @property
     def counts(self) -> dict[Offer, int]:
-        """How many machines of each offer there shall be, where they are counted."""
+        """Wanted machines of each offer, if they are counted."""
         return {
             Offer(each.pool, each.type, each.zone, each.bid_usd_per_hour): each.count
             for each in self.machines
@@ -116,47 +136,58 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
 
     @property
     def predicted_usd(self) -> float:
-        """What the machines of the whole job cost if it comes as expected."""
+        """Cost of the machines of the whole job if the plan works out."""
         return self.spent_usd + self.expected_cost_usd - self.transfer_usd
 
 
 class LaunchRequested(msgspec.Struct, frozen=True, tag="launch-requested", omit_defaults=True):
-    """A machine is to be launched; the order that comes first with this number counts."""
+    """Order of a machine. The first record with its number counts."""
 
     term: Count
-    launch: Ordinal  # counts the job's launches, from 1
+    # Number of the launch in the job, from 1.
+    launch: Ordinal
     at_s: Rate
-    slot: Count | None  # None: for whichever it is seated on, see `SlotAssigned`
+    # None if `SlotAssigned` gives it a slot later.
+    slot: Count | None
     pool: NonEmpty[str]
     worker: NonEmpty[str]
-    machine_type: str = ""  # empty: whichever the pool has
-    zone: str = ""  # likewise
-    bid_usd_per_hour: Rate | None = None  # what it may cost at most; None: no limit
+    # Empty for any type of the pool.
+    machine_type: str = ""
+    # Empty for any zone.
+    zone: str = ""
+    # Highest price; None for no limit.
+    bid_usd_per_hour: Rate | None = None
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", omit_defaults=True):
-    """The machine of an order was seen running."""
+    """An order's machine was seen running."""
 
     term: Count
     launch: Ordinal
-    at_s: Rate  # since when it is paid for
+    # Beginning of the billed time.
+    at_s: Rate
     machine: NonEmpty[str]  # the provider's id
-    machine_type: str = ""  # what was given, where a pool has several; else empty
-    zone: str = ""  # likewise
-    usd_per_hour: Rate | None = None  # at which it was given; None: as was told of its offer
+    # Actual type, if the pool has several; else empty.
+    machine_type: str = ""
+    # Actual zone, if the pool has several; else empty.
+    zone: str = ""
+    # Actual price; None for the known price of its offer.
+    usd_per_hour: Rate | None = None
 
 
 EndedBecause: TypeAlias = Literal[
     "preempted",
     "released",
     "failed",
-    "refused",  # it never began: there was no capacity, or the order was wrong
-    "lost",  # it is no longer there and nobody knows why
+    # The machine never started: there was no capacity, or the order was wrong.
+    "refused",
+    # The machine no longer exists, for an unknown reason.
+    "lost",
 ]
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The machine of an order is gone, or there will be none."""
+    """An order's machine has ended, or will never start."""
 
     term: Count
     launch: Ordinal
@@ -166,20 +197,20 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class SlotAssigned(msgspec.Struct, frozen=True, tag="slot-assigned"):
-    """A slot's stream is this machine's until the machine ends."""
+    """Assigns a slot's stream to this machine until the machine ends."""
 
     term: Count
     at_s: Rate
     slot: Count
     launch: Ordinal
-    # The name under which the machine's worker reads it: the slot's static member.
+    # The name under which the machine's worker reads the stream: the slot's static member.
     worker: NonEmpty[str]
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """The worker of a machine that has a seat is gone from it: the slot waits for another one.
+    """The worker of a machine with a slot is gone, and the slot waits for another machine.
 
-    The machine runs still: the provider has given notice, or the worker has failed.
+    The machine still runs: the provider has given notice, or the worker has failed.
     """
 
     term: Count
@@ -188,7 +219,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 
 
 class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
-    """How things stand, now and then: for people, and for curves over time."""
+    """Periodic status, for users and for curves over time."""
 
     term: Count
     at_s: Rate
@@ -197,14 +228,15 @@ class Reviewed(msgspec.Struct, frozen=True, tag="reviewed"):
     running: Count  # machines
     wanted: Count  # machines
     spent_usd: Rate
-    on_demand_only_usd: Rate  # what the updates made so far would have cost that way
+    # On-demand cost of the updates so far.
+    on_demand_only_usd: Rate
     stability: Rate
     believed: dict[str, EstimateRecord]
     warning: str = ""
 
 
 class ReplanAsked(msgspec.Struct, frozen=True, tag="replan-asked"):
-    """A person wants the policy to be asked anew; of no term, since anybody may ask."""
+    """A user's request for another plan. It has no term, since any process may write it."""
 
     at_s: Rate
     by: NonEmpty[str]
@@ -212,7 +244,7 @@ class ReplanAsked(msgspec.Struct, frozen=True, tag="replan-asked"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled"):
-    """The job is over and its machines are given back: the last word of a term.
+    """The job is over and its machines are released: the last record of a term.
 
     A stopped job that is resumed is provisioned again, in another term.
     """
@@ -221,8 +253,9 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
     at_s: Rate
     why: NonEmpty[str]
     spent_usd: Rate
-    on_demand_only_usd: Rate  # of the whole job
-    predicted_usd: Rate | None  # by the last plan; None: there was none
+    on_demand_only_usd: Rate  # whole job
+    # Prediction of the last plan; None without a plan.
+    predicted_usd: Rate | None
 
 
 PlanRecord: TypeAlias = (
@@ -241,8 +274,8 @@ PlanRecord: TypeAlias = (
 
 
 def client_token(job: str, launch: int) -> str:
-    """Name an order for the provider: the same for whoever carries it out; EC2 takes 64 characters.
+    """Return an order's token for the provider, the same in every process.
 
-    A job's id is its own for ever, since its topics are never emptied.
+    EC2 accepts 64 characters. A job's id is unique forever, since its topics are never emptied.
     """
     return f"doll-{hashlib.sha256(f'{job}/{launch}'.encode()).hexdigest()[:40]}"

@@ -1,7 +1,7 @@
-"""How a job's machines stand, in numbers: what the provisioner in charge tells who measures it.
+"""Numbers about a job's machines, for the metrics of the provisioner in charge.
 
-A report is of one moment, and frozen: whoever answers scrapes holds the last one while decisions go
-on. What time alone changes until the next one, it works out when it is asked.
+A report is of one moment, and frozen. Scrapes use the last one while decisions continue. Values
+that depend only on time are calculated at the scrape.
 """
 
 from __future__ import annotations
@@ -22,57 +22,65 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What is known of one job; None: nothing yet."""
+    """State of one job; None if unknown."""
 
-    at_s: float  # since 1970, as all times here
-    running: Mapping[str, int]  # machines paid for, by pool
-    spot: int | None  # slots on spot machines, by the plan that stands
-    on_demand: int | None  # machines on demand, likewise
-    ended: Mapping[EndedBecause, int]  # machines, since the job began
-    planned: Mapping[bool, int]  # plans, since the job began, by whether they were feasible
-    prices: Mapping[str, float]  # USD per hour of one machine, by pool
-    usd_per_hour: float  # of all machines that run
-    spent_until_usd: float  # until `at_s`
-    on_demand_only_usd: float | None  # what the updates made would have cost that way
+    # Seconds since 1970, as all times here.
+    at_s: float
+    # Machines that are paid for, by pool.
+    running: Mapping[str, int]
+    # Slots on spot machines, by the plan in force.
+    spot: int | None
+    # On-demand machines, by the plan in force.
+    on_demand: int | None
+    # Ended machines since the job began.
+    ended: Mapping[EndedBecause, int]
+    # Plans since the job began, by feasibility.
+    planned: Mapping[bool, int]
+    # USD per hour of one machine, by pool.
+    prices: Mapping[str, float]
+    usd_per_hour: float  # all running machines
+    spent_until_usd: float  # cost until `at_s`
+    # On-demand cost of the updates so far.
+    on_demand_only_usd: float | None
     updates: int  # J, made so far
-    records: int  # in them
+    records: int  # records in these updates
     believed: Mapping[str, EstimateRecord]
     stability: float | None  # capacity over arrivals, Proposition 1
     deadline_at_s: float | None
-    done_at_s: float | None  # by the plan that stands
+    done_at_s: float | None  # time by the plan in force
 
     def spent_usd(self, now_s: float) -> float:
-        """What all machines have cost; those that run go on costing what they cost."""
+        """Return the cost of all machines; running ones continue at their price."""
         return self.spent_until_usd + self.usd_per_hour * max(now_s - self.at_s, 0.0) / HOUR_S
 
     def usd_per_update(self, now_s: float) -> float | None:
-        """What an update has cost so far."""
+        """Return the cost of an update so far."""
         return self.spent_usd(now_s) / self.updates if self.updates > 0 else None
 
     def usd_per_million(self, now_s: float) -> float | None:
-        """What a million records in updates have cost so far."""
+        """Return the cost of a million records in updates so far."""
         return self.spent_usd(now_s) / self.records * MILLION if self.records > 0 else None
 
     def deadline_left_s(self, now_s: float) -> float | None:
-        """Until the deadline; below 0 when it is over."""
+        """Return the time until the deadline; negative when it is over."""
         return None if self.deadline_at_s is None else self.deadline_at_s - now_s
 
     def planned_left_s(self, now_s: float) -> float | None:
-        """Until the job is done, if it comes as the plan expected; 0 where it takes longer."""
+        """Return the time until the job is done by the plan; 0 if it takes longer."""
         return None if self.done_at_s is None else max(self.done_at_s - now_s, 0.0)
 
 
 def report_of(
     ledger: FleetLedger, settings: ProvisionerSettings, updates: int, records: int, now_s: float
 ) -> FleetReport:
-    """Say how things stand.
+    """Make the report.
 
     Args:
-        ledger: What counts in the plans topic.
-        settings: The job's.
+        ledger: The fold of the plans topic.
+        settings: Settings of the job.
         updates: J, made so far.
-        records: In them.
-        now_s: Since 1970.
+        records: Records in these updates.
+        now_s: Seconds since 1970.
     """
     plan, review, settled = ledger.plan, ledger.review, ledger.settled
     latest = review if plan is None or (review and review.at_s >= plan.at_s) else plan

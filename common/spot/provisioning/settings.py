@@ -1,4 +1,4 @@
-"""What a job's owner and the market file say about its provisioning, as plain values."""
+"""Provisioning settings of a job, from its owner and the market file, as plain values."""
 
 from __future__ import annotations
 
@@ -15,45 +15,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionerSettings:
-    """Settings of the provisioner of one job; all times of day are in seconds since 1970."""
+    """Settings of one job's provisioner. All times of day are in seconds since 1970."""
 
     job: str  # its id
     workers: int  # N_tot
     group_size: int  # K
     batch_size: int  # b
-    submitted_s: float  # the job's clock begins here
-    pools: tuple[Pool, ...]  # on-demand first; what is believed of each before it was seen
-    partitions: int = 0  # of all the job's streams; 0: nobody knows
-    updates: float | None = None  # J; None: the job has no number of updates
-    loss: float | None = None  # epsilon, at which it stops; None: at none
-    deadline_at_s: float | None = None  # None: it has no deadline
+    # Beginning of the job's clock.
+    submitted_s: float
+    # On-demand first, with values assumed before any observation.
+    pools: tuple[Pool, ...]
+    # Number of partitions of all the job's streams; 0 if unknown.
+    partitions: int = 0
+    updates: float | None = None  # J; None: no limit
+    loss: float | None = None  # epsilon, loss at which it stops; None: no limit
+    deadline_at_s: float | None = None  # None: no deadline
     on_preemption: Literal["hold", "reassign"] = "reassign"
     policy: PolicyName = "adaptive"
-    probability: float = 0.95  # of the deadline, where a policy promises one
-    review_s: float | None = None  # how often the policy is asked; None: as it likes
-    bidding: BidSettings = field(default_factory=BidSettings)  # of `bidbrain`
-    # Of `pools`, see `Pools`:
+    # Probability of meeting the deadline, for policies that have one.
+    probability: float = 0.95
+    # Time between reviews of the policy; None for the policy's own.
+    review_s: float | None = None
+    bidding: BidSettings = field(default_factory=BidSettings)  # settings of `bidbrain`
+    # Settings of `pools`, see `Pools`.
     max_lag_s: float | None = None
     spot_up_to: float = 1.5
     reliable: int = 0
-    update_mb: float = 0.0  # that a machine moves for an update, before that is measured
-    balanced: bool = False  # ask it for fewer workers where time x cost is less: see `sizing`
+    # Megabytes that a machine moves for an update, before it is measured.
+    update_mb: float = 0.0
+    # True to use fewer workers if time x cost is less: see `autoscale`.
+    balanced: bool = False
 
-    lease_ttl_s: float = 10.0  # how long a dead provisioner is waited for
-    look_s: float = 2.0  # between looks at the machines: how late a preemption is noticed
-    prices_s: float = 30.0  # between looks at prices
-    grace_s: float = 15.0  # a machine that is not named for so long is lost
-    unseen_s: float = 120.0  # likewise one that was launched and never named
-    # Between Reviewed records at least; a warning that changes is told after the shorter one.
+    # Time before a dead provisioner is replaced.
+    lease_ttl_s: float = 10.0
+    # Time between polls of the machines, which delays the notice of a preemption.
+    look_s: float = 2.0
+    # Time between polls of prices.
+    prices_s: float = 30.0
+    # Time without being listed after which a machine is lost.
+    grace_s: float = 15.0
+    # Time without ever being listed after which a launched machine is lost.
+    unseen_s: float = 120.0
+    # Minimum times between Reviewed records; the shorter one for a changed warning.
     reviewed_s: float = 30.0
     warned_s: float = 5.0
 
     @property
     def pool_names(self) -> tuple[str, ...]:
-        """By index, as a policy's places mean them."""
+        """Names by index, as in a policy's places."""
         return tuple(pool.name for pool in self.pools)
 
     @property
     def billing(self) -> dict[str, Billing]:
-        """How each pool is billed, as the ledger wants it."""
+        """Billing of each pool, for the ledger."""
         return {pool.name: pool.billing for pool in self.pools}

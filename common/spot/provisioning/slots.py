@@ -1,14 +1,13 @@
-"""Which spare machine a slot is seated on: under `hold`, where machines are counted.
+"""Assignment of slots to spare machines: under `hold`, if machines are counted.
 
-    slot 3      m1 ██████████ lost        m4 ███████████████    its stream waits for a look at the
+    slot 3      m1 ██████████ lost        m4 ███████████████    its stream waits for a poll of the
     machine m4        ready: a spare ─────┘                     machines and a rejoin, no start-up
 
-A stream has one reader at a time. So a seat is given away only after the machine that had it has
-ended, or its worker has sent heartbeats and does so no more: on a machine that was given notice, or
-whose worker failed. The ledger says so: a `SlotAssigned` record before that does not count. A
-worker whose machine was taken for lost and lives on is fenced by the consumer group: both are the
-same static member, of which the one that joined last reads on. What the other still announces is
-settled as any zombie's claim.
+A stream has one reader at a time. So a slot is reassigned only after its machine has ended, or
+after the worker's heartbeats have stopped: because of a notice, or because the worker failed. The
+ledger enforces this: an earlier `SlotAssigned` record does not count. If a machine counted as lost
+but its worker still runs, the consumer group fences that worker: both workers are the same static
+member, and the one that joined last reads on. Claims of the other one are handled as any zombie's.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 def readiness(
     pools: Iterable[Pool], start_ups: StartUps, now_s: float
 ) -> Callable[[Instance], bool]:
-    """Say how to tell whether a machine has started up by now, as far as its pool is known.
+    """Return a function that returns True if a machine should have started by now.
 
-    One whose worker was heard of has, however long others take.
+    A machine has also started if its worker has sent heartbeats.
     """
     start_up_s = {pool.name: start_ups.start_up_s(pool) for pool in pools}
 
@@ -48,17 +47,17 @@ def assign_slots(
     vacated_s: Mapping[int, float],
     rates_per_s: Rates,
 ) -> tuple[tuple[int, int], ...]:
-    """Give the slots that are to be seated now, each with its machine's launch.
+    """Return the slots to assign now, each with its machine's launch.
 
-    Who waits longest is seated first, of two the one with more records; the fastest machines serve
-    before others.
+    The slot that waits longest is first; of two, the one with the higher rate. The fastest machines
+    are used first.
 
     Args:
-        instances: Machines that run or may come to run.
-        ready: Whether one has started up.
-        speeds: By pool.
-        vacated_s: By slot, when it lost its machine; those that never had one come first.
-        rates_per_s: (N_tot,) of the slots' streams.
+        instances: Machines that run or may start.
+        ready: Returns True if a machine has started up.
+        speeds: Speeds by pool.
+        vacated_s: Time at which each slot lost its machine; slots that never had one come first.
+        rates_per_s: (N_tot,) rates of the slots' streams.
     """
     there = tuple(instances)
     taken = {instance.slot for instance in there if instance.has_slot}

@@ -1,10 +1,10 @@
-"""What is left of a job as the theory's `Work`, and a policy's decision out of its record.
+"""The remaining work of a job as the theory's `Work`, and a policy's decision from its record.
 
-A job need not have both a number of updates and a deadline. Without a deadline time is free, and
-whatever is cheapest will do. A job that stops at a loss has as many updates left as its loss curve
-says, once that is sure. Without a number of updates its work is what arrives until the deadline,
-less a tenth: a plan for every last record would leave no second for an outage and so forbid all
-spot machines. Without either it is planned for an hour of arrivals, without haste.
+A job may lack a number of updates or a deadline. Without a deadline, time is free and the cheapest
+machines will do. A job that stops at a loss has as many updates left as its loss curve says, once
+that is certain enough. Without a number of updates, its work is what arrives until the deadline,
+less a tenth: a plan for every last record would leave no time for an outage, and so forbid all spot
+machines. Without either, the plan is for an hour of arrivals, without haste.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import Planned
     from common.spot.provisioning.settings import ProvisionerSettings
 
-TRAINED_SHARE = 0.9  # of the arrivals until the deadline, where no number of updates is known
-HORIZON_S = 3600.0  # planned for where a job never ends
-# The time of a job that has no deadline over that of on-demand machines alone: even of a pool that
-# is there for a hundredth of the time all workers can be.
+# Share of the arrivals until the deadline, if the number of updates is unknown.
+TRAINED_SHARE = 0.9
+# Planned time of a job that never ends.
+HORIZON_S = 3600.0
+# Time of a job without a deadline over that of on-demand machines alone. Even a pool that is
+# available for a hundredth of the time can then have all workers.
 HASTE = 1000.0
-NEVER = 1e12  # seconds or dollars: a plan that never ends, as a number that JSON can say
+# Seconds or dollars of a plan that never ends, as a JSON number.
+NEVER = 1e12
 
 
 def bounded(value: float) -> float:
-    """Give a number that a record can hold."""
+    """Return a number that a record can hold."""
     return float(min(max(value, 0.0), NEVER)) if value == value else NEVER  # noqa: PLR0124 -- NaN is not itself
 
 
@@ -44,14 +47,14 @@ def work_left(
     now_s: float,
     updates_to_loss: float | None = None,
 ) -> Work:
-    """Say what is left to do, and in which time.
+    """Return the remaining work, and the time for it.
 
     Args:
-        settings: The job's.
+        settings: Settings of the job.
         rates_per_s: (N_tot,) lambda_A,n.
-        made: Updates made so far, as the job counts them.
-        now_s: Since 1970.
-        updates_to_loss: After how many more the job stops at its loss; None: nobody knows.
+        made: Updates so far, as the job counts them.
+        now_s: Seconds since 1970.
+        updates_to_loss: Number of updates until the job stops at its loss; None if unknown.
 
     Raises:
         ParameterError: If there are no arrivals.
@@ -70,7 +73,7 @@ def work_left(
 def updates_left(
     settings: ProvisionerSettings, made: float, updates_to_loss: float | None
 ) -> float | None:
-    """Give how many updates are left until the first of the job's ends; None: nobody knows."""
+    """Return the number of updates until the first of the job's ends; None if unknown."""
     ends = [] if updates_to_loss is None else [updates_to_loss]
     if settings.updates is not None:
         ends.append(max(settings.updates - made, 0.0))
@@ -78,7 +81,7 @@ def updates_left(
 
 
 def deadline_left_s(settings: ProvisionerSettings, now_s: float) -> float | None:
-    """Give theta, None where there is none."""
+    """Return theta; None without a deadline."""
     if settings.deadline_at_s is None:
         return None
     return max(settings.deadline_at_s - now_s, 0.0)
@@ -86,14 +89,15 @@ def deadline_left_s(settings: ProvisionerSettings, now_s: float) -> float | None
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """Proposition 1: whether updates keep up with arrivals."""
+    """Proposition 1: ability of updates to keep up with arrivals."""
 
     ratio: float  # capacity over arrivals
-    needed: int | None  # machines of speed 1; None: no number of them does
+    # Machines of speed 1; None if no number of them keeps up.
+    needed: int | None
 
 
 def stability_of_plan(decision: Decision, situation: Situation) -> Stability:
-    """Look at the machines that a decision will have on average."""
+    """Return the stability of the machines that a decision has on average."""
     places, pools = decision.places, situation.pools
     certain = places == ON_DEMAND
     spot = places[(places != NOWHERE) & ~certain]
@@ -107,13 +111,14 @@ def stability_of_plan(decision: Decision, situation: Situation) -> Stability:
         return _stability(situation, np.array([float(fixed)]), np.array([1.0]))
     machines = fixed + float(speeds.mean()) * np.arange(spot.size + 1.0)
     most = situation.work.workers * max(pool.speed for pool in pools)
-    machines = np.minimum(machines, most)  # of more than there are slots the others are spares
+    # Machines beyond the slots are spares.
+    machines = np.minimum(machines, most)
     chances = np.asarray(distribution_of_running(int(spot.size), float(shares.mean())))
     return _stability(situation, machines, chances)
 
 
 def stability_of_fleet(machines: float, situation: Situation) -> Stability:
-    """Look at the machines that run, each for as much as it is fast."""
+    """Return the stability of running machines, given the sum of their speeds."""
     return _stability(situation, np.array([machines]), np.array([1.0]))
 
 
@@ -125,10 +130,10 @@ def _stability(situation: Situation, machines: Rates, chances: Rates) -> Stabili
 
 
 def restored(record: Planned, situation: Situation, submitted_s: float) -> Decision | None:
-    """Make the decision again that a record tells of, as far as it tells.
+    """Restore a decision from its record, as far as possible.
 
-    None where it was about other pools or another number of slots. Rates of single slots are not in
-    the record; they are taken to be to each other as they are now.
+    None for other pools or another number of slots. The record has no rates of single slots; their
+    ratios are assumed to be the current ones.
     """
     work = situation.work
     names = tuple(pool.name for pool in situation.pools)
@@ -171,7 +176,7 @@ def restored(record: Planned, situation: Situation, submitted_s: float) -> Decis
 
 
 def _then(pool: Pool, record: Planned) -> Pool:
-    """Give a pool as it was believed to be when the record was written."""
+    """Return a pool as it was estimated when the record was written."""
     availability = record.believed.get(f"availability.{pool.name}")
     cycle_s = record.believed.get(f"cycle_s.{pool.name}")
     return replace(

@@ -1,16 +1,17 @@
-"""How long machines of each pool take to start up, by when their workers are first heard of.
+"""Start-up times of machines of each pool, by the first heartbeats of their workers.
 
     machine   Started ─────────────────────────────── heartbeats ──▶
-    looks          |         |         |         |         |
-                                       not heard └────┬────┘ heard
-                                                  start-up ends
+    polls          |         |         |         |         |
+                                      not seen  └────┬────┘ seen
+                                                 start-up ends
 
-Heartbeats end and begin for other reasons, too: Redis comes back empty, and who takes over has not
-looked before. So only machines are timed that started while somebody looked. What is known is of
-this process alone: another one believes the market file until it has seen a few.
+Heartbeats also end and begin for other reasons: Redis restarts empty, or a successor has not polled
+before. So only machines that started while this process polled are timed. Results are of this
+process alone; another one uses the market file's time until it has measured a few.
 
-Only where each machine's worker has a name of its own (`reassign`). Under `hold` a spare's worker
-sends no heartbeats before it is seated, and a slot's name is that of the machine before, too.
+This only works if each machine's worker has its own name (`reassign`). Under `hold`, a spare's
+worker sends no heartbeats before it gets a slot, and a slot's name is also that of the machine
+before.
 """
 
 from __future__ import annotations
@@ -25,35 +26,38 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import Instance
     from common.spot.theory.work import Pool
 
-# Start-ups that count for what the market file says: three that were seen outvote it. The median,
-# since one that waited for a server is no reason to plan with minutes.
+# Number of start-ups that the market file's time counts for: three measured ones outvote it. The
+# median ignores one that waited for a server for minutes.
 SAID = 2
-KEPT = 15  # of a pool: images and types change, and the last dozen say as much as all
+# Number kept for each pool: images and types change, and the last dozen are as good as all.
+KEPT = 15
 
 
 class StartUps:
-    """Fed with looks at heartbeats; says how long a start-up takes, and who has started up.
+    """Measures start-up times, and finds started machines, by polls of heartbeats.
 
     Attributes:
-        reported: Machines that run and whose workers were heard of, by launch.
+        reported: Running machines whose workers have sent heartbeats, by launch.
     """
 
     def __init__(self) -> None:
         self.reported = frozenset[int]()
         self._took_s = defaultdict[str, deque[float]](lambda: deque(maxlen=KEPT))
-        self._appeared = dict[str, tuple[float, float]]()  # by name: between which looks
-        self._since_s = float("inf")  # looks have followed one another since then
+        # Times of the polls before and at the first heartbeat, by name.
+        self._appeared = dict[str, tuple[float, float]]()
+        # Time since which polls have followed one another.
+        self._since_s = float("inf")
         self._looked_s = float("-inf")
 
     def workers_seen(
         self, seen: HeartbeatsSeen, running: Iterable[Instance], patience_s: float
     ) -> None:
-        """Take in a look, unless a later one was taken in before.
+        """Add a poll, unless a newer one was added before.
 
         Args:
-            seen: Whose heartbeats there are.
+            seen: Current heartbeats.
             running: Machines that were seen running and not seen to end.
-            patience_s: Looks farther apart than that do not follow one another.
+            patience_s: Longest time between two polls that follow one another.
         """
         before_s, now_s = self._looked_s, seen.as_of_s
         if now_s <= before_s:
@@ -61,7 +65,7 @@ class StartUps:
         self._looked_s = now_s
         if now_s - before_s > patience_s:
             self._since_s = now_s
-        # It may be heard of before its start is read back.
+        # A heartbeat may come before the start is read back.
         self._appeared = {
             member: self._appeared.get(member, (before_s, now_s)) for member in seen.members
         }
@@ -80,5 +84,5 @@ class StartUps:
         self.reported = frozenset(known | {instance.launch for instance in new})
 
     def start_up_s(self, pool: Pool) -> float:
-        """Say how long a machine of a pool takes from its start to its first work."""
+        """Return the time of a pool's machine from its start to its first work."""
         return median([*[pool.start_up_s] * SAID, *self._took_s[pool.name]])

@@ -1,11 +1,11 @@
-"""What a provisioner decides between its Lead record and the next one.
+"""Decisions of a provisioner between its Lead record and the next one.
 
-Nothing is decided while own records are on their way: what stands in the log is what is known, and
-an order that was read back is an order. One pass of `advance` answers "what now?" after every
-event, until it has something to write down.
+Nothing is decided while own records are under way: only records in the log count, and an order is
+one that was read back. After every event, one pass of `advance` goes through the steps until one
+has a record to write.
 
-    look ──▶ Started, Ended ──▶ Seated ──▶ lacking? ──▶ Ordered ──▶ policy? ──▶ Planned ──▶ Reviewed
-               prices ──▶ Priced               └──▶ release
+    poll ─▶ Started, Ended ─▶ SlotAssigned ─▶ missing? ─▶ Ordered ─▶ policy? ─▶ Planned ─▶ Reviewed
+              prices ─▶ Priced                 └─▶ release
 """
 
 from __future__ import annotations
@@ -52,25 +52,30 @@ if TYPE_CHECKING:
     from common.spot.provisioning.fleet_ledger import FleetLedger
     from common.spot.provisioning.settings import ProvisionerSettings
 
-UNREAD_S = 30.0  # own records that have not come back by then will not
-PAST_S = 6 * 3600.0  # between looks at what machines have cost: odds are of days
-PRICES_S = 30.0  # a source of prices that is away at the start is waited for; then the market file
+# Time after which own records that were not read back are lost.
+UNREAD_S = 30.0
+# Time between polls of past prices. The odds span days.
+PAST_S = 6 * 3600.0
+# Longest wait for unavailable prices at the start; then the market file's are used.
+PRICES_S = 30.0
 
 
 @dataclass(slots=True)
 class Known:
-    """What the job's topics say, in charge or not."""
+    """State of the job by its topics, with or without the lead."""
 
     settings: ProvisionerSettings
     ledger: FleetLedger
     estimator: Estimator
     backoff: Backoff
     wanted: Wanted = "running"
-    reason: str = ""  # why it is wanted so
-    past: Mapping[str, PriceHistory] = field(default_factory=dict)  # of machines' prices
+    # Reason of `wanted`.
+    reason: str = ""
+    # Past prices of machines.
+    past: Mapping[str, PriceHistory] = field(default_factory=dict)
 
     def plans_read(self, offset: int, record: PlanRecord | None) -> bool:
-        """Fold a record of the plans topic; True where it counts."""
+        """Fold a record of the plans topic; return True if it counts."""
         counts = self.ledger.feed(offset, record)
         if counts and record is not None:
             self.estimator.fleet(record, self.ledger)
@@ -83,11 +88,11 @@ class Term:
     """One term in charge.
 
     Attributes:
-        failed: Why it cannot go on; empty while it can.
+        failed: Reason why it cannot continue; empty while it can.
 
     Args:
-        known: What the topics say; fed by the provisioner, before `read`.
-        now_s: When the term begins.
+        known: State of the topics. The provisioner feeds it before `read`.
+        now_s: Beginning of the term.
     """
 
     def __init__(self, known: Known, now_s: float) -> None:
@@ -98,22 +103,27 @@ class Term:
         self._unread = deque[PlanRecord]()
         self._written_s = now_s
         self._look_at_s = self._prices_at_s = self._past_at_s = now_s
-        self._again_at_s = float("inf")  # when what was refused may be ordered again
+        # Time at which refused machines may be ordered again.
+        self._again_at_s = float("inf")
         self._reviewed_s = float("-inf")
-        self._alarm_at_s = now_s + known.settings.warned_s  # a plan comes first
-        self._alarmed = set[str]()  # kinds of alarm, in the last review
-        self._prices: Mapping[Offer, float] = {}  # as seen last
+        # The first alarm comes after a plan.
+        self._alarm_at_s = now_s + known.settings.warned_s
+        # Kinds of alarm in the last review.
+        self._alarmed = set[str]()
+        # Last known prices.
+        self._prices: Mapping[Offer, float] = {}
         self._fleet_away = self._prices_away = ""
-        self._basis: object = None  # of the steps that were found last
+        # Key of the last `_steps`.
+        self._basis: object = None
         self._lack = FleetDiff((), ())
         self.failed = ""
         self._policy.learn(known.past)
         self._policy.resume(now_s)
 
-    # --- what comes in -------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------
 
     def read(self, record: PlanRecord | None, now_s: float, *, counts: bool) -> None:
-        """Take in a record of the plans topic that was folded."""
+        """Match a record of the plans topic with the own ones, after it was folded."""
         if not (self._unread and record == self._unread[0]):
             return
         self._unread.popleft()
@@ -122,7 +132,7 @@ class Term:
             self.failed = f"its {type(record).__name__} record was not accepted"
 
     def on(self, event: ProvisionerEvent, now_s: float) -> None:
-        """Take in what was answered, and new settings."""
+        """Apply a response or new settings."""
         match event:
             case events.ProvisioningChanged(settings):
                 self._watch.settings = settings
@@ -146,16 +156,17 @@ class Term:
             case events.PricesAway(reason):
                 self._prices_away = reason or "no reason given"
             case _:
-                pass  # of the log, and of the lease
+                # Events of the log and of the lease are handled elsewhere.
+                pass
 
-    # --- what now? -----------------------------------------------------------------------------
+    # --- decisions -----------------------------------------------------------------------------
 
     def due(self) -> float:
-        """When it wants a `Tick`; whatever else waits for a time is looked at then, too."""
+        """Return the time of the next `Tick`. All other deadlines are checked at polls."""
         return min(self._look_at_s, self._prices_at_s, self._again_at_s)
 
     def advance(self, now_s: float) -> Iterator[ProvisionerCommand]:
-        """Do all that can be done now."""
+        """Do everything that can be done now."""
         self._again_at_s = self._known.backoff.due(now_s)
         yield from self._looks(now_s)
         if self._unread:
@@ -198,7 +209,8 @@ class Term:
     def _priced(self, now_s: float) -> Iterator[PlanRecord]:
         settings, ledger = self._known.settings, self._known.ledger
         prices, names = by_pool(self._prices), settings.pool_names
-        if now_s >= self._begun_s + PRICES_S:  # better than none
+        # These prices are better than none.
+        if now_s >= self._begun_s + PRICES_S:
             said = {pool.name: pool.usd_per_hour for pool in settings.pools}
             prices = said | ledger.prices | prices
         changed = {
@@ -217,7 +229,7 @@ class Term:
     # --- the end of the job --------------------------------------------------------------------
 
     def _end(self, now_s: float) -> Iterator[PlanRecord]:
-        """Settle a job that is over, when nothing of it runs any more."""
+        """Settle a job that is over, once none of its machines runs."""
         known, ledger = self._known, self._known.ledger
         gone = self._watch.looked and not ledger.open and not self._watch.strangers
         if known.wanted == "stopped" and gone and ledger.settled is None:
@@ -231,7 +243,7 @@ class Term:
             )
 
     def _alone_usd(self, now_s: float) -> float:
-        """What the updates made so far would have cost on demand: theta_0 with all workers."""
+        """Return the on-demand cost of the updates so far: theta_0 with all workers."""
         settings, estimator = self._known.settings, self._known.estimator
         arrivals_per_s = float(estimator.arrivals(now_s).value)
         alone = estimator.pools(self._known.ledger.paid_usd_per_hour, now_s)[ON_DEMAND]
@@ -240,7 +252,7 @@ class Term:
     # --- machines ------------------------------------------------------------------------------
 
     def _assign_slots(self, now_s: float) -> Iterator[PlanRecord]:
-        """Seat slots on spare machines; under `reassign` streams move by themselves."""
+        """Assign slots to spare machines. Under `reassign`, streams move by themselves."""
         known, settings = self._known, self._known.settings
         spare = any(instance.slot is None and instance.running for instance in known.ledger.open)
         if known.wanted != "running" or settings.on_preemption != "hold" or not spare:
@@ -263,7 +275,7 @@ class Term:
         return sum(plan.counts.values()) + len(desired_machines(plan.places, plan.pools))
 
     def _compare(self, may_order: Callable[[DesiredMachine], bool], now_s: float) -> FleetDiff:
-        """Compare what is wanted with what there is."""
+        """Compare the wanted machines with the existing ones."""
         known, plan = self._known, self._known.ledger.plan
         if known.wanted != "running" or plan is None:
             return reconcile((), known.ledger.open)
@@ -278,10 +290,11 @@ class Term:
         return reconcile(all_desired, known.ledger.open, may_order, at_work)
 
     def _steps(self, now_s: float) -> FleetDiff:
-        """What is lacking and what is too much. Without a plan yet, whatever runs may stay."""
+        """Return missing and surplus machines. Without a plan, every machine may stay."""
         known = self._known
         basis = (now_s, known.ledger.position, known.wanted)
-        if self._basis != basis:  # else it is asked twice in one pass
+        # The result is used twice in one pass.
+        if self._basis != basis:
             self._basis, self._lack = basis, FleetDiff((), ())
             if known.wanted != "running" or known.ledger.plan is not None:
                 self._lack = self._compare(
@@ -290,7 +303,7 @@ class Term:
         return self._lack
 
     def _provide(self, now_s: float) -> Iterator[PlanRecord]:
-        """Order what is lacking, once it is known what there is."""
+        """Order missing machines, once the existing ones are known."""
         if not self._watch.looked:
             return
         known = self._known
@@ -330,7 +343,7 @@ class Term:
                 yield plan
 
     def _review(self, now_s: float) -> Iterator[PlanRecord]:
-        """Say how things stand, when it is time to or the alarm is another one."""
+        """Write a review if it is due or the kinds of alarm have changed."""
         known, ledger, settings = self._known, self._known.ledger, self._known.settings
         if now_s < self._alarm_at_s or ledger.settled is not None:
             return
@@ -356,10 +369,9 @@ class Term:
         )
 
     def _alarm(self, now_s: float) -> tuple[float, dict[str, str]]:
-        """Give capacity over arrivals of the machines that run, and all that is wrong.
+        """Return capacity over arrivals of the running machines, and all alarms by kind.
 
-        What is wrong is of some kinds, of which another makes it news, in words that may change
-        without being news.
+        A new kind of alarm triggers a review; a new text of the same kind does not.
         """
         known, ratio = self._known, 0.0
         alarms = {
@@ -388,7 +400,7 @@ class Term:
         return ratio, {kind: text for kind, text in alarms.items() if text}
 
     def _why_below(self, now_s: float) -> str:
-        """Say why it is left so."""
+        """Explain why there are too few machines."""
         known = self._known
         coming = sum(not instance.running for instance in known.ledger.open)
         if coming:

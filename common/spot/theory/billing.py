@@ -1,7 +1,7 @@
-"""What a machine is paid for: by second or hour, at which price, and what an interruption saves.
+"""Billing of machines: by second or hour, at which price, and the refund of an interruption.
 
-One set of rules for the bill, the simulator's machines and the plans. Costs of volumes, addresses
-and traffic are no part of it.
+The bill, the simulator's machines and the plans use these rules. Costs of volumes, addresses and
+traffic are not included.
 """
 
 from __future__ import annotations
@@ -20,45 +20,44 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """What is not paid where the provider takes a machine back."""
+    """Time that is free if the provider takes a machine back."""
 
-    free_within_s: float = 0.0  # of a machine that ran for less, nothing is
-    hour_refunded: bool = False  # the hour that was begun is not
+    # A machine that ran for less costs nothing.
+    free_within_s: float = 0.0
+    # True if the current hour is free.
+    hour_refunded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Billing:
     """The rules of one pool.
 
-    What runs is taken to cost as much as it has run for; what is owed beyond that, or given back,
-    is known when it ends.
+    A running machine is counted by its time so far. Surcharges and refunds are known when it ends.
     """
 
-    per: Literal["second", "hour"] = "second"  # hour: one that was begun is paid whole
-    minimum_s: float = 0.0  # paid at least, unless the provider takes it back
-    # Of each second: that of the time, or that at the beginning of the machine's own hour.
+    # With `hour`, a started hour is paid in full.
+    per: Literal["second", "hour"] = "second"
+    # Minimum time that is paid, unless the provider takes the machine back.
+    minimum_s: float = 0.0
+    # Price of each second: the current one, or that at the beginning of the machine's own hour.
     price: Literal["now", "hour_start"] = "now"
     preempted: Preempted = Preempted()
-    hour_s: float = HOUR_S  # of those hours: shorter where recorded prices are replayed faster
+    # Length of these hours; shorter if recorded prices are replayed faster.
+    hour_s: float = HOUR_S
 
     @property
     def least_s(self) -> float:
-        """For how long a machine that we stop is paid at least."""
+        """Minimum time that is paid for a machine that we stop."""
         return max(self.minimum_s, self.hour_s) if self.per == "hour" else self.minimum_s
 
     @property
     def by_the_second(self) -> bool:
-        """Whether each second costs its price, whatever comes after it."""
+        """True if each second costs its price, regardless of later events."""
         plain = self.per == "second" and self.price == "now"
         return plain and not self.preempted.free_within_s and not self.preempted.hour_refunded
 
     def paid_s(self, ran_s: float | Array, *, preempted: bool) -> Array:
-        """Say for how long a machine that ended is paid from its start: less or more than it ran.
-
-        Args:
-            ran_s: From its start to its end; any shape, which the answer has too.
-            preempted: Whether the provider took it back.
-        """
+        """Return the paid time of an ended machine, which may differ from its run time."""
         paid_s = np.asarray(ran_s if preempted else np.maximum(ran_s, self.minimum_s))
         free = preempted & (paid_s < self.preempted.free_within_s)
         if preempted and self.preempted.hour_refunded:
@@ -68,10 +67,11 @@ class Billing:
         return np.where(free, 0.0, paid_s)
 
     def paid_share(self, mean_s: float) -> float:
-        """Say which share of their time machines are paid that are preempted.
+        """Return the share of their time that preempted machines are paid for.
 
         Args:
-            mean_s: Of the exponential times after which they are; infinite: never.
+            mean_s: Mean of the exponential times after which they are preempted; infinite for
+                never.
         """
         if math.isinf(mean_s) or not mean_s:
             return 1.0
@@ -79,8 +79,8 @@ class Billing:
         past = math.exp(-free_s / mean_s)
         if self.per == "second" and not self.preempted.hour_refunded:
             return (1 + free_s / mean_s) * past  # E[L; L > free] / E[L]
-        # Whole hours, of those that outlast the free time: as many as there were by then, and the
-        # expected number of full ones after it.
+        # Whole hours of machines that outlast the free time: those by then, and the expected number
+        # of full ones after it.
         hour_s = self.hour_s
         before = math.floor(free_s / hour_s)
         after = math.exp(-(before + 1) * hour_s / mean_s) / -math.expm1(-hour_s / mean_s)
@@ -90,10 +90,10 @@ class Billing:
 
 BY_THE_SECOND = Billing()
 BY_NAME = {
-    # Linux but SUSE: nothing if interrupted in its first hour, after it the seconds used.
+    # Linux except SUSE: nothing if interrupted in the first hour, then the seconds used.
     "ec2": Billing(minimum_s=60.0, preempted=Preempted(free_within_s=HOUR_S)),
-    # Until 2017: whole hours, each at the price at its beginning; an interrupted one for nothing.
+    # The rules until 2017: whole hours, each at its first price; an interrupted one is free.
     "ec2-2017": Billing("hour", price="hour_start", preempted=Preempted(hour_refunded=True)),
-    # A minute at least; nothing if preempted in its first minute.
+    # At least a minute; nothing if preempted in the first minute.
     "gce": Billing(minimum_s=60.0, preempted=Preempted(free_within_s=60.0)),
 }

@@ -1,4 +1,4 @@
-"""Proposition 1: how many machines keep up with what arrives, and what arrives while they do."""
+"""Proposition 1: the number of machines that keep up with arrivals."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Capacity over arrivals. At a load of 1 / 1.25 = 0.8 an update waits for about two others (M/D/1:
-# load / (2 (1 - load))), and a gradient time underestimated by a fifth is no harm.
+# Ratio of capacity to arrivals. At a load of 1 / 1.25 = 0.8, an update waits for about two others
+# (M/D/1: load / (2 (1 - load))), and a gradient time that is underestimated by a fifth does no
+# harm.
 HEADROOM = 1.25
 ROUNDING = 1e-9  # 20 / (20 / 3) is 3 rounds, not 4
 
@@ -23,17 +24,17 @@ ROUNDING = 1e-9  # 20 / (20 / 3) is 3 rounds, not 4
 def update_capacity_per_s(
     machines: Array, group_size: int, gradient_s: float, round_overhead_s: float = 0.0
 ) -> Array:
-    """Give how many updates a second machines can make: 1 / (ceil(K / m) mu_C + overhead).
+    """Return the updates per second of machines: 1 / (ceil(K / m) mu_C + overhead).
 
-    The K gradients of an update are spread evenly; a machine computes its share one after the
-    other, and the update waits for the last. No machine makes no update. Theirs are mean times: the
-    slowest of K random ones takes longer, which is for the headroom.
+    The K gradients of an update are spread evenly. A machine computes its share in sequence, and
+    the update waits for the last one. No machines make no update. Times are means: the slowest of K
+    random ones takes longer, which the headroom covers.
 
     Args:
-        machines: Any shape; not necessarily integers, but sums of speeds.
+        machines: Any shape; sums of speeds, so not necessarily integers.
         group_size: K.
         gradient_s: mu_C.
-        round_overhead_s: Of each update.
+        round_overhead_s: Overhead of each update.
     """
     busy = machines > 0
     rounds = np.ceil(
@@ -43,16 +44,16 @@ def update_capacity_per_s(
 
 
 def machines_for_stability(work: Work, gradient_s: float, headroom: float = HEADROOM) -> int | None:
-    """Give the machines of speed 1 with which updates keep up with arrivals (Proposition 1).
+    """Return the machines of speed 1 with which updates keep up with arrivals (Proposition 1).
 
-    K b / sum(lambda), the time from one group to the next, must be at least `headroom` times
-    ceil(K / m) mu_C. None: not even a machine for each of the K gradients does.
+    K b / sum(lambda), the time from one group to the next, must be at least `headroom` times ceil(K
+    / m) mu_C. None if not even a machine for each of the K gradients is enough.
     """
     return machines_for_rate(headroom * work.updates_per_s, work.group_size, gradient_s)
 
 
 def machines_for_rate(updates_per_s: float, group_size: int, gradient_s: float) -> int | None:
-    """Give the fewest machines of speed 1 that make so many updates; None: none do."""
+    """Return the fewest machines of speed 1 that reach a rate of updates; None if none do."""
     rounds = math.floor(1 / (updates_per_s * gradient_s) + ROUNDING)
     return math.ceil(group_size / rounds) if rounds >= 1 else None
 
@@ -60,16 +61,16 @@ def machines_for_rate(updates_per_s: float, group_size: int, gradient_s: float) 
 def waiting_for_policy(
     work: Work, waiting: float, gradient_s: float, *, backlog: bool
 ) -> tuple[Work, float | None]:
-    """Say to a policy what waits: some plan with it, the others for what is to arrive yet.
+    """Convert waiting records for a policy: some plan with them, others only with arrivals.
 
-    What waits need not arrive any more; but its gradients take their time all the same. So the work
-    of the others is as many updates as would take as long to arrive as what is left takes at least.
+    Waiting records need no time to arrive, but their gradients take time. So policies of the second
+    kind get the number of updates whose arrival takes at least as long as the remaining work.
 
     Args:
-        work: What is left, with what waits.
+        work: Remaining work, with waiting records.
         waiting: Updates whose records have arrived.
         gradient_s: mu_C.
-        backlog: Whether it plans with it, see `Policy`.
+        backlog: True if the policy plans with the backlog, see `Policy`.
     """
     waiting = min(max(waiting, 0.0), work.updates)
     if backlog:

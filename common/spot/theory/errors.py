@@ -1,4 +1,4 @@
-"""What the theory cannot work with: the parameter by name, what was wrong, and what to do."""
+"""Errors of the theory's inputs: the parameter by name, the problem, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from common.errors import UserError
 
 
 class ParameterError(UserError):
-    """A number outside the range in which a formula means anything.
+    """A number outside the valid range of a formula.
 
     Attributes:
         parameter: Its name, as the caller passed it.

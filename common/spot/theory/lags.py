@@ -1,7 +1,7 @@
-"""How old the oldest unread record of a stream is, from when its stream had a machine.
+"""The age of a stream's oldest unread record, by the times when the stream had a machine.
 
-While it has none the lag grows with the time. A machine works it off faster than records arrive;
-one that is lost again before that is done leaves the rest of it.
+Without a machine, the lag grows with time. A machine reduces it as far as it is faster than
+arrivals; if it is lost before the lag is gone, the rest remains.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 
 class StreamLags:
-    """Follows the streams of a job.
+    """Lags of a job's streams.
 
     Args:
         streams: N.
-        begun_s: When records began to wait.
+        begun_s: Time at which records began to wait.
     """
 
     def __init__(self, streams: int, begun_s: float) -> None:
@@ -28,16 +28,18 @@ class StreamLags:
         self._at_s = begun_s
 
     def at(self, now_s: float, since_s: Array, loads: Array) -> Array:
-        """Give (N,) the lag of each stream, in seconds.
+        """Return (N,) lags of the streams, in seconds.
 
         Args:
-            now_s: Not before that of the last call.
-            since_s: (N,) since when each has had no machine; now: it has one.
-            loads: (N,) arrivals over what its machine works off; from 1 on it never catches up.
+            now_s: Not earlier than in the last call.
+            since_s: (N,) times since which streams have had no machine; `now_s` for those that have
+                one.
+            loads: (N,) arrivals over the speed of the stream's machine; from 1 on it never catches
+                up.
         """
         served = since_s >= now_s
         lost_s = np.clip(since_s, self._at_s, now_s)
-        # One that got its machine since the last call did so just now: nothing was worked off.
+        # A stream that got its machine since the last call counts as if it just did.
         worked_s = np.where(self._served, lost_s - self._at_s, 0.0)
         gains = np.maximum(1 / np.maximum(loads, 1e-9) - 1, 0.0)
         grown_s = now_s - self._at_s - worked_s

@@ -1,8 +1,8 @@
-"""The loss curve so far, and how many updates it takes from here to a loss: J(epsilon).
+"""The loss curve so far, and the number of updates from here to a loss: J(epsilon).
 
-A loss is taken to follow floor + drop * shape, which falls from 1 at the first update:
+A loss is assumed to follow floor + drop * shape, which falls from 1 at the first update:
 
-    power:      (1 + x / shift)^-power, what SGD does where the loss is not strongly convex
+    power:      (1 + x / shift)^-power, as for SGD if the loss is not strongly convex
     geometric:  exp(-decay x), the bound of equation 10 with rho = exp(-decay)
 
 Parameters are floor, log drop and the logarithms of the shape's; x runs from 0 to 1 over a history.
@@ -24,16 +24,24 @@ from common.spot.theory.estimates import Estimate
 Kind: TypeAlias = Literal["power", "geometric"]
 _Array: TypeAlias = npt.NDArray[np.float64]
 
-LIMITS: dict[Kind, tuple[tuple[float, float], ...]] = {  # of the logarithms, in histories' lengths
+# Limits of the logarithms, in lengths of the history.
+LIMITS: dict[Kind, tuple[tuple[float, float], ...]] = {
     "power": ((-3.0, 2.3), (-11.5, 4.6)),  # power 0.05 to 10, shift 1e-5 to 100
     "geometric": ((-4.6, 9.2),),  # decay 0.01 to 10,000
 }
-MANY = 1e7  # a power that makes (1 + x / p)^-p exponential
-FEWEST = 30  # losses: five times the parameters and the noise, which all come from them
-BINS = 200  # what a long history is thinned to; 50 for each power of ten is finer than any curve
-DRAWS = 500  # enough for quantiles of 5 % to be good to 1 %
-PROPOSALS = 4 * DRAWS  # of which as many are kept, by their weight
-CERTAIN = 0.95  # share of the draws that never reach the loss, from which on it is "never"
+# A power that makes (1 + x / p)^-p exponential.
+MANY = 1e7
+# Minimum number of losses for a fit: five times the parameters and the noise, which are all
+# estimated from them.
+FEWEST = 30
+# Bins of a long history. 50 for each power of ten are finer than any curve.
+BINS = 200
+# Enough for quantiles of 5 % to be good to 1 %.
+DRAWS = 500
+# `DRAWS` of the proposals are kept, by their weight.
+PROPOSALS = 4 * DRAWS
+# Share of draws that never reach the loss, above which the answer is "never".
+CERTAIN = 0.95
 STARTS: dict[Kind, tuple[tuple[float, ...], ...]] = {
     "power": tuple(
         (p, s) for p in (-1.4, -0.7, 0.0, 0.7) for s in (-9.0, -7.0, -5.0, -2.0, 0.0, 2.0)
@@ -41,25 +49,27 @@ STARTS: dict[Kind, tuple[tuple[float, ...], ...]] = {
     "geometric": tuple((k,) for k in (-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)),
 }
 NORMAL_COST = 0.71  # mean of 2 (sqrt(1 + z^2) - 1) for a standard normal z
-LOOSE = 3.0  # std of the logarithms where the data say nothing: no proposal is wider
-MEANS = 2000  # that a tally keeps: more than a fit looks at
+# Standard deviation of the logarithms without information from the data. No proposal is wider.
+LOOSE = 3.0
+# Number of means in a tally: more than a fit uses.
+MEANS = 2000
 
 
 def curve(kind: Kind, parameters: _Array, x: _Array) -> _Array:
-    """Losses at (bins,) for parameters (p,), or (draws, bins) for (draws, p)."""
+    """Return losses at (bins,) for parameters (p,), or (draws, bins) for (draws, p)."""
     floor, log_drop, *shape = np.moveaxis(parameters, -1, 0)[..., None]
     return np.asarray(floor + np.exp(log_drop + log_shape(kind, shape, x)))
 
 
 def log_shape(kind: Kind, shape: list[_Array], x: _Array) -> _Array:
-    """Logarithm of the fall from 1 at (bins,); logarithms keep far tails from becoming 0."""
+    """Return the logarithm of the fall from 1 at (bins,). Logarithms keep far tails above 0."""
     if kind == "power":
         return np.asarray(-np.exp(shape[0]) * np.log1p(x * np.exp(-shape[1])))
     return np.asarray(-np.exp(shape[0]) * x)
 
 
 def jacobian(kind: Kind, parameters: _Array, x: _Array) -> _Array:
-    """Derivatives of the losses at (bins,) by the parameters, (bins, p)."""
+    """Return derivatives (bins, p) of the losses at (bins,) by the parameters."""
     _, log_drop, *shape = parameters
     logs = log_shape(kind, shape, x)
     fall = np.exp(log_drop + logs)
@@ -71,7 +81,7 @@ def jacobian(kind: Kind, parameters: _Array, x: _Array) -> _Array:
 
 
 def as_power(kind: Kind, parameters: _Array) -> _Array:
-    """Write a geometric curve as (1 + decay j / p)^-p, of which it is the limit for large p."""
+    """Write a geometric curve as (1 + decay j / p)^-p, whose limit it is for large p."""
     if kind == "power":
         return parameters
     linear, log_decay = parameters[..., :2], parameters[..., 2:]
@@ -80,7 +90,7 @@ def as_power(kind: Kind, parameters: _Array) -> _Array:
 
 
 def remaining(parameters: _Array, target_loss: float) -> _Array:
-    """From the end of the history to the target, in lengths of the history, (draws,)."""
+    """Return (draws,) distances from the history's end to the target, in its lengths."""
     floor, log_drop, log_power, log_shift = parameters.T
     with np.errstate(divide="ignore", over="ignore"):
         log_ratio = log_drop - np.log(np.maximum(target_loss - floor, 0.0))  # infinite: never
@@ -97,16 +107,16 @@ class LossCurve:
 
     kind: Kind
     parameters: _Array  # (4,) the best fit
-    draws: _Array  # (draws, 4) as probable as the history makes them
+    draws: _Array  # (draws, 4) samples, given the history
     origin: float  # version of the first update
     length: float  # updates from the first to the last
 
     def remaining(self, target_loss: float) -> Estimate:
-        """Estimate the updates J(epsilon) from the last one until the loss is down to a target.
+        """Estimate the updates J(epsilon) from the last one until the loss reaches a target.
 
-        0 where the curve is there already, infinite where (almost) no draw gets there. Between the
-        two the floor's uncertainty may reach across the target: then the value is the median of
-        those draws that do get there, and the standard deviation is infinite if many do not.
+        0 if the curve is there already, infinite if (almost) no draw reaches it. Otherwise the
+        floor's uncertainty may include the target. Then the value is the median of the draws that
+        reach it, and the standard deviation is infinite if many do not.
         """
         if remaining(self.parameters[None], target_loss)[0] == 0:
             return Estimate(0.0, 0.0, "log")
@@ -130,18 +140,18 @@ def fit_loss_curve(
 ) -> LossCurve:
     """Fit both kinds of curve to the losses of updates, and keep the one that explains more.
 
-    A long history is thinned to means over bins that grow with the updates: a curve changes slower
-    the older it is. How sure the fit is comes from draws, not from the covariance alone, which
-    misleads where the floor is far off. What does not fit either kind counts as more noise; a
-    history that does not fall yet says "never", so ask once it does. A loss that falls in two
-    phases, fast and then slowly, is of neither kind and may seem to have a floor that it does not
-    have: give the updates of the later phase alone.
+    A long history is thinned to means over bins that grow with the updates, because a curve changes
+    more slowly the older it is. The uncertainty comes from draws, not from the covariance alone,
+    which misleads if the floor is far off. Misfit of both kinds counts as more noise. A history
+    that does not fall yet gives "never", so call this once it does. A loss that falls in two
+    phases, fast and then slowly, is of neither kind, and may seem to have a floor that it does not
+    have: pass only the updates of the later phase.
 
     Args:
         versions: J of each update, increasing; at least `FEWEST`.
         losses: Mean per sample, before the update (prequential).
-        rng: Draws what the uncertainty is told from.
-        least_loss: No loss is below; 0 for cross-entropy and squared errors.
+        rng: Source of the draws.
+        least_loss: Lower bound of losses; 0 for cross-entropy and squared errors.
     """
     j, y = np.asarray(versions, np.float64), np.asarray(losses, np.float64)
     x = (j - j[0]) / (j[-1] - j[0])
@@ -155,15 +165,16 @@ def fit_loss_curve(
 
 
 class LossTally:
-    """Losses of all updates, as means over ever more updates each: memory stays bounded."""
+    """Losses of all updates, as means over ever more updates each, in bounded memory."""
 
     def __init__(self) -> None:
         self._means: list[tuple[float, float]] = []  # updates by then, loss
         self._each = 1  # updates in a mean
-        self._open: list[tuple[float, float]] = []  # updates of the next one
+        # Updates of the next mean.
+        self._open: list[tuple[float, float]] = []
 
     def add(self, made: float, loss: float) -> None:
-        """Take in the next update's loss; so many were made with it."""
+        """Add the next update's loss; `made` includes that update."""
         self._open.append((made, loss))
         if len(self._open) == self._each:
             self._means.append(_mean(self._open))
@@ -174,15 +185,15 @@ class LossTally:
             self._each *= 2
 
     def take_back(self, base: float) -> None:
-        """Forget updates after so many."""
+        """Drop updates after `base`."""
         self._means = [mean for mean in self._means if mean[0] <= base]
         self._open = [update for update in self._open if update[0] <= base]
 
     def version_at(self, loss: float, certainty: float, rng: np.random.Generator) -> float | None:
-        """Estimate the version at which the curve is down to a loss.
+        """Estimate the version at which the curve reaches a loss.
 
-        None: too few updates are known, the curve never gets there, or the standard deviation
-        is more than this share of the version.
+        None if there are too few updates, if the curve never gets there, or if the standard
+        deviation is more than this share of the version.
         """
         if len(self._means) < FEWEST:
             return None
@@ -203,22 +214,23 @@ def _mean(updates: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class _History:
     """Means of losses over bins of updates."""
 
-    x: _Array  # (bins,) where in the history, 0 to 1
+    x: _Array  # (bins,) position in the history, 0 to 1
     losses: _Array  # (bins,)
     weights: _Array  # (bins,) one over the standard deviation of each mean
 
     def residuals(self, kind: Kind, parameters: _Array) -> _Array:
-        """How far the means are from a curve (or from many), in standard deviations."""
+        """Return distances of the means from one or many curves, in standard deviations."""
         return (curve(kind, parameters, self.x) - self.losses) * self.weights
 
     def jacobian(self, kind: Kind, parameters: _Array) -> _Array:
-        """Derivatives of the residuals, (bins, p)."""
+        """Return derivatives of the residuals, (bins, p)."""
         return jacobian(kind, parameters, self.x) * self.weights[:, None]
 
     def counting(self, fit: _Fit, misfit: float) -> _History:
-        """The same with weights as they count in the end: less where a loss is wild."""
+        """Return the same history with final weights: smaller for outliers."""
         residuals = self.residuals(fit.kind, fit.parameters)
-        robust = (1 + residuals**2) ** -0.25  # what soft L1 leaves of a square, as a root
+        # Square root of the part of a square that soft L1 keeps.
+        robust = (1 + residuals**2) ** -0.25
         return _History(self.x, self.losses, self.weights * robust / math.sqrt(misfit))
 
 
@@ -230,9 +242,9 @@ class _Fit:
 
 
 def _noise(losses: _Array) -> float:
-    """Standard deviation of a loss about the curve, from neighbours, whatever the curve.
+    """Return the standard deviation of a loss about any curve, from neighbours.
 
-    The median holds where a few losses are wild; the rest keeps a history without noise possible.
+    The median resists a few outliers. The other terms allow a history without noise.
     """
     steps = np.abs(np.diff(losses))
     return float(np.median(steps) / (0.6745 * math.sqrt(2)) + 1e-6 * np.ptp(losses) + 1e-12)
@@ -270,7 +282,7 @@ def _fit(kind: Kind, history: _History, least_loss: float) -> _Fit:
 
 
 def _start(kind: Kind, shape: tuple[float, ...], history: _History, least_loss: float) -> _Array:
-    """The best floor and drop for a given shape: both are linear."""
+    """Return the best floor and drop for a given shape; both are linear."""
     falls = np.exp(log_shape(kind, [np.asarray(s) for s in shape], history.x))
     squares = history.weights**2 / (history.weights**2).sum()
     mean, loss = squares @ falls, squares @ history.losses
@@ -284,14 +296,14 @@ def _start(kind: Kind, shape: tuple[float, ...], history: _History, least_loss: 
 
 
 def _cost(residuals: _Array) -> _Array:
-    """Sum of squares, of which a wild one counts only as far as it is off (soft L1)."""
+    """Return the sum of squares; outliers count only linearly (soft L1)."""
     return np.asarray(2 * (np.sqrt(1 + residuals**2) - 1).sum(axis=-1))
 
 
 def _misfit(residuals: _Array, parameters: int) -> float:
-    """Square of how much larger residuals are than noise, in all bins or in the later half.
+    """Return the square of the ratio of residuals to noise, in all bins or in the later half.
 
-    The later bins are wide, so neighbours that vary together, as a drift makes them, show there.
+    The later bins are wide, so that neighbours that vary together, as with a drift, show there.
     """
     late = residuals[len(residuals) // 2 :]
     share = 1 - parameters / len(residuals)
@@ -301,15 +313,17 @@ def _misfit(residuals: _Array, parameters: int) -> float:
 def _draws(
     fits: list[_Fit], history: _History, least_loss: float, rng: np.random.Generator
 ) -> _Array:
-    """Draw curves as probable as the history makes them, (DRAWS, 4), by importance sampling.
+    """Draw curves (DRAWS, 4) from their distribution given the history, by importance sampling.
 
-    Given the shape, floor and drop are linear: their law is normal and needs no search. Shapes are
-    proposed about the fit by its covariance, and all over their limits, where its tails are long.
-    Both kinds are equally probable beforehand, and each shape within its kind's limits.
+    Given the shape, floor and drop are linear: their distribution is normal and needs no search.
+    Shapes are proposed about the fit by its covariance, and over all of their limits, because the
+    distribution has long tails. A priori, both kinds are equally probable, as is each shape within
+    its kind's limits.
     """
     found = [_weighted(fit, history, least_loss, rng) for fit in fits]
     draws, log_weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    if not np.isfinite(log_weights).any():  # the losses rise: no curve that falls is probable
+    # The losses rise, so no falling curve is probable.
+    if not np.isfinite(log_weights).any():
         best = min(fits, key=lambda fit: fit.cost)
         return np.tile(as_power(best.kind, best.parameters), (DRAWS, 1))
     weights = np.exp(log_weights - log_weights.max())
@@ -319,7 +333,7 @@ def _draws(
 def _weighted(
     fit: _Fit, history: _History, least_loss: float, rng: np.random.Generator
 ) -> tuple[_Array, _Array]:
-    """Proposals of one kind, (PROPOSALS, 4), and the logarithms of their weights."""
+    """Return proposals of one kind, (PROPOSALS, 4), and the logarithms of their weights."""
     kind, limits, weights = fit.kind, np.asarray(LIMITS[fit.kind]), history.weights**2
     slopes = history.jacobian(kind, fit.parameters)
     loose = np.diag([0.0, *[LOOSE**-2] * (len(fit.parameters) - 1)])
@@ -348,7 +362,7 @@ def _weighted(
 def _propose(
     center: _Array, covariance: _Array, limits: _Array, rng: np.random.Generator
 ) -> tuple[_Array, _Array]:
-    """Shapes by Student's law with 4 degrees of freedom and by the limits, half each."""
+    """Draw shapes, half each from Student's distribution (4 degrees of freedom) and the limits."""
     d = len(center)
     root = np.linalg.cholesky(covariance)
     steps = rng.standard_normal((PROPOSALS, d)) * np.sqrt(4 / rng.chisquare(4, (PROPOSALS, 1)))

@@ -1,7 +1,7 @@
-"""How long machines run that come and go, each by a two-state chain (section III-B4).
+"""Uptimes of machines that come and go, each by a two-state chain (section III-B4).
 
 A machine is on for exponential times of mean alpha cycle, and off for such of mean (1 - alpha)
-cycle, independently of the others; a cycle is the mean time from one preemption to the next.
+cycle, independently of the others. A cycle is the mean time from one preemption to the next.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 
 def relaxation_s(availability: float, cycle_s: float) -> float:
-    """Give tau of the chain: after it, what was known of the state counts 1/e.
+    """Return tau of the chain, after which knowledge of the state counts 1/e.
 
-    1 / tau is the sum of both rates, 1 / (alpha cycle) + 1 / ((1 - alpha) cycle), hence
-    tau = alpha (1 - alpha) cycle.
+    1 / tau is the sum of both rates, 1 / (alpha cycle) + 1 / ((1 - alpha) cycle), hence tau = alpha
+    (1 - alpha) cycle.
     """
     return availability * (1 - availability) * cycle_s
 
 
 def distribution_of_running(workers: int, availability: float) -> Array:
-    """Give the stationary distribution of N, binomial B(N_tot, alpha): (N_tot + 1,) from 0 on."""
+    """Return the stationary distribution of N, binomial B(N_tot, alpha): (N_tot + 1,) from 0."""
     from scipy.special import gammaln, xlog1py, xlogy  # noqa: PLC0415 -- slow to load, seldom asked
 
     running = np.arange(workers + 1)
@@ -38,29 +38,31 @@ def distribution_of_running(workers: int, availability: float) -> Array:
 
 
 def variance_of_uptime_s2(t_s: float, availability: float, cycle_s: float) -> float:
-    """Give the variance of the time that one machine is on in [0, t], from a stationary start.
+    """Return the variance of the time that one machine is on in [0, t], from a stationary start.
 
-    The state's covariance alpha (1 - alpha) exp(-gap / tau), integrated twice:
-    2 alpha (1 - alpha) tau (t - tau (1 - exp(-t / tau))). For n independent machines it is n times
-    this. It is 0 where alpha is 0 or 1.
+    The state's covariance alpha (1 - alpha) exp(-gap / tau), integrated twice: 2 alpha (1 - alpha)
+    tau (t - tau (1 - exp(-t / tau))). For n independent machines, it is n times this. It is 0 if
+    alpha is 0 or 1.
     """
     tau_s = relaxation_s(availability, cycle_s)
     if not tau_s:
         return 0.0
     gap = t_s / tau_s
     state_variance = availability * (1 - availability)
-    if gap < 1e-4:  # the two terms cancel: their series, right to gap^2 / 12 of itself
+    # The two terms cancel. Their series is right to gap^2 / 12 of itself.
+    if gap < 1e-4:
         return state_variance * t_s**2 * (1 - gap / 3)
     return 2 * state_variance * tau_s * (t_s + tau_s * math.expm1(-gap))
 
 
 def effective_availability(spot: Pool) -> float:
-    """Give the share of the time that a spot machine delivers: alpha exp(-S / (alpha cycle)).
+    """Return the share of the time that a spot machine works: alpha exp(-S / (alpha cycle)).
 
-    Of an exponential time U of mean u = alpha cycle for which a machine can be had, S goes to its
-    start-up: what is left, E[max(0, U - S)], is u exp(-S / u).
+    A machine is available for an exponential time U of mean u = alpha cycle, and S of it is its
+    start-up: the rest, E[max(0, U - S)], is u exp(-S / u).
     """
     mean_up_s = spot.availability * spot.cycle_s
     if spot.availability == 1 or not mean_up_s:
-        return spot.availability  # never preempted, it starts once
+        # A machine that is never preempted starts once.
+        return spot.availability
     return spot.availability * math.exp(-spot.start_up_s / mean_up_s)

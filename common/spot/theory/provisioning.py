@@ -1,9 +1,9 @@
-"""How many workers to run on spot machines, and which: section IV-B, one function per equation.
+"""The number of workers on spot machines, and which: section IV-B, one function per equation.
 
-What holds for all of it: a spot machine runs for a share alpha of the time and is paid for only
-then; while it is gone its stream waits (`on_preemption: hold`); arrivals, not gradients, limit the
-updates (Proposition 1). Everything aims at the mean: a job that is to end at its deadline on
-average misses it about every second time (`common.spot.policies.chance` does better).
+Assumptions: a spot machine runs for a share alpha of the time and is paid for only then; while it
+is gone, its stream waits (`on_preemption: hold`); arrivals, not gradients, limit the updates
+(Proposition 1). All results are means: a job that ends at its deadline on average misses it about
+half of the time (`common.spot.policies.chance` does better).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 Binding: TypeAlias = Literal[
-    "deadline",  # one spot worker more and it would be missed (equation 23)
+    "deadline",  # one more spot worker would miss it (equation 23)
     "workers",  # every worker is spot already
-    "cost",  # one spot worker more stretches the runtime by more than it saves (Theorem 5)
+    # One more spot worker extends the runtime by more than it saves (Theorem 5).
+    "cost",
     "price",  # spot costs as much as on-demand, or more
-    "availability",  # spot is never to be had
+    "availability",  # spot is never available
     "stability",  # fewer machines could not keep up with the arrivals (Proposition 1)
     "capacity",  # a pool has no more machines
     "infeasible",  # not even on-demand machines alone meet the deadline
@@ -34,21 +35,24 @@ Binding: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What to buy; where it is infeasible, what comes nearest: on-demand machines alone."""
+    """Machines to rent; if infeasible, the closest choice, which is on-demand machines alone."""
 
     feasible: bool
-    spot: int  # N_s, over all pools that may be preempted
+    # N_s, over all pools that may be preempted.
+    spot: int
     on_demand: int  # N_o
-    spot_workers: npt.NDArray[np.int64]  # (N_s,) indexes into the rates; empty where none has one
+    # (N_s,) indexes into the rates; empty if workers have no fixed machines.
+    spot_workers: npt.NDArray[np.int64]
     expected_cost_usd: float
     expected_runtime_s: float
-    cost_ratio_to_on_demand: float  # against all workers on demand, which take theta_0
+    # Relative to all workers on demand, which take theta_0.
+    cost_ratio_to_on_demand: float
     binding: Binding
     reason: str  # a sentence for a person
 
 
-# What rounding may take from a number that is an integer on paper: sums of 10,000 rates are off by
-# 1e-13 of their value at most, and 1e-12 of a deadline is nothing to anybody.
+# Rounding error of a number that is an integer on paper. Sums of 10,000 rates are off by at most
+# 1e-13 of their value, and 1e-12 of a deadline is negligible.
 TOLERANCE = 1e-12
 
 Order: TypeAlias = npt.NDArray[np.int64]  # (N_tot,) workers, the first to become spot first
@@ -56,20 +60,22 @@ Order: TypeAlias = npt.NDArray[np.int64]  # (N_tot,) workers, the first to becom
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostCurve:
-    """Equations 21 to 23 at every N_s from 0 to N_tot; with equal rates they are 15 and 16."""
+    """Equations 21 to 23 at every N_s from 0 to N_tot; with equal rates, 15 and 16."""
 
-    costs_usd: npt.NDArray[np.float64]  # (N_tot + 1,); infinite where nothing ever runs
+    costs_usd: npt.NDArray[np.float64]  # (N_tot + 1,); infinite if nothing ever runs
     runtimes_s: npt.NDArray[np.float64]  # (N_tot + 1,)
-    feasible: npt.NDArray[np.bool_]  # (N_tot + 1,) in time, and as many machines as there are
+    # (N_tot + 1,) True if in time, with no more machines than there are.
+    feasible: npt.NDArray[np.bool_]
     order: Order  # (N_tot,)
 
 
 def cost_curve(work: Work, market: PaperMarket, order: Order | None = None) -> CostCurve:
     """Evaluate all N_s at once, by prefix sums of the rates.
 
-    For each N_s the workers with the lowest rates are the best to choose: the bill is the same
-    whoever they are, and the least is lost. Without an `order` equal ones come by their number.
-    A cost is the product of two means, exact where cost per second and runtime vary independently.
+    For each N_s, the workers with the lowest rates are the best choice: the bill is the same for
+    any workers, and the loss is least. Without an `order`, equal rates are ordered by number. A
+    cost is the product of two means, which is exact if cost per second and runtime vary
+    independently.
     """
     alpha, count = market.spot.availability, work.workers
     if order is None:
@@ -90,7 +96,7 @@ def cost_curve(work: Work, market: PaperMarket, order: Order | None = None) -> C
 
 
 def choose(curve: CostCurve, market: PaperMarket) -> tuple[int, Binding]:
-    """Take the cheapest feasible N_s, the lowest of equals, and name what keeps it from less."""
+    """Return the cheapest feasible N_s, the lowest of equals, and what limits it."""
     if not curve.feasible[0]:
         return 0, "infeasible"
     if market.spot.availability == 0:
@@ -109,7 +115,7 @@ def choose(curve: CostCurve, market: PaperMarket) -> tuple[int, Binding]:
 
 
 def as_plan(curve: CostCurve, spot: int, binding: Binding, reason: str) -> Plan:
-    """Make a plan of one point of the curve."""
+    """Make a plan from one point of the curve."""
     alone = float(curve.costs_usd[0])
     return Plan(
         feasible=bool(curve.feasible[spot]),
@@ -125,12 +131,12 @@ def as_plan(curve: CostCurve, spot: int, binding: Binding, reason: str) -> Plan:
 
 
 def plan(work: Work, market: PaperMarket) -> Plan:
-    """Theorem 5: the N_s of least expected cost among all that meet the deadline on average.
+    """Apply Theorem 5: the cheapest N_s of all that meet the deadline on average.
 
-    Where all rates are equal it is Theorem 4's. The limit cases: alpha = 1, all on spot; alpha = 0
-    or pi_s >= pi_o, none (the paper assumes otherwise; equation 22 would save by letting slow
-    streams stand still, which is no use of spot machines); theta < theta_0, infeasible, with cost
-    and runtime of on-demand machines alone; no updates left, none, at no cost.
+    With equal rates, it is Theorem 4's. The limit cases: alpha = 1, all on spot; alpha = 0 or pi_s
+    >= pi_o, none (the paper assumes otherwise; equation 22 would save by letting slow streams stand
+    still, which is no use of spot machines); theta < theta_0, infeasible, with cost and runtime of
+    on-demand machines alone; no updates left, none, at no cost.
     """
     curve = cost_curve(work, market)
     spot, binding = choose(curve, market)
@@ -138,10 +144,10 @@ def plan(work: Work, market: PaperMarket) -> Plan:
 
 
 def plan_of(work: Work, market: PaperMarket, spot: int) -> Plan:
-    """Say what a given N_s comes to; `binding` is what would limit the cheapest one.
+    """Return the plan of a given N_s; `binding` is the limit of the cheapest one.
 
     Raises:
-        ParameterError: If there are not that many workers.
+        ParameterError: If there are fewer workers.
     """
     curve = cost_curve(work, market)
     if not 0 <= spot <= work.workers:

@@ -1,12 +1,11 @@
-"""How fast machines of each pool compute, from updates that machines of several have made together.
+"""Speeds of machines of each pool, from updates that several pools have made together.
 
-An update tells the mean time of its gradients, and which machine has made each. With n_p of them
-from pool p, and g_p the time that one takes there,
+An update has the mean time of its gradients, and the machine of each. With n_p of them
 
     n gradient_s  =  sum over p of n_p g_p
 
-which is linear in g: least squares over the updates of late, with what was said beforehand as some
-gradients more. Where all updates have the same mix, that says how pools compare.
+which is linear in g: least squares over recent updates, with the stated speeds as a few more
+gradients. If all updates have the same mix, the stated speeds give the ratios of pools.
 """
 
 from __future__ import annotations
@@ -19,16 +18,18 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
-PRIOR_GRADIENTS = 4.0  # that count for what was said: noise moves speeds by a quarter of its size
-LIKELY = 1e-3  # of a mean time; a gradient takes no less
+# Gradients that the stated speeds count for. Noise moves speeds by a quarter of its size.
+PRIOR_GRADIENTS = 4.0
+# Lower bound of a gradient's time, as a share of the mean.
+LIKELY = 1e-3
 
 
 class SpeedTally:
-    """Speeds of pools, against the first one where that was seen, else as they were said to be.
+    """Speeds of pools, against the first one if it was observed, else against the stated speeds.
 
     Args:
-        said: (P,) speeds, as they were said to be.
-        half_life_s: After which an update counts half.
+        said: (P,) stated speeds.
+        half_life_s: Time after which an update counts half.
     """
 
     def __init__(self, said: Sequence[float], half_life_s: float) -> None:
@@ -39,10 +40,10 @@ class SpeedTally:
         self._at_s = float("-inf")
 
     def add(self, now_s: float, made: Sequence[int], gradient_s: float) -> None:
-        """Take in an update.
+        """Add an update.
 
         Args:
-            now_s: Seconds; earlier ones count as if they were now.
+            now_s: Seconds. Earlier times count as the latest one.
             made: (P,) gradients of each pool.
             gradient_s: Mean time of all of them.
         """
@@ -55,7 +56,7 @@ class SpeedTally:
             self._products *= kept
             self._gradients *= kept
             self._at_s = now_s
-        # An update of n gradients tells their mean n times as surely as one of a single gradient.
+        # The mean of n gradients is n times as certain as a single gradient.
         total = float(many.sum())
         self._squares += np.outer(many, many) / total
         self._products += many * gradient_s
@@ -63,13 +64,13 @@ class SpeedTally:
 
     @property
     def speeds(self) -> Array:
-        """(P,) of each pool; those of which nothing was seen are as said."""
+        """(P,) speeds of the pools; stated ones if not observed."""
         seen = self._gradients > 0
         if not seen.any():
             return self._said.copy()
         weights = self._gradients[seen]
         said = 1 / self._said[seen]
-        # The one time that explains most, were pools to each other as they are said to be.
+        # The unit of time that explains most, if the stated ratios of pools were right.
         squares = self._squares[np.ix_(seen, seen)]
         unit_s = float(said @ self._products[seen]) / float(said @ squares @ said)
         prior = PRIOR_GRADIENTS * np.minimum(weights / weights.max(), 1.0) + LIKELY

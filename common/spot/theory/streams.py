@@ -9,47 +9,51 @@ from collections.abc import Hashable
 from common.spot.theory.estimates import JEFFREYS, Estimate, RatePrior, rate_from_counts
 from common.spot.theory.tallies import Sums
 
-REMEMBERED = 1000  # keys of batches: a repetition comes soon after the first, or never
+# Keys of batches. A repetition comes soon after the first, or never.
+REMEMBERED = 1000
 
 
 class StreamTally:
     """The rate of one worker's stream, from its batch indicators alone.
 
-    An indicator says how many records came and when the first and the last did. All records count,
-    and all time from the first record ever to the last: so the records are one more than the gaps
-    between them, and a batch alone gives (b - 1) / (last - first).
+    An indicator has the number of records and the arrival times of the first and the last. All
+    records count, and all time from the first record ever to the last. So there is one record more
+    than gaps between them, and a single batch gives (b - 1) / (last - first).
 
-    The time between two batches has to count: where a batch is closed early because nothing came,
-    all silence lies there. Batches that overlap, as those of several partitions do, add up: the
-    time that they share counts once. A late batch lies in time that counts already and adds its
-    records, and a repeated one nothing. So no order matters. The time in which a record came is
-    what its timestamp says, so a worker that catches up does not look busy.
+    The time between two batches has to count: if a batch is closed early because nothing arrived,
+    all silence is there. Overlapping batches, as from several partitions, add up: shared time
+    counts once. A late batch is within time that counts already, and only adds its records. A
+    repeated batch adds nothing. So the order is irrelevant. A record's time is its timestamp, so a
+    worker that catches up does not look busy.
 
     Args:
-        since_s: When the stream began to be watched.
-        half_life_s: After which a contribution counts half; infinite to forget nothing.
+        since_s: Beginning of the observation.
+        half_life_s: Time after which a contribution counts half; infinite for no decay.
     """
 
     def __init__(self, since_s: float, half_life_s: float = math.inf) -> None:
         self._sums = Sums(2, half_life_s)
-        self._span: tuple[float, float] | None = None  # from the first record to the last
-        self._gone_s: float | None = None  # since when the worker is away
-        self._silent_since_s = since_s  # since when it was there and said nothing
+        # Times of the first record and the last.
+        self._span: tuple[float, float] | None = None
+        # Time since which the worker is gone.
+        self._gone_s: float | None = None
+        # Time since which it was there without an indicator.
+        self._silent_since_s = since_s
         self._keys = deque[object]()
         self._known = set[object]()
 
     def batch(
         self, key: Hashable, samples: int, first_s: float, last_s: float, now_s: float
     ) -> None:
-        """Take in an indicator, at the time that it is heard.
+        """Add an indicator at the time of its receipt.
 
         Args:
-            key: What makes it this batch and no other: its address.
-            samples: Records in it that decoded; others are no work.
-            first_s: Arrival of the first. Of producers whose clocks differ either may be larger.
-            last_s: Arrival of the last. One after now is taken for now; 0 says that nobody knows,
-                and then the batch is heard of, but not counted.
-            now_s: When it is heard.
+            key: Identifies the batch: its address.
+            samples: Records in it that were decoded; others are no work.
+            first_s: Arrival of the first. If producers' clocks differ, it may be the larger time.
+            last_s: Arrival of the last. Future times count as now. 0 is unknown: the batch then
+                ends the silence, but is not counted.
+            now_s: Time of receipt.
         """
         if key in self._known:
             return
@@ -70,38 +74,38 @@ class StreamTally:
             self._sums.add(first_s, begin_s, 0.0, begin_s - first_s)
 
     def gone(self, at_s: float) -> None:
-        """The worker went; that nothing is heard of it from now on says nothing of its stream."""
+        """Record that the worker is gone, so that silence says nothing about its stream."""
         if self._gone_s is None:
             self._gone_s = at_s
 
     def returned(self, at_s: float) -> None:
-        """The worker, or another one, reads the stream again.
+        """Record that this or another worker reads the stream again.
 
-        Its records came to the broker all the same, and are read late.
+        The stream's records have arrived at the broker meanwhile, and are read late.
         """
         if self._gone_s is not None:
             self._gone_s = None
             self._silent_since_s = max(self._silent_since_s, at_s)
 
     def counts(self, now_s: float) -> tuple[float, float]:
-        """Records and seconds, as they count now: for `pooled_prior`."""
+        """Return records and seconds, as they count now, for `pooled_prior`."""
         records, seconds = (max(total, 0.0) for total in self._sums.at(now_s))
         return records, seconds
 
     def rate(self, now_s: float, unreported: int = 0, prior: RatePrior = JEFFREYS) -> Estimate:
         """Estimate lambda_A,n.
 
-        Silence is evidence only as far as it is longer than an open batch explains: up to
-        `unreported` records may have come since the last indicator. Where more should have, they
-        count as come and the silence as time. So a stream that stops fades from the rate.
+        Silence is evidence only if it is longer than an open batch explains: up to `unreported`
+        records may have come since the last indicator. If more were expected, `unreported` records
+        and the silence are counted. So a stream that stops fades from the rate.
 
         Args:
             now_s: The time.
-            unreported: b - 1, or less where a batch is closed early.
-            prior: What is believed beforehand.
+            unreported: b - 1, or less if a batch is closed early.
+            prior: Prior of the rate.
 
         Raises:
-            ParameterError: If nothing has been counted and the prior says nothing.
+            ParameterError: If nothing has been counted and the prior has no time.
         """
         records, seconds = self.counts(now_s)
         believed = rate_from_counts(records, seconds, prior)

@@ -1,9 +1,10 @@
-"""Running tallies, of gradients among others, from which estimates are made.
+"""Running tallies for estimates, such as gradient times.
 
-What is old counts less: half as much after each half-life, so that a tally follows what drifts. A
-tally keeps sums and no history; contributions may come late and in any order, and each weighs what
-its own time says. The law that an estimate then has takes the weights for counts. If nothing
-drifts, that is too careful by a factor of up to sqrt(2): what has faded would still be true.
+Contributions lose half of their weight after each half-life, so that a tally follows drifts. A
+tally keeps sums and no history. Contributions may come late and in any order, and each has the
+weight of its own time. The estimate's distribution uses the weights as counts. Without drift, this
+overestimates the error by a factor of up to sqrt(2), because faded contributions would still be
+valid.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import math
 from common.spot.theory.errors import ParameterError
 from common.spot.theory.estimates import Estimate
 
-TRANSFER_HALF_LIFE = 100.0  # updates: a change of compression shows within some
-ROUNDING = 1e-9  # less freedom than this share of the messages is none
+# Unit: updates. A change of compression shows after a few.
+TRANSFER_HALF_LIFE = 100.0
+# Degrees of freedom, as a share of the messages, that count as none.
+ROUNDING = 1e-9
 
 
 class Sums:
-    """Sums over time that forget.
+    """Sums over time with decay.
 
     Args:
-        terms: How many sums.
-        half_life_s: After which a contribution counts half; infinite to forget nothing.
+        terms: Number of sums.
+        half_life_s: Time after which a contribution counts half; infinite for no decay.
     """
 
     def __init__(self, terms: int, half_life_s: float = math.inf) -> None:
@@ -31,7 +34,7 @@ class Sums:
         self._as_of_s = -math.inf
 
     def add(self, since_s: float, until_s: float, *terms: float) -> None:
-        """Add what came evenly between two times; an instant may be given as both."""
+        """Add terms that came evenly between two times, which may be equal."""
         decay = self._decay_per_s
         if not decay:
             self._totals = [total + term for total, term in zip(self._totals, terms, strict=True)]
@@ -40,14 +43,15 @@ class Sums:
             fade = math.exp(decay * (self._as_of_s - until_s))
             self._totals = [total * fade for total in self._totals]
             self._as_of_s = until_s
-        # The mean of the weight over the time, so that it is the same however the time is cut.
+        # The mean weight over the time, so that the result does not depend on how the time is
+        # split.
         length = decay * (until_s - since_s)
         weight = -math.expm1(-length) / length if length else 1.0
         weight *= math.exp(decay * (until_s - self._as_of_s))
         self._totals = [t + weight * term for t, term in zip(self._totals, terms, strict=True)]
 
     def at(self, now_s: float) -> list[float]:
-        """The sums as they count now; what came after now counts in full."""
+        """Return the sums as they count now. Later contributions count in full."""
         fade = 1.0
         if self._decay_per_s:
             fade = math.exp(self._decay_per_s * min(self._as_of_s - now_s, 0.0))
@@ -55,23 +59,25 @@ class Sums:
 
 
 class GradientTally:
-    """Mean time that the gradient of one batch takes: mu_C, with what its scatter leaves unsure.
+    """Mean time of one batch's gradient: mu_C, with its uncertainty.
 
-    A message is over m batches and gives one time, their sum. Divided by m it weighs m and scatters
-    by sigma_C^2 / m, if the batches are independent. The moments are about the first time, which
-    keeps them as exact as Welford's recurrence does, and as sums they take in what comes late.
+    A message has m batches and one time, their sum. Divided by m, it has weight m and variance
+    sigma_C^2 / m, if the batches are independent. Moments about the first time are as exact as
+    Welford's recurrence, and as sums they allow late contributions.
 
     Args:
-        half_life_s: After which a message counts half; infinite to forget nothing.
+        half_life_s: Time after which a message counts half; infinite for no decay.
     """
 
     def __init__(self, half_life_s: float = math.inf) -> None:
-        self._sums = Sums(4, half_life_s)  # messages, batches m, and m d, m d^2 of deviations d
-        self._squares = Sums(1, half_life_s / 2)  # of weights: they fade twice as fast
+        # Messages, batches m, and m d, m d^2 of deviations d.
+        self._sums = Sums(4, half_life_s)
+        # Squares of weights, which fade twice as fast.
+        self._squares = Sums(1, half_life_s / 2)
         self._about_s: float | None = None
 
     def add(self, at_s: float, seconds: float, batches: float = 1.0) -> None:
-        """Take in the compute time of a message over so many batches."""
+        """Add the compute time of a message with some batches."""
         if self._about_s is None:
             self._about_s = seconds / batches
         deviation = seconds / batches - self._about_s
@@ -95,9 +101,9 @@ class GradientTally:
 
 
 class TransferTally:
-    """Mean megabytes that a machine moves for an update, by what audit records say.
+    """Mean megabytes that a machine moves for an update, from audit records.
 
-    It forgets by updates and not by time: whoever reads the same records knows the same.
+    It decays by updates, not by time, so that every reader of the same records has the same result.
     """
 
     def __init__(self) -> None:
@@ -105,20 +111,20 @@ class TransferTally:
         self._newest: float | None = None
 
     def add(self, update: float, moved: int, share: float) -> None:
-        """Take in what was measured.
+        """Add a measurement.
 
         Args:
-            update: As how many of the job's own the updates count, up to this one.
-            moved: Bytes for this one.
-            share: As how many it counts itself.
+            update: Number of updates up to this one, in units of the job's own.
+            moved: Bytes of this one.
+            share: Size of this one, in units of the job's own.
         """
         self._means.add(update, moved / share / 1e6)
         self._newest = update
 
     def mean(self) -> Estimate | None:
-        """Estimate it, in MB; None: nothing was measured yet.
+        """Estimate the mean in MB; None if nothing was measured yet.
 
-        After a single measurement the standard deviation is of its size.
+        After a single measurement, the standard deviation equals its value.
         """
         if self._newest is None:
             return None

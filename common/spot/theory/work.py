@@ -1,4 +1,4 @@
-"""What is to be done, by when, and what machines cost: the givens of every formula."""
+"""The work to do, its deadline, and prices of machines: the inputs of every formula."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ Rates: TypeAlias = npt.NDArray[np.float64]  # (N_tot,) records per second of eac
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """The work that is left: at the beginning all of it.
+    """The remaining work; at the beginning, all of it.
 
     Raises:
         ParameterError: If there is no worker, no arrivals at all, or a number is out of range.
     """
 
-    rates_per_s: Rates  # (N_tot,) lambda_A,n; a stream may be silent, not all of them
+    # (N_tot,) lambda_A,n. Some streams may be silent, but not all.
+    rates_per_s: Rates
     group_size: int  # K
     batch_size: int  # b
-    updates: float  # J(epsilon), those that are left
-    deadline_s: float  # theta, the time that is left
-    records_per_s: float = field(init=False)  # sum of lambda_A,n: arrivals of all streams
+    updates: float  # J(epsilon), the remaining updates
+    deadline_s: float  # theta, the remaining time
+    # Sum of lambda_A,n: arrivals of all streams.
+    records_per_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         rates = self.rates_per_s
@@ -36,7 +38,7 @@ class Work:
             raise ParameterError("rates_per_s", f"must be one rate per worker, got {rates.shape}")
         total_per_s = float(rates.sum())
         object.__setattr__(self, "records_per_s", total_per_s)
-        # Policies are asked often: where the least and the sum are numbers, so are all.
+        # Policies run often. If the minimum and the sum are finite, all rates are.
         fine = rates.min() >= 0 and total_per_s < np.inf
         if not fine and (wrong := np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))).size:
             worker = int(wrong[0])
@@ -56,12 +58,12 @@ class Work:
 
     @property
     def records(self) -> float:
-        """J K b, what the updates that are left take."""
+        """J K b, the records of the remaining updates."""
         return self.updates * self.group_size * self.batch_size
 
     @property
     def undisturbed_s(self) -> float:
-        """theta_0 = J K b / sum of lambda_A,n: how long it takes if nothing is preempted."""
+        """theta_0 = J K b / sum of lambda_A,n: the time without preemptions."""
         return self.records / self.records_per_s
 
     @property
@@ -70,17 +72,17 @@ class Work:
         return self.records_per_s / (self.group_size * self.batch_size)
 
     def on_demand_only_usd(self, pool: Pool) -> float:
-        """What theta_0 costs with every worker on a machine of this pool."""
+        """Return the cost of theta_0 with every worker on a machine of this pool."""
         return self.workers * self.undisturbed_s * pool.wanted_usd_per_s
 
 
 def partial_batches_s(rates_per_s: Rates, batch_size: int) -> float:
-    """Give the time that records in incomplete batches took, when an update has just begun.
+    """Return the time of the records in incomplete batches, when an update has just begun.
 
-    Workers hold 0 to b - 1 of them, each number as likely, once the streams have drifted apart by
-    about half a batch (lambda_A t c_A^2 > (b/2)^2); the one that completed the group holds none:
-    (N - 1)(b - 1) / 2 records. Add it to a runtime where all workers begin with empty batches. A
-    job that is under way begins with as many as it ends with, so nothing is to be added.
+    Workers have 0 to b - 1 of them, uniformly, once the streams have drifted apart by about half a
+    batch (lambda_A t c_A^2 > (b/2)^2); the one that completed the group has none: (N - 1)(b - 1) /
+    2 records. Add it to a runtime if all workers begin with empty batches. A job under way begins
+    with as many as it ends with, so add nothing.
     """
     streams = int(np.count_nonzero(rates_per_s))
     return (streams - 1) * (batch_size - 1) / 2 / float(rates_per_s.sum())
@@ -88,7 +90,7 @@ def partial_batches_s(rates_per_s: Rates, batch_size: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Machines of one kind that can be rented in one place; the first of a job is on-demand.
+    """Machines of one kind that can be rented in one place; a job's first pool is on-demand.
 
     Raises:
         ParameterError: If a number is out of range.
@@ -96,18 +98,24 @@ class Pool:
 
     name: str
     usd_per_hour: float  # pi
-    availability: float = 1.0  # alpha, share of the time that one can be had; 1: never preempted
-    cycle_s: float = 1000.0  # mean time from one preemption of a machine to its next
-    speed: float = 1.0  # of gradients, against the first pool
-    capacity: int | None = None  # machines that can be had at once; None: as many as wanted
-    start_up_s: float = 0.0  # from the request to the first record; paid for
+    # alpha, share of the time that a machine is available; 1 if never preempted.
+    availability: float = 1.0
+    # Mean time from one preemption of a machine to its next.
+    cycle_s: float = 1000.0
+    # Speed of gradients against the first pool.
+    speed: float = 1.0
+    # Number of machines at a time; None if unlimited.
+    capacity: int | None = None
+    # Time from the request to the first record, which is paid for.
+    start_up_s: float = 0.0
     billing: Billing = BY_THE_SECOND
-    transfer_usd_per_gb: float = 0.0  # of what its machines and the servers send each other
-    gb_per_hour: float = 0.0  # that a machine moves so
+    # Price of traffic between its machines and the servers.
+    transfer_usd_per_gb: float = 0.0
+    gb_per_hour: float = 0.0  # traffic of a machine
 
     @classmethod
     def of(cls, said: Iterable[tuple[str, object]], **others: object) -> Pool:
-        """Make a pool of those of its fields that a person gave, and of others."""
+        """Make a pool from its fields in a user's file, and from others."""
         given = {field: value for field, value in said if field in cls.__dataclass_fields__}
         return cls(**cast("dict[str, Any]", given | others))
 
@@ -124,20 +132,20 @@ class Pool:
 
     @property
     def usd_per_s(self) -> float:
-        """The price of a second."""
+        """Price of a second."""
         return self.usd_per_hour / HOUR_S
 
     @property
     def transfer_usd_per_s(self) -> float:
-        """The price of what a machine moves in a second."""
+        """Price of a machine's traffic in a second."""
         return self.transfer_usd_per_gb * self.gb_per_hour / HOUR_S
 
     @property
     def wanted_usd_per_s(self) -> float:
-        """What a second costs on average in which a machine is wanted, whether or not it is had.
+        """Mean cost of a second with a wanted machine, available or not.
 
-        Interrupted after exponential times of mean alpha cycle, it is not paid for all of them;
-        what it moves is.
+        Interruptions after exponential times of mean alpha cycle make some time free, but no
+        traffic.
         """
         if self.availability == 1:
             return self.usd_per_s + self.transfer_usd_per_s
@@ -145,12 +153,12 @@ class Pool:
         return self.availability * (self.usd_per_s * paid + self.transfer_usd_per_s)
 
     def at_most(self, machines: int) -> int:
-        """Limit a number of machines to those that it has."""
+        """Limit a number of machines to the pool's capacity."""
         return machines if self.capacity is None else min(machines, self.capacity)
 
 
 def gb_per_hour(update_mb: float, updates_per_s: float) -> float:
-    """Say how much a machine moves that takes part in every update."""
+    """Return the traffic of a machine that takes part in every update."""
     return update_mb / 1e3 * updates_per_s * HOUR_S
 
 
@@ -168,8 +176,8 @@ def market(
     """Make the paper's market from its three numbers: pi_o, pi_s and alpha.
 
     Raises:
-        ParameterError: If one is out of range. A spot price above the on-demand price is not an
-            error: then nothing is bought on spot.
+        ParameterError: If one is out of range. A spot price above the on-demand price is no error:
+            then nothing is bought on spot.
     """
     positive("on_demand_usd_per_hour", on_demand_usd_per_hour)
     not_negative("spot_usd_per_hour", spot_usd_per_hour)

@@ -1,19 +1,20 @@
-"""From a file to a trace: the formats in which prices, availability and arrivals were recorded.
+"""Formats of recorded prices, availability and arrivals, and their conversion to traces.
 
-| what the file looks like                          | what it is                                 |
+| the file's contents                               | meaning                                    |
 | ------------------------------------------------- | ------------------------------------------ |
 | header with `timestamp`, `price_usd_per_hour`     | price records of many series               |
 | header that begins with `step`                    | a grid of 300 s, one series per column     |
 | header that begins with `seconds` or `hours`      | one series per column                      |
-| no header, two numbers                            | seconds, or hours where the file's name    |
-|                                                   | has that word; and a value                 |
+| no header, two numbers                            | a value at a time in seconds, or in hours  |
+|                                                   | if the file's name has that word           |
 | no header, date, time, number                     | a value by the clock                       |
 | no header, milliseconds, `add` or `remove`, name  | machines that come and go: their number    |
 | JSON, `metadata.gap_seconds` and lists            | `data` (availability) or `prices`          |
 
-Any of them may be compressed (.gz, .xz). Where rows lie at one distance a row that is missing is an
-error, and the last holds for one distance more; else the last row only says when the trace ends
-(for price records: the last of all series). A series shorter than its table is cut where it ends.
+All of them may be compressed (.gz, .xz). If rows are at equal distances, a missing row is an error,
+and the last value holds for one distance more. Otherwise the last row only ends the trace (for
+price records, the last of all series). A series that is shorter than its table ends with its last
+value.
 """
 
 from __future__ import annotations
@@ -43,28 +44,31 @@ if TYPE_CHECKING:
 
 _TIMESTAMP, _PRICE = "timestamp", "price_usd_per_hour"
 _UNIT_S = {"step": 300.0, "seconds": 1.0, "hours": 3600.0}
-_SHOWN = 6  # choices in a message; a list of hundreds hides what it lists
+# Number of choices in a message; a list of hundreds would hide them.
+_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    number: int  # in the file, as an editor counts
+    # Row number in the file, as in an editor.
+    number: int
     cells: list[str]
 
 
 _contents: ContextVar[dict[Path, dict[str, object] | list[_Row]] | None]
-_contents = ContextVar("contents", default=None)  # of files, while they are read once
+# Contents of files during `read_once`.
+_contents = ContextVar("contents", default=None)
 
 
 def traced(spec: TraceSpec, folder: Path) -> Trace:
-    """Read the trace that a person asks for, at the speed at which it is gone through.
+    """Read a user's trace, at its replay speed.
 
     Args:
-        spec: Which file, series, column and speed.
-        folder: What its file is relative to.
+        spec: File, series, column and speed.
+        folder: Folder of its file.
 
     Raises:
-        UserError: If there is no such trace.
+        UserError: If the trace does not exist.
     """
     return read_trace(folder / spec.file, spec.series, spec.column).faster(spec.speed)
 
@@ -76,18 +80,18 @@ def starts_of(
     rng: np.random.Generator,
     common_s: Floats | None = None,
 ) -> Floats:
-    """Choose where in the trace each of some readers begins, on the clock of `trace`.
+    """Return each reader's starting time in the trace, on the clock of `trace`.
 
     Args:
-        spec: Its `start_s` is on the clock of the file; None: anywhere, all places alike.
-        trace: What `traced` made of it.
-        shape: Of the result.
-        rng: For the places.
-        common_s: (R,) where readers begin who are not told, for all recordings of each run; on the
-            clock of the files. `shape` is (R,) or (R, 1) then.
+        spec: Its `start_s` is on the clock of the file; None for a uniform draw.
+        trace: Result of `traced` for it.
+        shape: Shape of the result.
+        rng: Source of the draws.
+        common_s: (R,) starts, on the clock of the files, for all recordings of a run without a
+            start of their own. `shape` is (R,) or (R, 1) then.
 
     Raises:
-        UserError: If the trace is over before `start_s`.
+        UserError: If the trace ends before `start_s`.
     """
     if spec.start_s is None:
         if common_s is not None:
@@ -103,19 +107,19 @@ def starts_of(
 def common_starts_s(
     specs: Sequence[TraceSpec], folder: Path, count: int, seed: int | np.random.Generator
 ) -> Floats:
-    """Choose places at which several recordings begin together, those that do not say where.
+    """Draw common starts of the recordings that have no start of their own.
 
     Args:
-        specs: Of the recordings.
-        folder: What their files are relative to.
-        count: Of places.
-        seed: For them.
+        specs: The recordings.
+        folder: Folder of their files.
+        count: Number of starts.
+        seed: Seed of the draws.
 
     Returns:
-        (count,) seconds, on the clock of the files; 0 where all say where they begin.
+        (count,) seconds, on the clock of the files; 0 if all recordings have a start.
 
     Raises:
-        UserError: If there is no such recording.
+        UserError: If a recording does not exist.
     """
     ends_s = [traced(spec, folder).end_s * spec.speed for spec in specs if spec.start_s is None]
     return np.random.default_rng(seed).uniform(0, min(ends_s, default=0.0), count)
@@ -123,9 +127,9 @@ def common_starts_s(
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Read each file once meanwhile, however many of its series are asked for.
+    """Read each file only once within this context, for any number of its series.
 
-    They are kept in memory for so long: some hundred bytes for each row.
+    The contents stay in memory until its end: some hundred bytes for each row.
     """
     token = _contents.set({})
     try:
@@ -154,15 +158,15 @@ def _content(path: Path) -> dict[str, object] | list[_Row]:
 
 
 def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str = "") -> Trace:
-    """Read one series of a file; its format is told by what is in it.
+    """Read one series of a file. Its contents decide the format.
 
     Args:
         path: The file.
-        series: Price records: which of them, column -> value, until one series is left.
-        column: Tables and JSON: which column or list, where there are several.
+        series: For price records, column -> value, until one series is left.
+        column: For tables and JSON, the column or list, if there are several.
 
     Raises:
-        UserError: If it is no such file, has no such series or more than one, or makes no trace.
+        UserError: If the file or series is missing, the series is ambiguous, or it makes no trace.
     """
     source = path.name
     there = _content(path)
@@ -183,7 +187,8 @@ def read_trace(path: Path, series: Mapping[str, str] | None = None, column: str 
     if first[0] in _UNIT_S:
         _no_series(series, source)
         return _table(first, rows[1:], column, source)
-    found = _without_header(rows, source)  # first of all: whether it is a trace
+    # Reject files that are no traces first.
+    found = _without_header(rows, source)
     _no_series(series, source)
     _no_column(column, source)
     return found
@@ -231,7 +236,7 @@ def _price_records(
     at, price = header.index(_TIMESTAMP), header.index(_PRICE)
     times = _parsed(found, lambda cells: _clock_s(cells[at]), source)
     prices = _parsed(found, lambda cells: float(cells[price]), source)
-    # The last price of a series was still the price when the recording of all of them ended.
+    # The last price of a series was still in force when the recording of all of them ended.
     (end_s,) = _parsed(rows[-1:], lambda cells: _clock_s(cells[at]), source)
     return trace_from_rows(times, prices, _numbers(found), source, end_s=end_s)
 
@@ -301,7 +306,7 @@ def _parsed(rows: Iterable[_Row], parse: Callable[[list[str]], float], source: s
 
 def _clock_s(moment: str) -> float:
     when = datetime.fromisoformat(moment)
-    # The epoch does not matter, only that no time zone of this machine comes in between.
+    # The epoch is irrelevant, as long as this machine's time zone plays no part.
     return when.replace(tzinfo=when.tzinfo or UTC).timestamp()
 
 

@@ -1,4 +1,4 @@
-"""Which recorded series a person asks for: a file, one of its series, and at what speed."""
+"""A user's choice of a recorded series: a file, one of its series, and its speed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class WrittenPart(BaseModel):
-    """Part of what a person writes: nothing unknown, nothing changed later."""
+    """Part of a user's file: without unknown fields, and immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read it from a file, YAML or JSON.
+        """Read it from a YAML or JSON file.
 
         Raises:
-            UserError: If there is none, or it makes no sense, by the field.
+            UserError: If the file is missing or invalid, by the field.
         """
         text = read_text(path)
         try:

@@ -1,7 +1,7 @@
-"""A quantity recorded over time, and reading it from many places at once.
+"""A quantity recorded over time, and readers at many places of it at once.
 
-A trace has no end for its reader: past `end_s` it begins again. A run that is longer than its trace
-sees the same values twice, which is better than a trace made longer by invention.
+A trace is endless for its reader: it starts again after `end_s`. A run that is longer than its
+trace sees the same values twice, which is better than invented ones.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from common.errors import UserError
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-# Recorders are late now and then; half a distance more cannot hide a row that is missing.
+# Recorders are sometimes late. Half a distance more cannot hide a missing row.
 _HOLE_GAPS = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Values over time, each of which holds until the next.
+    """Values over time. Each holds until the next.
 
     Raises:
-        UserError: If a row is out of order, not a number of at least 0, or missing; the message
+        UserError: If a row is out of order, not a number of at least 0, or missing. The message
             names the source and the row.
     """
 
     times_s: Floats  # (T,) ascending, from 0
     values: Floats  # (T,) of at least 0
-    end_s: float  # until when the last value holds; there all begins again
+    # End of the last value, after which the trace starts again.
+    end_s: float
     source: str = "trace"
-    gap_s: float | None = None  # distance of the rows; None: a row only where something happened
-    rows: npt.NDArray[np.int64] | None = None  # (T,) where in the source; None: counted from 1
+    # Distance of the rows; None if rows are events.
+    gap_s: float | None = None
+    # (T,) positions in the source; if None, they are counted from 1.
+    rows: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         times, values = self.times_s, self.values
@@ -70,29 +73,29 @@ class Trace:
             raise UserError(f"{self.source}: row {row} ({self.times_s[index]:g} s) {problem}")
 
     def value_at(self, times_s: Floats | float) -> Floats:
-        """Look up the value at each of some times of at least 0; past the end it begins again."""
+        """Return the value at each time, at least 0. The trace starts again after its end."""
         within = np.mod(times_s, self.end_s)
         return self.values[self.times_s.searchsorted(within, side="right") - 1]
 
     @property
     def durations_s(self) -> Floats:
-        """How long each value holds, (T,)."""
+        """(T,) duration of each value."""
         return np.diff(self.times_s, append=self.end_s)
 
     def mean(self) -> float:
-        """Average over time."""
+        """Return the average over time."""
         return float(self.values @ self.durations_s) / self.end_s
 
     def share(self, holds: Bools) -> float:
-        """Share of the time taken by some of its points.
+        """Return the share of the time that some points take.
 
         Args:
-            holds: (T,) which, for example `trace.values <= bid`.
+            holds: (T,) the points, for example `trace.values <= bid`.
         """
         return float(self.durations_s[holds].sum()) / self.end_s
 
     def faster(self, speed: float) -> Trace:
-        """Go through the same values `speed` times as fast."""
+        """Return the same values at `speed` times the speed."""
         gap_s = None if self.gap_s is None else self.gap_s / speed
         times_s, end_s = self.times_s / speed, self.end_s / speed
         return Trace(times_s, self.values, end_s, self.source, gap_s, self.rows)
@@ -107,16 +110,16 @@ def trace_from_rows(
     gap_s: float | None = None,
     end_s: float | None = None,
 ) -> Trace:
-    """Make a trace of rows in their order; of rows with one time the last wins.
+    """Make a trace of rows in their order. Of rows with the same time, the last counts.
 
     Args:
-        times_s: Of the rows, from any origin.
-        values: Of the rows.
+        times_s: Times of the rows, from any origin.
+        values: Values of the rows.
         rows: Their numbers in the source, for messages.
         source: The file's name.
         gap_s: Distance of the rows, if the source says that they are sampled.
-        end_s: Until when the last value holds, on the clock of `times_s`; unless given, one
-            distance more where rows are sampled, else the last row says when the trace ends.
+        end_s: Optional. End of the last value, on the clock of `times_s`. If unset, it is one
+            distance after the last row if rows are sampled, else the last row.
 
     Raises:
         UserError: If they make no trace.
@@ -137,11 +140,10 @@ def trace_from_rows(
 
 
 def usual_gap_s(times_s: Sequence[float]) -> float | None:
-    """Find the distance at which rows were sampled; None where they follow no clock.
+    """Return the distance at which rows were sampled; None if they are events.
 
-    Nine of ten distances must be alike, within a hundredth: a file of events seldom comes near
-    that, and a sampled one with holes still shows what its distance was to be. Two rows of one
-    time are an event.
+    Nine of ten distances must be equal within a hundredth: events seldom are, and a sampled file
+    with holes still shows its distance. Two rows with the same time are events.
     """
     distances = np.diff(np.array(times_s, np.float64))
     if not len(distances) or not distances.all():
@@ -152,18 +154,18 @@ def usual_gap_s(times_s: Sequence[float]) -> float | None:
 
 
 class TraceCursor:
-    """Many readers of one trace, each from a start of its own.
+    """Many readers of one trace, each from its own start.
 
-    Only the readers whose value ends are touched as time goes on: a thousand runs of 64 workers
-    are 64,000 readers, and a search for each at each step would cost more than the simulation.
+    Only readers whose value ends are updated. A thousand runs of 64 workers are
+    64,000 readers, and a search for each of them at each step would cost more than the simulation.
     """
 
     def __init__(self, trace: Trace, starts_s: Floats) -> None:
-        """Begin, for time 0, at given places of the trace.
+        """Place the readers at time 0.
 
         Args:
-            trace: What is read.
-            starts_s: Of any shape, on the trace's clock.
+            trace: The trace.
+            starts_s: Starts of any shape, on the trace's clock.
         """
         lasting = trace.durations_s > 0
         times, values = trace.times_s[lasting], trace.values[lasting]
@@ -177,11 +179,12 @@ class TraceCursor:
         self._shape = starts_s.shape
         self._starts = np.array(starts_s, np.float64).ravel()
         self._current = np.empty_like(self._starts)
-        self._until = np.full_like(self._starts, -math.inf)  # on the readers' clock
+        # Time on the readers' clock.
+        self._until = np.full_like(self._starts, -math.inf)
         self._now_s = -math.inf
 
     def at(self, now_s: float) -> Floats:
-        """Read what each reader sees; forwards it is cheap, backwards it is possible."""
+        """Return each reader's value. Reading forwards is cheap, backwards possible."""
         due = self._until <= now_s if now_s >= self._now_s else np.ones_like(self._until, np.bool_)
         readers = np.flatnonzero(due)
         if len(readers):
@@ -190,7 +193,7 @@ class TraceCursor:
         return self._current.reshape(self._shape).copy()
 
     def next_change_s(self, now_s: float) -> Floats:
-        """Tell when each reader next sees another value: later than now, inf for never."""
+        """Return the time of each reader's next change: later than now, inf for never."""
         self.at(now_s)
         return self._until.reshape(self._shape).copy()
 
@@ -199,8 +202,8 @@ class TraceCursor:
         laps, within = np.divmod(starts + now_s, self._end_s)
         index = self._times.searchsorted(within, side="right") - 1
         until = laps * self._end_s + self._untils[index] - starts
-        # The readers' clock decides: what by rounding would change just now has changed. Else
-        # somebody who waits for the next change could wait for ever.
+        # The readers' clock decides: a change that rounding puts at this moment has happened.
+        # Otherwise a caller that waits for the next change could wait forever.
         while (behind := until <= now_s).any():
             index[behind] += 1
             laps[index == len(self._times)] += 1

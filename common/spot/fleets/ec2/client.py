@@ -1,6 +1,6 @@
-"""How EC2 is spoken to, for machines and for prices: patience, retries, whose fault an error is.
+"""Access to EC2, for machines and for prices: timeouts, retries, classes of errors.
 
-Credentials come from where boto3 looks for them: environment, profile, or the machine's role.
+Credentials come from boto3's usual sources: environment, profile, or the machine's role.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
     from common.spot.market.market_file import Ec2Provider
 
-CONNECTIONS = 8  # requests under way at once; a machine takes a second or two, EC2 allows more
+# Number of parallel requests. A machine takes a second or two; EC2 allows more requests.
+CONNECTIONS = 8
 _CONNECT_TIMEOUT_S = 5.0
-_READ_TIMEOUT_S = 30.0  # an instant fleet is answered only when its machine is there, or none is
+# EC2 answers for an instant fleet only when its machine exists, or none does.
+_READ_TIMEOUT_S = 30.0
 _ATTEMPTS = 5
-# By the prefix of their codes, since both come in several spellings.
+# Prefixes of codes, because some codes have several spellings.
 PASSING = ("RequestLimitExceeded", "Throttl", "ServiceUnavailable", "Unavailable", "Internal")
 
 
 def connect(provider: Ec2Provider) -> EC2Client:
-    """Make a client, which may be shared between threads; nobody is asked yet."""
+    """Make a client, which may be shared between threads. It does not connect yet."""
     return boto3.session.Session().client(
         "ec2",
         region_name=provider.region,
@@ -45,7 +47,7 @@ def connect(provider: Ec2Provider) -> EC2Client:
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
             max_pool_connections=CONNECTIONS,
-            # adaptive: what EC2 throttles is sent more slowly, not only later
+            # Adaptive mode sends throttled requests more slowly, not only later.
             retries={"mode": "adaptive", "total_max_attempts": _ATTEMPTS},
         ),
     )
@@ -53,13 +55,13 @@ def connect(provider: Ec2Provider) -> EC2Client:
 
 @contextlib.contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Turn what boto3 raises into our errors.
+    """Convert boto3's errors to ours.
 
     Args:
-        what: Is asked, for the message.
+        what: Object of the request, for the message.
 
     Raises:
-        UnavailableError: If EC2 is away, busy or failing.
+        UnavailableError: If EC2 is unavailable, busy or failing.
         OutsideError: If it refuses: credentials, permissions, or parameters.
     """
     try:
@@ -76,12 +78,12 @@ def asking(what: str) -> Iterator[None]:
 
 
 def code_of(error: ClientError) -> str:
-    """EC2's name for what went wrong."""
+    """Return EC2's code of the error."""
     return error.response.get("Error", {}).get("Code", "")
 
 
 def refuses_us(error: ClientError) -> bool:
-    """Whether it is about who asks, not about what is asked."""
+    """Return True if EC2 refuses the account, not the request."""
     return _status(error) in (401, 403) or code_of(error) in (
         *(
             "UnauthorizedOperation",
@@ -95,7 +97,7 @@ def refuses_us(error: ClientError) -> bool:
 
 
 def passing(error: ClientError) -> bool:
-    """Whether the same call may work later."""
+    """Return True if the same call may succeed later."""
     status = _status(error)
     return status >= 500 or status == 429 or code_of(error).startswith(PASSING)
 

@@ -1,12 +1,12 @@
 """EC2 instances of one job (`common.spot.machines.Fleet`), launched by instant fleets of one.
 
-    order ──▶ has a machine this token as its tag? ──no──▶ create_fleet(ClientToken=token)
-                            │yes                                  │
-                         nothing                       a machine, tagged, or Refused
+    order ──▶ does a machine have this token as its tag? ──no──▶ create_fleet(ClientToken=token)
+                            │yes                                       │
+                         nothing                            a machine, tagged, or Refused
 
-Twofold, because neither is enough: EC2 shows a new machine a little later than it makes it, and
-forgets a token some time after its machine has ended. What carries the job's tag is the fleet;
-nothing is remembered here.
+Both checks are needed: EC2 lists a new machine a little after it makes it, and forgets a token some
+time after its machine has ended. The fleet is every machine with the job's tag; nothing is stored
+here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ if TYPE_CHECKING:
     from common.spot.machines import LaunchRequest, Machine
     from common.spot.market.market_file import Ec2Provider, Market, OnDemandPool
 
-_VALUES = 200  # as many as EC2 takes in one filter
-_CAPACITY = {  # there are none, or we have as many as we may: another pool, or later, may do
+# EC2's limit of values in one filter.
+_VALUES = 200
+# There are no machines, or we are at our limit. Another pool, or a later try, may succeed.
+_CAPACITY = {
     "InsufficientInstanceCapacity",
     "InsufficientHostCapacity",
     "InsufficientReservedInstanceCapacity",
@@ -62,20 +64,21 @@ _CAPACITY = {  # there are none, or we have as many as we may: another pool, or 
     "InstanceLimitExceeded",
     "VcpuLimitExceeded",
 }
-_GIVEN_BEFORE = {  # the token is known, from an order of other parameters or of a machine now ended
+# The token is known, from an order with other parameters or from a machine that has ended.
+_GIVEN_BEFORE = {
     "IdempotentParameterMismatch",
     "IdempotentInstanceTerminated",
 }
 
 
 class Ec2Fleet:
-    """The machines that carry the job's tag.
+    """The machines with the job's tag.
 
     Args:
-        market: Its pools, and which EC2 by which launch template.
-        provider: The market's.
-        job: Its id.
-        client: In place of one made for the provider.
+        market: The market with its pools.
+        provider: The market's region and launch template.
+        job: Id of the job.
+        client: Optional. If unset, one is made for the provider.
     """
 
     def __init__(
@@ -88,11 +91,11 @@ class Ec2Fleet:
         self._rejections = Rejections()
 
     def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
-        """Ask for machines, several at once; those that are not refused are found sooner or later.
+        """Request machines in parallel. EC2 lists those that are not refused soon after.
 
         Raises:
-            UnavailableError: If EC2 is away; some of the orders may have been carried out.
-            OutsideError: If it refuses us.
+            UnavailableError: If EC2 is unavailable. Some of the orders may have been carried out.
+            OutsideError: If it refuses the account.
         """
         given = self._given(order.token for order in orders)
         new = {order.token: order for order in orders if order.token not in given}
@@ -103,13 +106,13 @@ class Ec2Fleet:
         return tuple(refused for refused in answers if refused is not None)
 
     def release(self, machines: Sequence[str]) -> None:
-        """Give machines of the job back; nothing happens to others, or to those that have ended.
+        """Terminate machines of the job; other and ended machines are skipped.
 
         Raises:
-            UnavailableError: If EC2 is away.
-            OutsideError: If it refuses us.
+            UnavailableError: If EC2 is unavailable.
+            OutsideError: If it refuses the account.
         """
-        # A call that names one machine which is gone ends none, so they are looked up before.
+        # A call that names a missing machine ends none, so the machines are looked up first.
         for some in _portions(machines):
             running = [
                 machine.id
@@ -121,17 +124,17 @@ class Ec2Fleet:
                     self._client.terminate_instances(InstanceIds=running)
 
     def machines(self) -> tuple[Machine, ...]:
-        """All machines of the job that EC2 names; those that ended it names for about an hour.
+        """Return all machines of the job that EC2 lists; ended ones are listed for about an hour.
 
         Raises:
-            UnavailableError: If EC2 is away.
-            OutsideError: If it refuses us.
+            UnavailableError: If EC2 is unavailable.
+            OutsideError: If it refuses the account.
         """
         found = self._read(self._instances())
         return tuple(sorted(found, key=lambda machine: (machine.launch, machine.id)))
 
     def close(self) -> None:
-        """Let go of the connection; the machines stay."""
+        """Close the connection. The machines stay."""
         self._client.close()
 
     def _order(self, order: LaunchRequest) -> Refused | None:
@@ -186,7 +189,7 @@ class Ec2Fleet:
         return request
 
     def _given(self, tokens: Iterable[str]) -> set[str]:
-        """Those of the tokens that a machine has, or had until lately."""
+        """Return the tokens that a machine has, or recently had."""
         return {
             tag["Value"]
             for some in _portions(sorted(set(tokens)))
@@ -199,11 +202,12 @@ class Ec2Fleet:
         for instance in instances:
             try:
                 yield machine_of(instance)
-            except WireError as error:  # somebody's hand: it is not ours to end, nor to count on
+            # Tagged by hand: it is neither ours to end nor to use.
+            except WireError as error:
                 self._rejections.reject("machine", str(error))
 
     def _instances(self, name: str = "", values: Sequence[str] = ()) -> list[InstanceTypeDef]:
-        """Instances of the job, all or by a filter."""
+        """Return instances of the job, all or by a filter."""
         filters: list[FilterTypeDef] = [{"Name": f"tag:{JOB}", "Values": [self._job]}]
         if name:
             filters.append({"Name": name, "Values": values})
@@ -220,7 +224,7 @@ class Ec2Fleet:
 def _overrides(
     order: LaunchRequest, pool: OnDemandPool | SpotPool, subnets: Sequence[str]
 ) -> list[FleetLaunchTemplateOverridesRequestTypeDef]:
-    """Every type in every place, or what the order names; empty where the template says all."""
+    """Return every type in every place, or the order's; empty if the template decides."""
     zones: Sequence[str] = ()
     bid: dict[str, str] = {}
     if isinstance(pool, SpotPool):
@@ -239,7 +243,8 @@ def _overrides(
 def _refused(order: LaunchRequest, answer: CreateFleetResultTypeDef) -> Refused | None:
     if any(each.get("InstanceIds") for each in answer.get("Instances", ())):
         return None
-    errors = answer.get("Errors", ())  # one for each override that was tried
+    # One error for each override that was tried.
+    errors = answer.get("Errors", ())
     codes = {error.get("ErrorCode", "") for error in errors}
     reasons = {f"{error.get('ErrorCode')}: {error.get('ErrorMessage')}" for error in errors}
     if not errors:

@@ -1,4 +1,4 @@
-"""An EC2 instance as a machine of ours: the tags that say whose it is, and how it ended."""
+"""An EC2 instance as a machine: the tags of its order, and the cause of its end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 JOB = "doll:job"
 TOKEN = "doll:token"  # noqa: S105 -- a tag's name
 _LAUNCH, _SLOT, _POOL, _WORKER = "doll:launch", "doll:slot", "doll:pool", "doll:worker"
-_RUNNING = {"pending", "running"}  # paid for, and on its way at least
-_CAUSES: dict[str, EndCause] = {  # by the code of the state's reason; others: it ended by itself
+# States that are paid for: started, or about to start.
+_RUNNING = {"pending", "running"}
+# Keyed by the code of the state's reason. Machines with other codes ended by themselves.
+_CAUSES: dict[str, EndCause] = {
     "Server.SpotInstanceTermination": "preempted",
     "Server.SpotInstanceShutdown": "preempted",
     "Client.UserInitiatedShutdown": "released",
@@ -27,7 +29,7 @@ _ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 def tags_of(order: LaunchRequest, job: str) -> list[TagTypeDef]:
-    """What the machine of an order carries."""
+    """Return the tags of an order's machine."""
     values = {
         JOB: job,
         TOKEN: order.token,
@@ -40,7 +42,7 @@ def tags_of(order: LaunchRequest, job: str) -> list[TagTypeDef]:
 
 
 def machine_of(instance: InstanceTypeDef) -> Machine:
-    """Read an instance.
+    """Convert an instance.
 
     Raises:
         WireError: If its tags are not those of an order.
@@ -76,7 +78,7 @@ def machine_of(instance: InstanceTypeDef) -> Machine:
 
 
 def _cause(code: str, transition: str) -> EndCause:
-    """The reason's code says it, or else what stands in its place in older answers."""
+    """Return the cause by the reason's code, or by the transition in older answers."""
     if not code:
         code = transition.partition(":")[0]
     return _CAUSES.get(code, "failed")

@@ -1,4 +1,4 @@
-"""Spot prices on EC2 (`common.spot.machines.Prices`): of its price history, the last."""
+"""Spot prices on EC2 (`common.spot.machines.Prices`): the latest in its price history."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
     from common.spot.market.market_file import Ec2Provider, SpotPool
 
-# Without a VPC there is nothing any more, but the history goes by both names.
+# Every account has a VPC now, but the history uses both names.
 _LINUX = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
 REMEMBERED_S = 90 * 86400.0
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
 class Ec2Prices:
-    """Each type in each zone; a whole pool at its cheapest.
+    """Prices of each type in each zone; a pool's price is the lowest of them.
 
     Args:
-        provider: Which EC2.
-        pools: By name; each names its instance types, and zones unless any will do.
-        clock: Seconds since 1970.
-        client: In place of one made for the provider.
+        provider: The EC2 region and endpoint.
+        pools: Pools by name, each with its instance types, and zones unless any will do.
+        clock: Returns seconds since 1970.
+        client: Optional. If unset, one is made for the provider.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Ec2Prices:
         self._client = client or connect(provider)
 
     def look(self) -> dict[Offer, float]:
-        """USD per hour of one machine now.
+        """Return USD per hour of one machine now.
 
         Raises:
-            UnavailableError: If EC2 is away, or tells no price.
+            UnavailableError: If EC2 is unavailable, or returns no price.
             OutsideError: If it refuses.
         """
         prices: dict[Offer, float] = {}
@@ -62,10 +62,10 @@ class Ec2Prices:
         return prices
 
     def past(self) -> dict[str, PriceHistory]:
-        """Say what the cheapest machine of each pool has cost, for as long as EC2 remembers.
+        """Return past prices of each pool's cheapest machine, as far back as EC2 has them.
 
         Raises:
-            UnavailableError: If EC2 is away, or tells no price.
+            UnavailableError: If EC2 is unavailable, or returns no price.
             OutsideError: If it refuses.
         """
         since_s = self._clock() - REMEMBERED_S
@@ -81,17 +81,19 @@ class Ec2Prices:
         }
 
     def _records(self, name: str, pool: SpotPool, since_s: float) -> list[SpotPriceTypeDef]:
-        """Ask for what was told since then, and what held at that time; all are prices."""
+        """Request valid price records since a time, and those in force at that time."""
         with asking(f"the price of pool {name!r} on EC2 in {self._region}"):
             pages = self._client.get_paginator("describe_spot_price_history").paginate(
                 InstanceTypes=cast("list[InstanceTypeType]", list(pool.instance_types)),
                 ProductDescriptions=_LINUX,
                 Filters=[_in(pool.zones)] if pool.zones else [],
-                StartTime=datetime.fromtimestamp(since_s, UTC),  # and no end
+                # There is no end.
+                StartTime=datetime.fromtimestamp(since_s, UTC),
             )
             records = [record for page in pages for record in page["SpotPriceHistory"]]
         prices = [_usd_per_hour(record) for record in records]
-        if not all(0 < price < math.inf for price in prices):  # not a number is neither
+        # NaN fails this check, too.
+        if not all(0 < price < math.inf for price in prices):
             raise UnavailableError(f"EC2 returned an invalid price for pool {name!r}: {prices}")
         if not prices:
             where = f"{', '.join(pool.instance_types)} in {', '.join(pool.zones) or self._region}"
@@ -104,7 +106,7 @@ def _in(zones: Sequence[str]) -> FilterTypeDef:
 
 
 def _newest(records: Iterable[SpotPriceTypeDef]) -> dict[tuple[str, str], SpotPriceTypeDef]:
-    """The last record of each type and zone: an older price holds no longer, however low."""
+    """Return the last record of each type and zone. Older prices do not count, however low."""
     last: dict[tuple[str, str], SpotPriceTypeDef] = {}
     for record in records:
         where = record.get("InstanceType", ""), record.get("AvailabilityZone", "")
@@ -114,7 +116,7 @@ def _newest(records: Iterable[SpotPriceTypeDef]) -> dict[tuple[str, str], SpotPr
 
 
 def _cheapest(records: Iterable[SpotPriceTypeDef], since_s: float, until_s: float) -> PriceHistory:
-    """Give the least of all types and zones, whenever one of them changes."""
+    """Return the lowest price of all types and zones, at each change."""
     now: dict[tuple[str, str], float] = {}
     prices: dict[float, float] = {}
     for record in sorted(records, key=_timestamp):

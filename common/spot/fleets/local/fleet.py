@@ -1,12 +1,12 @@
 """Machines that are local processes (`common.spot.machines.Fleet`): a spot market in a box.
 
-    order ──▶ process, tagged ──▶ told to leave ──▶ SIGKILL ──▶ ended
+    order ──▶ process, tagged ──▶ asked to leave ──▶ SIGKILL ──▶ ended
       │                           released: SIGTERM, and time to finish
       └──▶ refused                preempted: SIGTERM and as much notice as the market gives, or none
 
-What was launched survives whoever launched it: machines are found in the table of processes, by a
-variable of their environment, and what must be remembered of them is in files. Who is in charge of
-them the plans topic says; but a token launches once even if a predecessor wakes up and uses it.
+A machine survives the process that launched it. Machines are found in the process table by a
+variable in their environment; their state is in files. The plans topic says which provisioner is in
+charge. A token launches only once, even if an earlier provisioner wakes up and uses it.
 """
 
 from __future__ import annotations
@@ -32,51 +32,58 @@ if TYPE_CHECKING:
     from common.spot.machines import LaunchRequest, Prices
     from common.spot.market.market_file import Market
 
-_APPEAR_S = 10.0  # from a record to its process: milliseconds, unless who began it was killed
-_LATELY_S = 3600.0  # so long are machines named that ended, as EC2 does
-_LOOK_S = 0.5  # longest time between two looks at what runs: an end is billed so exactly
-_LANES = 16  # of free ones that are looked at: all are down where half are 1 time in 65,000
-_SOON_S = 0.05  # likewise while one is ending
+# Longest time from a record to its process. It takes milliseconds unless the launcher was killed.
+_APPEAR_S = 10.0
+# Time that ended machines stay listed, as in EC2.
+_LATELY_S = 3600.0
+# Longest time between two polls of the processes. Ends are billed with this precision.
+_LOOK_S = 0.5
+# Number of free lanes to try. If each is down half of the time, all are down 1 time in 65,000.
+_LANES = 16
+# Shortest time between two polls.
+_SOON_S = 0.05
 
 
 class StartedProcess(Protocol):
-    """A process that we started: our child, whose exit code only we are told."""
+    """A process that we started: our child, whose exit code only we receive."""
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, minus the signal that ended it; None while it runs."""
+        """Exit code, or minus the signal that ended it; None while it runs."""
         ...
 
     def let_go(self) -> None:
-        """Leave it to itself."""
+        """Detach from the process."""
         ...
 
 
-# Starts a worker by name, in a session of its own, with these variables besides others; raises
-# `OSError` where there cannot be another process.
+# Starts a worker by name, in its own session, with these additional variables. Raises `OSError` if
+# no process can be started.
 Start: TypeAlias = "Callable[[str, Mapping[str, str]], StartedProcess]"
 
 
 class LocalMarket(NamedTuple):
-    """What local machines can be had."""
+    """Supply of local machines."""
 
     given: Market
-    schedule: PreemptionSchedule  # when spot machines are taken away
-    prices: Prices | None = None  # of the pools; None: machines do not say what they cost
+    # Times at which spot machines are taken away.
+    schedule: PreemptionSchedule
+    # Prices of the pools; None if machines report no price.
+    prices: Prices | None = None
 
 
 class ProcessFleet:
     """Processes with a job's tag, under one directory.
 
-    A thread of its own takes machines away in time, from the first call until `close`.
+    A thread takes machines away in time, from the first call until `close`.
 
     Args:
-        market: Its pools, when they have machines, and for how much.
-        job: Its id.
-        directory: Absolute; one folder in it is the job's.
-        start: How one is switched on.
+        market: Its pools, their availability and prices.
+        job: Id of the job.
+        directory: Absolute path. The job's folder is in it.
+        start: Starts a process.
         leave_s: Longest time between a release and the end.
-        clock: Seconds since 1970.
+        clock: Returns seconds since 1970.
 
     Raises:
         UnavailableError: If the directory cannot be used.
@@ -99,16 +106,21 @@ class ProcessFleet:
         self._records = OrderRecords(directory / job / "machines")
         self._table = Table(job, directory)
         self._born_s = self._records.born_s(clock())
-        self._children: dict[str, StartedProcess] = {}  # by token
-        self._seen_s: dict[str, float] = {}  # when each that runs was last looked at
-        self._unasked: set[str] = set()  # released before their process could be found
-        self._due_s = math.inf  # when the next of them is to be taken away, or further
-        self._turn = threading.Condition()  # one thread at a time looks and acts
+        # Keyed by token.
+        self._children: dict[str, StartedProcess] = {}
+        # Time of the last poll of each running machine.
+        self._seen_s: dict[str, float] = {}
+        # Machines that were released before their process was found.
+        self._unasked: set[str] = set()
+        # Time of the next preemption or of its next step.
+        self._due_s = math.inf
+        # Only one thread at a time polls and acts.
+        self._turn = threading.Condition()
         self._watch: threading.Thread | None = None
         self._closed = False
 
     def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
-        """Start a process for each order that is new; the others change nothing.
+        """Start a process for each new order. Known orders change nothing.
 
         Raises:
             UnavailableError: If the directory cannot be used.
@@ -117,7 +129,7 @@ class ProcessFleet:
             return tuple(filter(None, [self._order(order, now) for order in orders]))
 
     def release(self, machines: Sequence[str]) -> None:
-        """Tell machines to leave, by SIGTERM; after some time they are made to.
+        """Send SIGTERM to machines, and SIGKILL `leave_s` later.
 
         Raises:
             UnavailableError: If the directory cannot be used.
@@ -136,7 +148,7 @@ class ProcessFleet:
                         self._unasked.add(token)
 
     def machines(self) -> tuple[Machine, ...]:
-        """All that run, and those that ended within the hour, by launch.
+        """Return all running machines, and those that ended within the hour, by launch.
 
         Raises:
             UnavailableError: If the directory cannot be used.
@@ -153,7 +165,7 @@ class ProcessFleet:
         return tuple(sorted(named, key=lambda machine: (machine.launch, machine.id)))
 
     def close(self) -> None:
-        """Take nothing away any more; the machines stay."""
+        """Stop taking machines away. They keep running."""
         with self._turn:
             self._closed = True
             self._turn.notify()
@@ -169,14 +181,16 @@ class ProcessFleet:
                 self._watch = threading.Thread(target=self._take_away, name="fleet", daemon=True)
                 self._watch.start()
             yield self._clock()
-            self._turn.notify()  # what was launched or told to leave may be due before all else
+            # A new or released machine may be due before all others.
+            self._turn.notify()
 
     def _take_away(self) -> None:
-        """Let machines go when their time has come, without waiting to be asked."""
+        """Take machines away when they are due."""
         with self._turn:
             while not self._closed:
                 self._due_s = math.inf
-                with contextlib.suppress(OutsideError):  # whoever calls hears of it
+                # The next caller receives the error.
+                with contextlib.suppress(OutsideError):
                     self._look(self._clock())
                 wait_s = self._due_s - self._clock()
                 self._turn.wait(min(max(wait_s, _SOON_S), _LOOK_S))
@@ -194,7 +208,8 @@ class ProcessFleet:
                 bid_usd_per_hour=order.bid_usd_per_hour,
                 lane=self._lane(order, records.values(), now),
             )
-            if not self._records.claim(order.token, record):  # somebody else was faster
+            # Another process was faster.
+            if not self._records.claim(order.token, record):
                 return None
             refused, capacity = self._refused(record, records.values(), now)
             if not refused:
@@ -209,7 +224,7 @@ class ProcessFleet:
         return Refused(order.launch, record.capacity, record.refused) if record.refused else None
 
     def _lane(self, order: LaunchRequest, records: Iterable[OrderRecord], now: float) -> int | None:
-        """Choose whose times a machine without a slot follows: of one that can be had, if any."""
+        """Choose the lane, whose times a machine without a slot follows; one that is up, if any."""
         if order.slot is not None or order.pool not in self._spot:
             return None
         taken = {
@@ -221,7 +236,7 @@ class ProcessFleet:
     def _refused(
         self, order: OrderRecord, records: Iterable[OrderRecord], now: float
     ) -> tuple[str, bool]:
-        """Say why an order gives no machine, and whether that is for want of machines."""
+        """Return why an order gives no machine, and True if the reason is lack of capacity."""
         pool = order.pool
         if pool not in self._pools:
             return f"the market has no pool {pool!r}", False
@@ -243,12 +258,13 @@ class ProcessFleet:
         return changed
 
     def _look(self, now: float) -> set[str]:
-        """See what runs, by token, and what has ended; take away what is due."""
+        """Take due machines away, and record ends; return the tokens of running machines."""
         found = self._table.find()
         records = self._records.read()
         for token, process in found.items():
             if token not in records or records[token].over:
-                end(process)  # it appeared after it was given up, or its record was deleted
+                # It appeared after it was given up, or its record was deleted.
+                end(process)
         running = set[str]()
         for token, record in records.items():
             if record.over:
@@ -258,14 +274,15 @@ class ProcessFleet:
                 running.add(token)
                 self._urge(token, record, found[token], now)
             elif child is not None and child.exit_code is None:
-                running.add(token)  # it was started since we looked for it
+                # It started after the table was read.
+                running.add(token)
             else:
                 self._miss(token, record, child, now)
         return running
 
     def _urge(self, token: str, record: OrderRecord, process: Process, now: float) -> None:
-        """Take a machine away if that is due, or see when it will be."""
-        # Nobody takes away what fell due while no fleet stood here, as if there had been no outage.
+        """Take a machine away if it is due, or schedule it."""
+        # Preemptions that were due while no fleet was running are skipped.
         since_s = self._seen_s.get(token, record.at_s if token in self._children else now)
         self._seen_s[token] = now
         if record.leaving is None:
@@ -289,8 +306,8 @@ class ProcessFleet:
     def _miss(
         self, token: str, record: OrderRecord, child: StartedProcess | None, now: float
     ) -> None:
-        """Write down that a machine has ended, once it cannot appear any more."""
-        # Only what runs is told to leave: whoever wrote that has seen it.
+        """Record a machine's end, once its process cannot appear any more."""
+        # Only machines that were seen get a signal to leave.
         seen = child is not None or token in self._seen_s or record.leaving is not None
         if not seen and now - record.at_s < _APPEAR_S:
             return

@@ -1,8 +1,8 @@
-"""When local machines are taken away: by chains of their own, recorded series, or their price.
+"""Schedules of local preemptions: by random chains, recorded series, or their price.
 
-The schedule is a function of time: whoever looks, and however often, finds the same, so that a
-restart goes on with the same schedule. Chains, and a series for all pools, begin with the fleet's
-folder; series of single pools begin together, prices with them, when the market's replay does.
+A schedule is a function of time, so that every caller gets the same result and a restart continues
+the same schedule. Chains, and a series for all pools, begin with the fleet's folder. Series of
+single pools and prices begin together, with the market's replay.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from common.spot.market.market_file import Market
     from common.spot.traces.trace import Trace
 
-_BLOCK = 64  # stays drawn at a time; the same whoever asks for how many, or they would differ
+# Number of stays drawn at a time. It must not depend on the caller, or results would differ.
+_BLOCK = 64
 
 
 class PreemptionSchedule(Protocol):
-    """When a slot can have a machine of a spot pool."""
+    """Times at which a slot can have a machine of a spot pool."""
 
     def next_down_s(
         self,
@@ -39,36 +40,37 @@ class PreemptionSchedule(Protocol):
         born_s: float,
         bid_usd_per_hour: float | None = None,
     ) -> float:
-        """Tell when it next cannot: `at_s` where it cannot then, inf for never.
+        """Return the slot's next time without a machine: at least `at_s`, inf for never.
 
         Args:
-            pool: Its name.
-            slot: Of the job.
-            at_s: Since 1970.
-            born_s: When the job's fleet began, likewise.
-            bid_usd_per_hour: What its machine may cost at most; None: as its pool says.
+            pool: Name of the pool.
+            slot: Slot of the job.
+            at_s: Seconds since 1970.
+            born_s: Beginning of the job's fleet, in seconds since 1970.
+            bid_usd_per_hour: Optional. Highest price of its machine. If unset, the pool's bid
+                counts.
         """
         ...
 
 
 class SlotSchedule(Protocol):
-    """The same of one pool, in seconds of at least 0 since it began."""
+    """The schedule of one pool, in seconds since its beginning."""
 
     def next_down_s(self, slot: int, at_s: float) -> float:
-        """Tell when it next cannot: `at_s` where it cannot then, inf for never."""
+        """Return the slot's next time without a machine: at least `at_s`, inf for never."""
         ...
 
 
 class SlotChain:
-    """One slot's two states: up for `availability` of the time, once down in a cycle on average.
+    """One slot's two states: up for `availability` of the time, and down once in a mean cycle.
 
-    The simulator's chain (`common.spot.experiments.preemption`) with steps of no length: its
-    geometric stays become exponential ones. It begins in equilibrium.
+    The simulator's chain (`common.spot.experiments.preemption`) in continuous time: its geometric
+    stays become exponential. It begins in equilibrium.
 
     Args:
         availability: Share of the time; 0 is never up, 1 never down.
         cycle_s: Mean time from one loss to the next.
-        seed: The same seed, the same times.
+        seed: The same seed gives the same times.
     """
 
     def __init__(self, availability: float, cycle_s: float, seed: tuple[int, ...]) -> None:
@@ -76,22 +78,23 @@ class SlotChain:
         self._means_s = (1 - availability) * cycle_s, availability * cycle_s  # down, up
         self._first_up = bool(self._rng.random() < availability)
         self._constant = availability in (0, 1)
-        self._switches_s = [0.0]  # ascending; the state at time 0 begins at the first
+        # Ascending. The state at time 0 begins at the first.
+        self._switches_s = [0.0]
 
     def up(self, at_s: float) -> bool:
-        """Tell whether it is up."""
+        """Return True if it is up."""
         return self._up(self._stay(at_s))
 
     def next_switch_s(self, at_s: float) -> float:
-        """Tell when it next is what it is not: later than `at_s`, inf for never."""
+        """Return the next change of the state: later than `at_s`, inf for never."""
         return math.inf if self._constant else self._switches_s[self._stay(at_s)]
 
     def next_down_s(self, at_s: float) -> float:
-        """Tell when it is next down: `at_s` where it is down then, inf for never."""
+        """Return the next time at which it is down: at least `at_s`, inf for never."""
         return self.next_switch_s(at_s) if self.up(at_s) else at_s
 
     def _stay(self, at_s: float) -> int:
-        """The number of the stay in which a time lies, from 1."""
+        """Return the number of the stay at a time, from 1."""
         while not self._constant and self._switches_s[-1] <= at_s:
             first = len(self._switches_s)
             means_s = [self._means_s[self._up(first + number)] for number in range(_BLOCK)]
@@ -104,13 +107,13 @@ class SlotChain:
 
 
 class Chains:
-    """Each slot its own chain.
+    """One chain for each slot.
 
     Args:
         availability: Share of the time.
         cycle_s: Mean time from one loss to the next.
-        seed: Of all chains.
-        pool: By number; each has chains of its own.
+        seed: Seed of all chains.
+        pool: Number of the pool. Each pool has its own chains.
     """
 
     def __init__(self, availability: float, cycle_s: float, seed: int, pool: int = 0) -> None:
@@ -121,7 +124,7 @@ class Chains:
         self._chains: dict[int, SlotChain] = {}
 
     def next_down_s(self, slot: int, at_s: float) -> float:
-        """Tell when the slot next cannot have a machine."""
+        """Return the slot's next time without a machine."""
         if slot not in self._chains:
             seed = self._seed, slot, *self._pool
             self._chains[slot] = SlotChain(self._availability, self._cycle_s, seed)
@@ -129,14 +132,14 @@ class Chains:
 
 
 class Recorded:
-    """A recorded number of machines: the lower slots have them; or yes and no, for all slots.
+    """A recorded number of machines, which the lower slots have, or one state for all slots.
 
-    Or a recorded price: all slots have them while it is at most the bid.
+    With a bid, a recorded price: all slots have machines while it is at most the bid.
 
     Args:
-        trace: At the speed at which it is gone through.
-        start_s: Where in it time 0 is.
-        bid_usd_per_hour: Where the trace is of prices.
+        trace: The series at its replay speed.
+        start_s: Position of time 0 in the trace.
+        bid_usd_per_hour: Set if the trace has prices.
     """
 
     def __init__(self, trace: Trace, start_s: float, bid_usd_per_hour: float | None = None) -> None:
@@ -146,8 +149,9 @@ class Recorded:
         self._bid_usd_per_hour = bid_usd_per_hour
 
     def next_down_s(self, slot: int, at_s: float) -> float:
-        """Tell when the slot next cannot have a machine."""
-        for _ in range(self._changes):  # after all of them it begins again
+        """Return the slot's next time without a machine."""
+        # The trace starts again after all of its changes.
+        for _ in range(self._changes):
             if at_s == math.inf or not self._there(float(self._cursor.at(at_s)[0]), slot):
                 return at_s
             at_s = float(self._cursor.next_change_s(at_s)[0])
@@ -160,13 +164,13 @@ class Recorded:
 
 
 class PoolSchedules:
-    """Each pool with schedules of its own; down where one of them is.
+    """Schedules of each pool. A pool is down if one of its schedules is.
 
     Args:
-        born: Of each pool, what begins with the fleet.
-        replayed: Likewise what begins with the market's replay.
-        origin_s: When that began, since 1970.
-        price_of: Makes a pool's price a schedule: down while it is above a bid.
+        born: Schedule of each pool that begins with the fleet.
+        replayed: Schedules of each pool that begin with the market's replay.
+        origin_s: Beginning of the replay, in seconds since 1970.
+        price_of: Makes the schedule of a pool's price: down while it is above a bid.
     """
 
     def __init__(
@@ -187,7 +191,7 @@ class PoolSchedules:
         born_s: float,
         bid_usd_per_hour: float | None = None,
     ) -> float:
-        """Tell when the slot next cannot have a machine."""
+        """Return the slot's next time without a machine."""
         bid = [] if bid_usd_per_hour is None else [self._under(pool, bid_usd_per_hour)]
         downs_s = [
             self._origin_s + each.next_down_s(slot, max(at_s - self._origin_s, 0.0))
@@ -200,15 +204,15 @@ class PoolSchedules:
 
 
 def schedule_of(market: Market, folder: Path, origin_s: float) -> PoolSchedules:
-    """Make the schedule that a market file asks for.
+    """Make the schedule of a market file.
 
     Args:
-        market: What it says, with the places at which its series begin.
-        folder: What a trace's file is relative to.
-        origin_s: When its replay began, since 1970.
+        market: The market file, with the places at which its series begin.
+        folder: Folder of the traces' files.
+        origin_s: Beginning of its replay, in seconds since 1970.
 
     Raises:
-        UserError: If there is no such trace.
+        UserError: If a trace does not exist.
     """
 
     def recorded(spec: TraceSpec, bid_usd_per_hour: float | None = None) -> Recorded:

@@ -1,7 +1,7 @@
-"""What a fleet of local processes writes down, so that it survives whoever launched them.
+"""Records of a fleet of local processes, which survive the process that launched them.
 
-Each order has a file that only one can make: whoever does launches the machine, and nobody else
-ever. What becomes of it is written by the provisioner in charge, the file replaced as a whole.
+Each order has a file that only one process can create: that process launches the machine, and no
+other ever does. The provisioner in charge writes later changes by replacing the file as a whole.
 """
 
 from __future__ import annotations
@@ -33,26 +33,33 @@ class OrderRecord(msgspec.Struct, frozen=True):
     slot: int | None
     pool: str
     worker: str
-    at_s: float  # when it was given
-    refused: str = ""  # why it gave no machine, and never will
-    capacity: bool = True  # whether that was for want of machines
-    leaving: EndCause | None = None  # the machine was told to leave; the first reason counts
-    leave_by_s: float = 0.0  # then it is made to
+    at_s: float  # time of the order
+    # Reason why it gave no machine, and never will.
+    refused: str = ""
+    # True if the reason is lack of capacity.
+    capacity: bool = True
+    # Set with the signal to leave. The first reason counts.
+    leaving: EndCause | None = None
+    # Time at which the machine is killed.
+    leave_by_s: float = 0.0
     ended_s: float | None = None
-    cause: EndCause | None = None  # of the end
+    cause: EndCause | None = None  # cause of the end
     detail: str = ""
-    usd_per_hour: float | None = None  # when it was given; None: nobody said
-    bid_usd_per_hour: float | None = None  # above which it is taken away; None: as its pool says
-    lane: int | None = None  # of a machine without a slot, whose times of its pool it follows
+    # Price at the order; None if unknown.
+    usd_per_hour: float | None = None
+    # Price above which it is taken away; None for the pool's bid.
+    bid_usd_per_hour: float | None = None
+    # Schedule of the pool that a machine without a slot follows.
+    lane: int | None = None
 
     @property
     def schedule_slot(self) -> int:
-        """The slot in whose times of its pool it is taken away."""
+        """Slot of the pool's schedule that decides when it is taken away."""
         return self.lane or 0 if self.slot is None else self.slot
 
     @property
     def over(self) -> bool:
-        """Whether there is no machine any more, or never was."""
+        """True if there is no machine any more, or never was."""
         return bool(self.refused) or self.ended_s is not None
 
 
@@ -60,10 +67,10 @@ _RECORD, _SECONDS = msgspec.json.Decoder(OrderRecord), msgspec.json.Decoder(floa
 
 
 class OrderRecords:
-    """The records of one job, in a folder of their own; for one thread at a time.
+    """Records of one job in its own folder; for one thread at a time.
 
     Args:
-        folder: Made if need be.
+        folder: Created if missing.
 
     Raises:
         UnavailableError: If it cannot be used.
@@ -71,16 +78,17 @@ class OrderRecords:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._over: dict[str, OrderRecord] = {}  # by file: these never change
+        # Finished records by file. They never change.
+        self._over: dict[str, OrderRecord] = {}
         with self._files():
             folder.mkdir(parents=True, exist_ok=True)
 
     def born_s(self, now_s: float) -> float:
-        """When the fleet began: now, where nobody has said so before.
+        """Return the beginning of the fleet; set it to now if it is unset.
 
         Raises:
             UnavailableError: If the folder cannot be used.
-            CorruptError: If somebody else wrote into it.
+            CorruptError: If another program wrote into it.
         """
         with self._whole(now_s) as written, contextlib.suppress(FileExistsError):
             os.link(written, self._folder / _BORN)
@@ -88,7 +96,7 @@ class OrderRecords:
             return _decoded(self._folder / _BORN, _SECONDS)
 
     def claim(self, token: str, record: OrderRecord) -> bool:
-        """Begin an order's record; False where somebody has.
+        """Create an order's record; return False if it exists.
 
         Raises:
             UnavailableError: If the folder cannot be used.
@@ -101,7 +109,7 @@ class OrderRecords:
         return True
 
     def change(self, token: str, record: OrderRecord) -> None:
-        """Write down what became of an order.
+        """Replace the record of an order.
 
         Raises:
             UnavailableError: If the folder cannot be used.
@@ -111,11 +119,11 @@ class OrderRecords:
             (self._folder / f"{written}.new").replace(self._path(token))
 
     def read(self) -> dict[str, OrderRecord]:
-        """All records, by token.
+        """Return all records, by token.
 
         Raises:
             UnavailableError: If the folder cannot be used.
-            CorruptError: If somebody else wrote into it.
+            CorruptError: If another program wrote into it.
         """
         records = {}
         with self._files():
@@ -132,7 +140,7 @@ class OrderRecords:
 
     @contextlib.contextmanager
     def _whole(self, value: OrderRecord | float) -> Iterator[str]:
-        """A file that holds this, to be linked to where nobody must read a part."""
+        """Yield a complete file with this value, to be linked to its name."""
         with self._files(), tempfile.NamedTemporaryFile(dir=self._folder) as file:
             file.write(msgspec.json.encode(value))
             file.flush()

@@ -1,7 +1,7 @@
-"""Machines that are processes, found in the table of all processes by their environment.
+"""Machines that are processes, found in the process table by their environment.
 
-A machine is the leader of its own session: what it starts inherits the environment, and belongs to
-the machine without being one.
+A machine is the leader of its own session. Its children inherit the environment, and belong to the
+machine without being one.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from psutil import Process as Process  # noqa: PLC0414 -- `fleet` names it, too
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The first is a mark that processes are found by again, and no setting.
+# The first identifies processes, and is no setting.
 _TAG, _DIRECTORY = "FLEET_MACHINE", "DOLL_FLEET_DIRECTORY"
 
 
 class Table:
-    """The processes of this user that are machines of one job.
+    """This user's processes that are machines of one job.
 
     Args:
-        job: Its id.
-        directory: Of the fleet: another fleet's machines are not ours, whatever their job's name.
+        job: Id of the job.
+        directory: Directory of the fleet. Machines of other fleets are not ours, even for the same
+            job.
     """
 
     def __init__(self, job: str, directory: Path) -> None:
-        self._job = quote(job, safe="") + "/"  # how our tags begin
+        self._job = quote(job, safe="") + "/"  # prefix of our tags
         self._directory = str(directory)
 
     def environment(self, token: str) -> dict[str, str]:
-        """What the process of an order carries, and is found by."""
+        """Return the variables that identify the process of an order."""
         return {_TAG: self._job + quote(token, safe=""), _DIRECTORY: self._directory}
 
     def find(self) -> dict[str, Process]:
-        """All that run now, by their orders' tokens."""
+        """Return all running machines, by their orders' tokens."""
         found: dict[str, Process] = {}
         for pid in psutil.pids():
-            # Most processes are somebody else's, or end while we look.
+            # Most processes belong to others, or end meanwhile.
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(pid) == pid:
                     process = Process(pid)
-                    environment = process.environ()  # empty if it ended and was not waited for
+                    # Empty if it ended and was not waited for.
+                    environment = process.environ()
                     tag = environment.get(_TAG, "")
                     if tag.startswith(self._job) and environment.get(_DIRECTORY) == self._directory:
                         found[unquote(tag.removeprefix(self._job))] = process
@@ -54,13 +56,13 @@ class Table:
 
 
 def ask_to_end(process: Process) -> None:
-    """Tell a machine to leave, by SIGTERM; nothing happens where it has ended."""
+    """Ask a machine to leave, by SIGTERM; skip it if it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.terminate()
 
 
 def end(process: Process) -> None:
-    """Switch a machine off: everything on it ends by SIGKILL."""
-    if process.is_running():  # and is still the same
+    """Kill every process of a machine by SIGKILL."""
+    if process.is_running():  # it is still the same process
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
