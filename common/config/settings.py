@@ -241,8 +241,8 @@ class Settings(BaseModel):
     oidc_client_secret: str = Field(default="", repr=False)
     """Client secret of that client, if it has one."""
     oidc_scope: str = "openid"
-    """Scopes that the live page requests, separated by spaces. The token must be issued for the
-    audience."""
+    """Scopes that the live page requests, separated by spaces, so that tokens are issued for
+    DOLL_OIDC_AUDIENCE."""
     mlflow: _Url = ""
     """URL of the MLflow tracking server to which an evaluator reports jobs with a `tracking`
     block."""
