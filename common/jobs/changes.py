@@ -73,9 +73,7 @@ COORDINATOR = NamedActor("coordinator", "coordinator")
 
 
 def local_user() -> NamedActor:
-    """Return the user of this process, as the operating system knows it: variables can be
-    forged.
-    """
+    """Return this process's user from the operating system, because variables can be forged."""
     try:
         return NamedActor(pwd.getpwuid(os.getuid()).pw_name, "cli")
     except KeyError:

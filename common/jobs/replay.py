@@ -85,9 +85,7 @@ class _DeadLetters:
         return self._read[stream]
 
     def dead_letter(self, job: str, batch: Batch, span: Span) -> tuple[TopicIdPartition, int]:
-        """Return the partition of a batch's span, and the offset of its dead letter; -1 for
-        none.
-        """
+        """Return the partition of a batch's span, and its dead letter's offset; -1 for none."""
         for each in self.of(span.topic).dead_letters:
             same = each.is_batch and each.job == job and each.span[:4] == span[:4]
             if same and each.batch in {None, batch}:
