@@ -49,8 +49,8 @@ class GroupError(UnavailableError):
 
     Args:
         message: What went wrong.
-        unreachable: Names of members to which this one has just failed to connect. A member that
-            is frozen, on a machine that still answers, is not among them.
+        unreachable: Names of members to which this one has just failed to connect. A member that is
+            frozen, on a machine that still answers, is not among them.
     """
 
     def __init__(self, message: str, unreachable: frozenset[str] = frozenset()) -> None:

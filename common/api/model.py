@@ -24,7 +24,7 @@ def about_model(record: JobRecord, kept: KeptModel) -> dict[str, str]:
     found = {
         "task": {"name": spec.task.name or spec.task.entrypoint, "options": spec.task_options},
         "records": spec.records.model_dump(mode="json", exclude_defaults=True),
-        # For each partition, the offset below which every record is settled.
+        # Offset of each partition below which every record is settled.
         "offsets": offsets,
         "metrics": {"samples": snapshot.samples, "loss": snapshot.loss, "test": kept.test},
     }

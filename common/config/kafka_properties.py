@@ -78,8 +78,7 @@ def property_of(variable: str) -> str:
     """Return the property that a variable sets; empty if it sets none.
 
     A variable that ends with `_FILE` names a file with another variable's value, unless the client
-    reads
-    that file itself.
+    reads that file itself.
     """
     name = _name(variable)
     if name.endswith(".file") and not _FILES_OF_THE_CLIENT.fullmatch(name):

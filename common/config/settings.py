@@ -44,8 +44,7 @@ def check_redis_url(value: str) -> str:
     """Return a URL of Redis if it is complete.
 
     A slash in a password ends the host part too early. The remainder may still be a valid URL,
-    whose host
-    and port are pieces of the password and would be shown in a connection error.
+    whose host and port are pieces of the password and would be shown in a connection error.
 
     Raises:
         ValueError: If it is not complete. The message says what to do.
@@ -174,8 +173,8 @@ class Settings(BaseModel):
     blobs: Annotated[
         str, _legal(_BLOBS.fullmatch, "must be file:///directory or s3://bucket/prefix")
     ] = ""
-    """Where checkpoints are stored: `file:///directory`, or `s3://bucket/prefix` on the server
-    that AWS_ENDPOINT_URL_S3 names (if unset, Amazon's)."""
+    """Storage for checkpoints: `file:///directory`, or `s3://bucket/prefix` on the server that
+    AWS_ENDPOINT_URL_S3 names (if unset, Amazon's)."""
     tasks: _Names = ()
     """Entrypoints that jobs may use, separated by commas."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
@@ -244,8 +243,8 @@ class Settings(BaseModel):
     """Scopes that the live page requests, separated by spaces, so that tokens are issued for
     DOLL_OIDC_AUDIENCE."""
     mlflow: _Url = ""
-    """URL of the MLflow tracking server to which an evaluator reports jobs with a `tracking`
-    block."""
+    """URL of the MLflow tracking server. An evaluator reports jobs with a `tracking` block
+    there."""
     mlflow_token: str = Field(default="", repr=False)
     """Bearer token for the MLflow server."""
     mlflow_username: str = ""
@@ -349,8 +348,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 
     Raises:
         UserError: If variables are unknown or invalid. The message names them, their values and
-            what
-            is allowed.
+            what is allowed.
     """
     _refuse_unknown(environ)
     given, from_files = resolve_files(environ, _is_ours)

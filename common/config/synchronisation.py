@@ -169,7 +169,7 @@ class RuleSpec(ModeSpec):
 
 
 class SynchronisationSpec(ModeSpec):
-    """How far workers wait for each other, and at which weights they compute."""
+    """Synchronisation between workers, and the age of the weights at which they compute."""
 
     mode: SynchronisationMode = "synchronous"
     """`synchronous` (the paper's): an update has K gradients, all computed at the previous
@@ -254,18 +254,18 @@ SYNCHRONOUS = SynchronisationSpec(mode="synchronous")
 
 
 class AggregationSpec(SpecPart):
-    """Where gradients are summed, the step is taken and the weights are held."""
+    """Component that sums gradients, takes the step and holds the weights."""
 
     mode: Literal["board", "group"] = "board"
-    """`board`: the coordinator, from gradients that pass through Redis; `group`: the workers
-    among themselves. Workers of a group must reach each other on a private network: see
-    docs/howto/choosing.md."""
+    """`board`: the coordinator does, with gradients that pass through Redis; `group`: the
+    workers do, among themselves. Workers of a group must reach each other on a private network:
+    see docs/howto/choosing.md."""
     layout: Literal["replicas", "slices"] = "replicas"
     """`replicas`: every worker holds all weights and optimizer state; `slices`: each slice of
     the weights has owners, which alone hold its optimizer state and take its steps. For `mode:
     group`."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
-    """Which machines own slices: reliable machines (1); half of the spot machines (2); half of
+    """Machines that own slices: reliable machines (1); half of the spot machines (2); half of
     the spot machines, while reliable machines only keep backups (3); `auto` chooses by the ratio
     of spot to reliable machines. For `layout: slices`."""
     servers: Literal["auto"] | _Several = "auto"
@@ -274,7 +274,7 @@ class AggregationSpec(SpecPart):
     owners: Annotated[int, Field(ge=1, le=3)] = 2
     """Number of owners of each slice. For `layout: slices`."""
     transport: Literal["gloo", "nccl"] = "gloo"
-    """How gradients are sent between workers: `gloo` is TCP between the machines' memory; `nccl`
+    """Transport of gradients between workers: `gloo` is TCP between the machines' memory; `nccl`
     is NCCL between GPUs, one per worker. To change from one to the other, change the job to
     `mode: board` first. For `mode: group`."""
 

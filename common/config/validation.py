@@ -73,10 +73,8 @@ def _of_unions(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Keep, of the errors about a union, those about the form that was meant.
 
     Pydantic reports errors for each form. The one that was meant is the form whose shape the input
-    has.
-    If there is none, one message names all forms. Pydantic also puts a form's name into the path,
-    which
-    means nothing to the author of the file, so it is removed.
+    has. If there is none, one message names all forms. Pydantic also puts a form's name into the
+    path, which means nothing to the author of the file, so it is removed.
     """
     unions: dict[tuple[str | int, ...], list[ErrorDetails]] = {
         details["loc"][:at]: []
@@ -124,19 +122,21 @@ def _problem(
     field = name(_path_of(location))
     if details["type"] == "extra_forbidden":
         return f'unknown field "{field}" ({nearest(str(location[-1]), allowed(location[:-1]))})'
-    if details["type"] == "value_error" and not location:  # it names the field itself
+    # The message of such an error names the field itself.
+    if details["type"] == "value_error" and not location:
         return _said(details)
     return f"{field}: {_said(details)}"
 
 
 def _said(details: ErrorDetails) -> str:
-    """What is wrong, without the field."""
+    """Return what is wrong, without the field."""
     kind, context = details["type"], details.get("ctx", {})
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
         return "unknown field"
-    if kind == "value_error":  # our own sentence
+    # The text is from one of our validators.
+    if kind == "value_error":
         return str(context["error"])
     wanted = _WANTED[kind](context) if kind in _WANTED else details["msg"]
     return f"{wanted}, got {shown(details['input'])}"
@@ -175,10 +175,8 @@ def descriptions_of(model: type[BaseModel]) -> dict[str, str]:
     """Return the docstrings of a model's fields, by field name, for fields that have one.
 
     Pydantic could read them when it creates the class, by parsing the source again. That would take
-    80
-    ms of a processor for a job file and the settings at the start of every process, and few
-    processes
-    need the docstrings.
+    80 ms of a processor for a job file and the settings at the start of every process, and few
+    processes need the docstrings.
     """
     found = dict[str, str]()
     for each in reversed(model.__mro__):

@@ -21,7 +21,7 @@ Outcome: TypeAlias = Literal["done", "refused", "unknown"]
 
 # Maximum length of the name of a key or of a person who signed in.
 NAME_CHARACTERS = 100
-# Maximum length of a reason: a sentence or two. A record keeps 50 of them.
+# Maximum length of a reason: a sentence or two. A record keeps up to 50 reasons.
 REASON_CHARACTERS = 500
 
 _log = event_logger(__name__)

@@ -1,9 +1,9 @@
 """Check of a job at submission, for faults that would hold it later: its task, or the model's size.
 
 A built-in task is checked by arithmetic. A custom task is built in a separate process,
-`common.jobs.task_check`, with limited memory and time, so that it can do no harm here. A check that
-does not complete refuses the job, because whatever stops it may also stop each worker. A task that
-is not installed here is no reason to refuse the job, because other processes may have it.
+`common.jobs.task_check`, with limited memory and time, so that it can do no harm here. If the check
+does not complete, the job is refused, because the same fault may stop each worker. A task that is
+not installed here is no reason to refuse the job, because other processes may have it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def built_apart(
 ) -> CheckReport:
     """Build a task in a separate process."""
     order = CheckRequest(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
-    # With the same path, the other process finds the task where this one does.
+    # The other process gets the same path, so that it finds the task, too.
     path = search_path(sys.path)
     try:
         done = subprocess.run(  # noqa: S603 -- our own command line

@@ -34,8 +34,7 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
     """Return the specification with these values changed.
 
     A learning rate belongs to its K. If K changes alone, and a step is by the mean of a group, the
-    rate
-    is scaled with K.
+    rate is scaled with K.
 
     Raises:
         UserError: If a field cannot be changed, or not to this value. The message names the field.

@@ -20,8 +20,7 @@ def load_job(path: str | Path) -> JobSpec:
 
     Raises:
         UserError: If there is no such file, or the job is invalid. The message has the field's
-            path,
-            what was found and what is allowed.
+            path, what was found and what is allowed.
     """
     spec = job_from_json(as_json(load_file(path)))
     check_options(spec)

@@ -39,7 +39,7 @@ Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
 class KeptModel(NamedTuple):
     """A kept model without its weights."""
 
-    # For people, such as "the checkpoint 12-400".
+    # Name to show to people, such as "the checkpoint 12-400".
     title: str
     snapshot: Snapshot
     # Loss and metrics on the test set, if the version was evaluated.
@@ -84,8 +84,7 @@ def find_model(
         CorruptError: If the model holds no weights.
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board is and the model is not
-            in
-            storage.
+            in storage.
     """
     with _looking(job, outside, log, report_skipped, on_board) as (kept, updates):
         found, trainer = pick(kept, updates, selector, report_skipped)
@@ -101,8 +100,7 @@ def find_kept(
         NotFoundError: If there is no such model. The message lists the versions that exist.
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
         UnavailableError: If Kafka or storage is unavailable, or the board is and the model is not
-            in
-            storage.
+            in storage.
     """
     with _looking(job, outside, log, report_skipped, heads_on_board) as (kept, updates):
         counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]

@@ -37,8 +37,7 @@ def window_note(spec: JobSpec, workers: int | None) -> str:
     """Return why rounds wait for each other in vain; empty if they do not.
 
     Updates whose gradients may be s versions old need s + 2 groups of K batches: s + 1 groups in
-    flight,
-    and one that fills up.
+    flight, and one that fills up.
     """
     needed = max(((mode.fixed_staleness + 2) * k for mode, k in _stale(spec)), default=0)
     if not workers or workers * spec.waiting_bound >= needed:

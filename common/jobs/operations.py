@@ -154,12 +154,10 @@ class JobOperations(JobStore):
             reason: Reason that the person gave. A record keeps `REASON_CHARACTERS` of it, a change
                 `changes.REASON_CHARACTERS`.
             changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
-                otherwise
-                counted from the submission), `group_size`, `batch_size`, `learning_rate`, and whole
-                blocks. Equal settings change nothing.
+                otherwise counted from the submission), `group_size`, `batch_size`, `learning_rate`,
+                and whole blocks. Equal settings change nothing.
             wanted: Optional. If unset, the wanted state stays. A stopped job can be resumed where
-                it
-                was. A finished job that is to stop stays finished.
+                it was. A finished job that is to stop stays finished.
             after_loss: Optional. If set, resume the job with what is left. If the job's control or
                 updates topic was deleted, it is created again, empty.
             revision: Optional. If set, refuse to change any other revision.

@@ -81,8 +81,8 @@ Word: TypeAlias = Literal[
     "finished",
     "stopped",
 ]
-# Time without an update after which a job counts as idle. If it were shorter, the state of a job
-# with a slow stream would flicker; if it were longer, the state would be outdated.
+# Time without an update after which a job counts as idle. A shorter time would make the state
+# flicker if a stream is slow; a longer time would leave the state outdated.
 QUIET_S = 3.0
 # Number of the last records over which the share of skipped or quarantined ones is computed.
 RECENT_RECORDS = 10_000
@@ -231,8 +231,7 @@ class Updates:
     Attributes:
         version: The last version that was made.
         newest: Update of the last version. After a rollback to a version that is no longer kept,
-            the
-            newest earlier one on the curve, or None.
+            the newest earlier one on the curve, or None.
         switches: The last updates whose mode differs from that of the update before.
 
     Args:
@@ -439,8 +438,7 @@ class Claims:
         first: First position of every partition of the job.
         known: Known state of their logs at these positions, at the job's submission.
         whole: True if all claims are fed. Otherwise no claim can be decided, and skipped records
-            are
-            known from updates alone.
+            are known from updates alone.
     """
 
     def __init__(
@@ -628,7 +626,7 @@ class Ends:
             self.places[place.topic].append(place)
         # None if not known.
         self.ends: Positions | None = None
-        # From the last answer. Starts never decrease.
+        # Starts in the last answer. They never decrease.
         self.starts: Positions = {}
         self._at_s = 0.0
         # Times, each with the sum of ends by stream.
@@ -968,8 +966,8 @@ class JobProgress:
         if look.ends is not None:
             self._held_back = held_back(look, self._held_back)
         self.lags.add((look.at_s, self._lags() or [None] * len(self._ends.names)))
-        # If Kafka does not answer, ends become unknown after a while. Lasting problems are shown
-        # with their age, which grows.
+        # If Kafka does not answer, ends become unknown after a while. A lasting problem is shown
+        # together with its age, which grows.
         is_same = look.ends is not None and starts == self._ends.starts
         lasts = (
             self._held_back or look.outages or any(who.startswith(OUTAGE) for who in look.unable)

@@ -2,8 +2,8 @@
 
 A purge first writes to the jobs topic that the next job of the name is a new incarnation, which
 shares nothing with earlier ones (`common.kafka.names`). Then it removes what the earlier ones own.
-If a purge is killed in between, or two run at the same time, at worst something remains that
-nobody reads. The next purge of the name removes that, too.
+If a purge is killed in between, or two run at the same time, at worst something remains that nobody
+reads. The next purge of the name removes that, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Remains(NamedTuple):
     topics: dict[str, int]
     # Names in object storage.
     files: tuple[str, ...]
-    # What was not removed or is not known, and why.
+    # Things that were not removed or are not known, each with the reason.
     kept: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:

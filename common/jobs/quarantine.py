@@ -138,8 +138,7 @@ class Quarantine:
 
         Raises:
             ConflictError: If a chosen batch is not quarantined, or can no longer be requeued. Then
-                no
-                batch is requeued.
+                no batch is requeued.
             UnavailableError: If Kafka did not accept the records in time.
         """
         before = sorted(set(offsets or ()) & self._history.requeued.keys())

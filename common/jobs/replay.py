@@ -196,8 +196,7 @@ class Replayer:
 
         Returns:
             Number of records written, without those already written for another job; None if the
-            batch
-            was requeued in the meantime and nothing was done.
+            batch was requeued in the meantime and nothing was done.
 
         Raises:
             ExpiredError: If some records are deleted. Nothing was done.

@@ -98,7 +98,7 @@ class FieldSpec(SpecPart):
     offset: _Numbers = None
     """Number to add after scaling. For float fields only."""
     parse: Annotated[Literal["number", "time"] | None, _Later] = None
-    """How to read text: `number` for text such as `12.5`; `time` for `2026-01-31T12:00:00Z`,
+    """Conversion of text: `number` for text such as `12.5`; `time` for `2026-01-31T12:00:00Z`,
     which becomes seconds since 1970 (UTC unless the text names a zone)."""
     hash: Annotated[Count | None, _Later] = None
     """Number of buckets. The value (text, number, true or false) is hashed together with its
@@ -146,7 +146,7 @@ class FieldSpec(SpecPart):
             paths = tuple(map(_keys_of, self.paths or (str(self.source),)))
         default = self._by_path("default")
         if default is not None and self.one_hot is not None:
-            # With one_hot, -1 means that no symbol matches.
+            # A default of -1 means for one_hot that no symbol matches.
             default = (-1.0,)
         scale, offset = self._by_path("scale"), self._by_path("offset")
         joined = self.paths is not None
@@ -319,8 +319,7 @@ class CompressionSpec(SpecPart):
     """Limit which model changes are sent to workers; without this block, all of them are.
 
     An update always contains complete gradients. Only the weights at which workers compute
-    gradients are
-    inexact.
+    gradients are inexact.
     """
 
     significance: float | None = Field(default=None, gt=0)
@@ -581,7 +580,7 @@ class Needed(NamedTuple):
     """Requirements of a built-in task for a field."""
 
     dtypes: tuple[str, ...]
-    # For each dimension of the shape, the task's option that gets its size.
+    # The task's option that gets the size of each dimension of the shape.
     sizes: tuple[str, ...]
     words: str
 
@@ -630,10 +629,9 @@ class JobSpec(SpecPart):
     group_size: Count
     """K: number of batches per update."""
     synchronisation: Annotated[SynchronisationSpec | None, _Later] = None
-    """How far workers wait for each other. Optional. If unset, `mode: synchronous`."""
+    """Synchronisation between workers. Optional. If unset, `mode: synchronous`."""
     aggregation: Annotated[AggregationSpec | None, _Later] = None
-    """Where gradients are summed and the weights are held. Optional. If unset, in the
-    coordinator."""
+    """Component that sums gradients and holds the weights. Optional. If unset, the coordinator."""
     optimizer: OptimizerSpec
     """Optimizer that turns a gradient into a step."""
     compression: Annotated[CompressionSpec | None, _Later] = None
@@ -658,7 +656,7 @@ class JobSpec(SpecPart):
     """Batches of a lost worker in the current update: `redispatch` assigns them to other
     workers; `proceed` leaves them out of this update."""
     start_at: str = "earliest"
-    """Where the job begins to read: `earliest`, `latest`, or a time with its zone, such as
+    """Start of the job in its streams: `earliest`, `latest`, or a time with its zone, such as
     2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
     """Seconds after which a partial batch is closed. If the network has batch normalization, a
@@ -694,12 +692,9 @@ class JobSpec(SpecPart):
         """Maximum number of unsettled batches per worker.
 
         It is at least K, so that a single survivor can fill a group. The default is 2K: a single
-        survivor
-        collects the next group while it computes this one; with K alone its stream would stop
-        during every
-        round. Each further round that may be in flight adds K. If rules name other modes, the mode
-        with
-        the highest number counts.
+        survivor collects the next group while it computes this one; with K alone its stream would
+        stop during every round. Each further round that may be in flight adds K. If rules name
+        other modes, the mode with the highest number counts.
         """
         return self.waiting_batches or self.synchronised.batches_held(self._most_tuned)
 
@@ -738,8 +733,7 @@ class JobSpec(SpecPart):
         """True if the learning rate is scaled with K.
 
         With `reduction: sum`, a sum over fewer samples is a smaller step anyway. The steps of adam,
-        and of
-        other optimizers that divide by the size of past gradients, do not depend on K.
+        and of other optimizers that divide by the size of past gradients, do not depend on K.
         """
         return self.reduction == "mean" and self.optimizer.name in PROPORTIONAL
 
@@ -768,12 +762,12 @@ class JobSpec(SpecPart):
 
     @property
     def among(self) -> AggregationSettings | None:
-        """How the workers sum gradients among themselves; None if the coordinator does it."""
+        """Settings of the sums among workers; None if the coordinator sums gradients."""
         return self.aggregation.core if self.aggregation and self.grouped else None
 
     @property
     def slices(self) -> SliceSettings | None:
-        """How the weights are cut into slices with owners; None if they are not."""
+        """Settings of the slices of the weights; None if there are no slices."""
         return None if self.among is None else self.among.slices
 
     @property
