@@ -1,4 +1,4 @@
-"""Errors that this project raises: one small tree, in which each class says if a retry can help.
+"""Errors that this project raises: one small tree. Each class says if a retry can help.
 
 The root and the classes that users meet are in `doll.errors`. Here are the classes that only our
 own processes distinguish.
@@ -49,7 +49,7 @@ class GroupError(UnavailableError):
 
     Args:
         message: What went wrong.
-        unreachable: Names of members to which this one has just failed to connect. A member that is
+        unreachable: Names of members that this one has just failed to connect to. A member that is
             frozen, on a machine that still answers, is not among them.
     """
 

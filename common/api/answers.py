@@ -16,8 +16,8 @@ from common.core.messages import (
     Wanted,
 )
 from common.jobs.progress import Count, Numbers, Stream, StreamAnswer, Word
-from common.jobs.quarantine import Outcome, QuarantinedBatchAnswer  # noqa: TC001 -- likewise
-from common.jobs.spec import JobSpec  # noqa: TC001 -- likewise
+from common.jobs.quarantine import Outcome, QuarantinedBatchAnswer  # noqa: TC001 -- pydantic needs it
+from common.jobs.spec import JobSpec  # noqa: TC001 -- pydantic needs it
 
 Metrics = dict[str, float]
 # `unknown`: the machine was started by hand.
@@ -96,7 +96,7 @@ class ChangeAnswer(Answer):
 
 
 class OriginAnswer(Answer):
-    """The checkpoint of another job from which a job started."""
+    """The checkpoint of another job that a job started from."""
 
     job: Job
     epoch: Epoch

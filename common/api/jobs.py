@@ -33,7 +33,7 @@ def progress_answer(job: JobProgress, now: float) -> ProgressAnswer:
 
 
 def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
-    """Return the newest results of evaluators; None if there are none yet."""
+    """Return the newest results of evaluators; None before the first."""
     test = found.tests[-1] if found.tests else None
     predicted = {name: reported[-1] for name, reported in found.predictions.items()}
     if test is None and not predicted:
@@ -82,7 +82,7 @@ def job_summary(
         record: The job.
         state: Its state.
         numbers: Its progress; None if it is not known.
-        spent_usd: Cost of its machines; None if it is not known, or the job has none.
+        spent_usd: Cost of its machines; None if it is not known, or no machine was rented.
     """
     spec = record.spec
     known = dict.fromkeys(Numbers.model_fields) if numbers is None else dict(numbers)

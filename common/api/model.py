@@ -1,4 +1,4 @@
-"""Metadata of a model file, and the entity tag by which clients recognize a file they have."""
+"""Metadata of a model file, and the entity tag that tells clients if they have the file."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def command_line(service: str, arguments: Sequence[str] | None = None) -> argpar
         SystemExit: If help is requested, or the arguments are invalid.
     """
     import argparse  # noqa: PLC0415 -- `doll --help` needs the rest of this module alone
-    import socket  # noqa: PLC0415 -- likewise
+    import socket  # noqa: PLC0415 -- as above
 
     description, example, job, options = SERVICES[service]
     parser = argparse.ArgumentParser(

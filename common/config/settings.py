@@ -200,8 +200,8 @@ class Settings(BaseModel):
     advertise: Annotated[
         str, _legal(_HOST.fullmatch, "must be a host's name or address, without a port")
     ] = ""
-    """Name or address at which other workers reach this machine to sum gradients among
-    themselves. Optional. If unset, the address from which this machine connects to Redis."""
+    """Name or address of this machine for other workers, which connect to it to sum gradients
+    among themselves. Optional. If unset, the address from which this machine connects to Redis."""
     tier: Literal["reliable", "spot"] = "spot"
     """`reliable` if this machine stays, `spot` if it may be preempted. Used for jobs with
     `aggregation: {layout: slices}`."""

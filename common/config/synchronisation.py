@@ -97,7 +97,7 @@ class ModeSpec(SpecPart):
 
     @property
     def fixed_staleness(self) -> int:
-        """Staleness s; 0 if the mode has none, or if s grows with the number of live workers."""
+        """Staleness s; 0 if the mode is never stale, or if s depends on the number of workers."""
         return self.staleness or int(self.mode == "stale")
 
     @property

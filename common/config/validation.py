@@ -72,9 +72,9 @@ def nearest(name: str, known: list[str]) -> str:
 def _of_unions(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """Keep, of the errors about a union, those about the form that was meant.
 
-    Pydantic reports errors for each form. The one that was meant is the form whose shape the input
-    has. If there is none, one message names all forms. Pydantic also puts a form's name into the
-    path, which means nothing to the author of the file, so it is removed.
+    Pydantic reports errors for each form. The form that was meant has the shape of the input. If no
+    form has it, one message names all forms. Pydantic also puts a form's name into the path. The
+    name means nothing to the author of the file, so it is removed.
     """
     unions: dict[tuple[str | int, ...], list[ErrorDetails]] = {
         details["loc"][:at]: []

@@ -68,7 +68,7 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
 
 
 def differences(old: JobSpec, new: JobSpec) -> dict[str, Value]:
-    """Return the changeable values in which two specifications differ, from the new one."""
+    """Return the changeable values that differ between two specifications, from the new one."""
     pairs = ((name, attrgetter(_PATHS.get(name, name))) for name in CHANGEABLE)
     return {name: plain(it(new)) for name, it in pairs if it(new) != it(old)}
 

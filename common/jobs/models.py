@@ -165,7 +165,7 @@ def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
 
 
 def on_board(board: Board, report_skipped: ReportSkipped) -> list[FoundSnapshot]:
-    """Return every readable hot snapshot; a leader's own one if there is none with the weights.
+    """Return every readable hot snapshot; a leader's own one if no other has the weights.
 
     Unreadable ones are reported.
 

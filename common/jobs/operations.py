@@ -404,7 +404,7 @@ def _check_streams(spec: JobSpec, log: Log) -> None:
 
 
 def _check_group(spec: JobSpec) -> None:
-    """Refuse a K for which the record of an update would be too large for Kafka.
+    """Refuse a K that would make the record of an update too large for Kafka.
 
     Raises:
         UserError: If K is too large. The message has the largest allowed K.

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 Count = Annotated[int, Field(ge=0)]
 Stream = Annotated[str, Field(description="The datastream's topic.", examples=["clinic-a"])]
 
-# --- what a job's state is -----------------------------------------------------------------------
+# --- states --------------------------------------------------------------------------------------
 
 Word: TypeAlias = Literal[
     "running",
@@ -149,7 +149,7 @@ def resting(record: JobRecord) -> State | None:
             return None
 
 
-# --- what is looked at ---------------------------------------------------------------------------
+# --- observations --------------------------------------------------------------------------------
 
 
 class JobObservation(NamedTuple):
@@ -253,7 +253,7 @@ class Updates:
 
     @property
     def oldest(self) -> int | None:
-        """First version that is still kept; None if there is none."""
+        """First version that is still kept; None without one."""
         return self.version - len(self._kept) + 1 if self._kept else None
 
     @property
@@ -331,7 +331,7 @@ def _lengths(spans: Iterable[Span]) -> Counter[str]:
     return lengths
 
 
-# --- what the last seconds brought ----------------------------------------------------------------
+# --- rates ----------------------------------------------------------------------------------------
 
 # Window of rates: long enough to contain some updates, short enough to show a change.
 WINDOW_S = 10.0
@@ -384,7 +384,7 @@ class RecentRates:
             self._made.popleft()
 
 
-# --- what workers claimed -------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 _NONE = Counter[str]()
@@ -476,7 +476,7 @@ class Claims:
 
     @property
     def claimed(self) -> Positions:
-        """Position below which every record is in exactly one accepted batch or has expired."""
+        """Positions below which every record is in exactly one accepted batch or has expired."""
         return {} if self._ledger is None else self._ledger.claimed
 
     def lost(self, given_up: Iterable[Batch]) -> int:
@@ -723,7 +723,7 @@ def held_back(
 
 
 def lasting(held: Mapping[Partition, HeldBack], now: float) -> str:
-    """Return a text about lasting open transactions, oldest first; empty if there are none."""
+    """Return a text about lasting open transactions, oldest first; empty without one."""
     parts = list[str]()
     oldest = sorted(held.items(), key=lambda each: (each[1].since_s, each[0]))
     for place, (stable, offsets, since_s) in oldest:
@@ -744,7 +744,7 @@ def _spread(count: int, room: Sequence[int]) -> list[int]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-# --- what evaluators told -------------------------------------------------------------------------
+# --- evaluations ----------------------------------------------------------------------------------
 
 KEPT_TESTS = POINTS
 # Per stream.
@@ -892,7 +892,7 @@ class JobProgress:
         """J: number of updates so far."""
         return self._history.version
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def feed_update(
         self, offset: int, record: AuditRecord | None, written_s: float | None, seen_s: float
@@ -978,7 +978,7 @@ class JobProgress:
             or look != before._replace(at_s=look.at_s, starts=look.starts)
         )
 
-    # --- what is told ----------------------------------------------------------------------------
+    # --- what is shown ---------------------------------------------------------------------------
 
     def numbers(self, now: float) -> Numbers:
         """Return the progress of the job."""
@@ -1072,7 +1072,7 @@ class JobProgress:
             or State("running", "")
         )
 
-    # --- how it is -------------------------------------------------------------------------------
+    # --- parts of the state ----------------------------------------------------------------------
 
     def outages(self) -> dict[str, list[tuple[str, OutageNotice]]]:
         """Return the processes that cannot use a server, by server; "" is this process."""
@@ -1154,12 +1154,12 @@ class JobProgress:
 
     @property
     def _left_out(self) -> Mapping[str, str]:
-        """Workers with another model, which get no work, and why."""
+        """Workers that get no work because their model differs, each with the reason."""
         status = self.seen.leader_status
         return {} if status is None else {str(w): why for w, why in status.left_out.items()}
 
     def _left_out_sentences(self) -> str:
-        """Return the workers left out and why, except those that report a more exact reason."""
+        """Return which workers are left out and why, except those that give a more exact reason."""
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
         left_out = {str(w): why for w, why in group.left_out.items()} if group else {}
         left_out.update(self._left_out)
@@ -1170,7 +1170,7 @@ class JobProgress:
         )
 
     def _copying(self) -> str:
-        """Return the workers for which updates wait, and the maximum waiting time."""
+        """Return the workers that updates wait for, and the maximum waiting time."""
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
         return "; ".join(
             f"updates wait up to {most_s:g} s for {worker}, which copies the weights"
@@ -1279,7 +1279,7 @@ class JobProgress:
             return 0, 0
         return quarantined, min(quarantined + trained, RECENT_RECORDS)
 
-    # --- how far it is ---------------------------------------------------------------------------
+    # --- parts of the progress -------------------------------------------------------------------
 
     def _claimed(self) -> Positions | None:
         """Return the positions below which records are claimed; None if not known."""

@@ -289,7 +289,7 @@ class _Reader:
         self._read = deque["LogRecord"]()
 
     def at(self, offset: int) -> LogRecord | None:
-        """Return the record at an offset; None if there is none.
+        """Return the record at an offset; None if the log has no record there.
 
         Raises:
             UnavailableError: If Kafka does not deliver it in time.

@@ -128,7 +128,7 @@ class FieldSpec(SpecPart):
 
     @property
     def reading(self) -> Parsed | Hashed | Mapped | OneHot | None:
-        """Conversion of values that are not numbers; None if there is none."""
+        """Conversion of values that are not numbers; None if the field sets no conversion."""
         if self.parse is not None:
             return Parsed(self.parse)
         if self.hash is not None:
@@ -340,7 +340,7 @@ class TunerSpec(SpecPart):
     """Settings to tune from measurements while the job runs; without this block, none are."""
 
     group_size: tuple[Count, Count] | None = None
-    """[least, most]: range in which K is tuned to the noise of the gradients, from update 20 on,
+    """[least, most]: range of K, which is tuned to the noise of the gradients from update 20 on,
     while no rule of `synchronisation` holds. The learning rate is the one for `group_size`, and
     is adapted as K changes."""
     workers: Literal["balanced"] | None = None
@@ -379,7 +379,7 @@ class ScheduleSpec(SpecPart):
     falls along half a cosine wave and reaches `final` at n; `inverse_sqrt` is 1 / sqrt(1 + t /
     n)."""
     warmup_updates: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Number of updates in which the rate rises linearly to its full value."""
+    """Number of updates over which the rate rises linearly to its full value."""
     updates: Count | None = None
     """n: length of the schedule in updates of the job's own `group_size`, counted like
     `stop.updates`. Required unless `kind` is `constant`."""
@@ -459,7 +459,7 @@ class OptimizerSpec(SpecPart):
 
     @property
     def scheduled(self) -> RateSchedule:
-        """Schedule of the learning rate; constant if the job has none."""
+        """Schedule of the learning rate; by default constant."""
         return CONSTANT if self.schedule is None else self.schedule.core
 
     @model_validator(mode="after")
@@ -510,10 +510,10 @@ class BidBrainSpec(SpecPart):
     """Costs of changing machines, for `policy: bidbrain`."""
 
     lambda_s: float = Field(default=30.0, ge=0)
-    """lambda: seconds for which all work stops after an eviction."""
+    """lambda: seconds that all work stops after an eviction."""
     start_s: float | None = Field(default=None, ge=0)
-    """sigma: seconds for which all work stops when machines are added or removed. Optional. If
-    unset, the longest start-up time of the market's pools."""
+    """sigma: seconds that all work stops when machines are added or removed. Optional. If unset,
+    the longest start-up time of the market's pools."""
 
 
 class ProvisioningSpec(SpecPart):
@@ -721,7 +721,7 @@ class JobSpec(SpecPart):
 
     @property
     def group_sizes(self) -> tuple[int, int] | None:
-        """Range in which K is tuned; None if it is not tuned."""
+        """Range that K is tuned within; None if it is not tuned."""
         return None if self.tuner is None else self.tuner.group_size
 
     @property
@@ -739,7 +739,7 @@ class JobSpec(SpecPart):
 
     @property
     def synchronised(self) -> SynchronisationSpec:
-        """Block `synchronisation`, or the default if the job has none."""
+        """Block `synchronisation`, or its default."""
         return self.synchronisation or SYNCHRONOUS
 
     @property

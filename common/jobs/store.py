@@ -85,7 +85,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     # Changes, newest last: those that created and deleted earlier jobs of the name, then the last
     # ones of this job.
     changes: tuple[Change, ...] = ()
-    # Fingerprint of the request that submitted the job, by which a repeated request is recognized.
+    # Fingerprint of the request that submitted the job. It identifies a repeated request.
     request: str = ""
     # True if a process paused the job because only a person may decide how to continue.
     held: bool = False
@@ -130,7 +130,9 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
 
 class FreeName(msgspec.Struct, frozen=True):
-    """Entry of a name whose job was deleted. A name without an entry never had a job."""
+    """Entry of a name whose job was deleted. Without an entry, the next job of a name is its
+    first.
+    """
 
     next_incarnation: Ordinal
     # Creations and deletions of jobs of the name, newest last.
@@ -200,7 +202,7 @@ class JobStore:
         return self._job(job, self.table.read().get(job))
 
     def id_of(self, name: str) -> str:
-        """Return the id of a name's job; if it has none, the id that its next job will have.
+        """Return the id of a name's job; if there is no job, the id that its next one will have.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
@@ -332,7 +334,7 @@ def _jobs(entries: Mapping[str, JobRecord | FreeName]) -> dict[str, JobRecord]:
 
 
 def incarnation_of(entry: JobRecord | FreeName | None) -> int:
-    """Return the incarnation of a name's job; if it has none, that of the next one."""
+    """Return the incarnation of a name's job; if the name has no job, that of the next one."""
     if isinstance(entry, JobRecord):
         return entry.incarnation
     return entry.next_incarnation if isinstance(entry, FreeName) else 1

@@ -24,7 +24,7 @@ def built(order: CheckRequest) -> CheckReport:
     """Build the task, and report what was found."""
     # These import torch.
     from common.learning.errors import one_line  # noqa: PLC0415 -- see above
-    from common.learning.tasks import task_of, try_model  # noqa: PLC0415 -- likewise
+    from common.learning.tasks import task_of, try_model  # noqa: PLC0415 -- see above
 
     spec = job_from_json(bytes(order.spec))
     try:
@@ -56,7 +56,7 @@ def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
 
 if __name__ == "__main__":
     parts = os.fdopen(os.dup(1), "wb")
-    # Whatever the task prints must not mix with the report.
+    # Output of the task must not mix with the report.
     os.dup2(2, 1)
     main(sys.stdin.buffer, parts.write)
     parts.close()

@@ -102,7 +102,7 @@ class HistoryReader:
         job: Id of the job.
         most: Optional. If either topic has more records than this, only the newest are read. If
             unset, all are read.
-        own: Optional. Known bounds and ids of both topics. If unset, Kafka is asked.
+        own: Optional. Known bounds and ids of both topics. If unset, the reader asks Kafka.
         on_ready: Optional. See `Log.tail`.
 
     Raises:
