@@ -169,7 +169,7 @@ class Settings(BaseModel):
     redis_cert: str = ""
     """File of the client certificate, if Redis requires one."""
     redis_key: str = ""
-    """File of the client certificate's key."""
+    """File of the key for the certificate in DOLL_REDIS_CERT."""
     blobs: Annotated[
         str, _legal(_BLOBS.fullmatch, "must be file:///directory or s3://bucket/prefix")
     ] = ""
@@ -219,7 +219,7 @@ class Settings(BaseModel):
     api_tls_cert: str = ""
     """File of the admin service's certificate chain, for https."""
     api_tls_key: str = ""
-    """File of the key for the admin service's certificate."""
+    """File of the key for the certificate in DOLL_API_TLS_CERT."""
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
     """Maximum size of a request's body, in bytes."""
     api_proxies: Annotated[_Names, AfterValidator(_check_networks)] = ()
@@ -238,7 +238,7 @@ class Settings(BaseModel):
     """Client id with which the live page signs users in. Optional. If unset, the page has no
     sign-in, and only programs use tokens."""
     oidc_client_secret: str = Field(default="", repr=False)
-    """Client secret of that client, if it has one."""
+    """Secret of the client that DOLL_OIDC_CLIENT_ID names, if it has one."""
     oidc_scope: str = "openid"
     """Scopes that the live page requests, separated by spaces, so that tokens are issued for
     DOLL_OIDC_AUDIENCE."""

@@ -135,8 +135,8 @@ class WhenSpec(SpecPart):
     """Condition of a rule: exactly one of these fields."""
 
     busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of time, over the last 20 updates begun. The rule holds while workers compute for
-    less than this share of their time."""
+    """The rule holds while workers compute for less than this share of their time, over the last
+    20 updates begun."""
     workers_from: Count | None = None
     """The rule holds while at least this number of workers is alive."""
 

@@ -92,11 +92,13 @@ class FieldSpec(SpecPart):
     name."""
     default: _Numbers = None
     """Number to use if the value is null, absent, or not listed in `map` or `one_hot` (with
-    `one_hot` it must be 0). Here and below: one number, or a list with one number per path."""
+    `one_hot` it must be 0). One number, or a list with one number per path of `from`."""
     scale: _Numbers = None
-    """Factor to multiply each number by. For float fields only."""
+    """Factor to multiply each number by. One number, or a list with one number per path of
+    `from`. For float fields only."""
     offset: _Numbers = None
-    """Number to add after scaling. For float fields only."""
+    """Number to add after scaling. One number, or a list with one number per path of `from`. For
+    float fields only."""
     parse: Annotated[Literal["number", "time"] | None, _Later] = None
     """Conversion of text: `number` for text such as `12.5`; `time` for `2026-01-31T12:00:00Z`,
     which becomes seconds since 1970 (UTC unless the text names a zone)."""
@@ -547,7 +549,7 @@ class EvaluationSpec(SpecPart):
     """Evaluation of the model beside the training; without this block, the job is not evaluated."""
 
     every_updates: Count = 50
-    """Evaluate every n-th version."""
+    """Evaluate every n-th version, where n is this number."""
     stream: str = Field(default="", json_schema_extra={"pattern": "^[A-Za-z0-9._-]{0,245}$"})
     """Kafka topic of the test set, in the same format as the job's records. Empty means no test
     set."""
@@ -617,7 +619,7 @@ class JobSpec(SpecPart):
     """A training job."""
 
     name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
-    """Name of the job. Its topics, keys and files have this name in theirs."""
+    """Name of the job. The names of its topics, keys and files contain it."""
     streams: tuple[_Stream, ...] = Field(min_length=1)
     """Kafka topics, one per datastream."""
     records: RecordsSpec

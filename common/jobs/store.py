@@ -130,9 +130,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
 
 class FreeName(msgspec.Struct, frozen=True):
-    """Entry of a name whose job was deleted. Without an entry, the next job of a name is its
-    first.
-    """
+    """Entry of a name whose job was deleted; without it, the next job of the name is its first."""
 
     next_incarnation: Ordinal
     # Creations and deletions of jobs of the name, newest last.
