@@ -1,7 +1,7 @@
-"""Everything that goes wrong on purpose: one small tree, each class says whether waiting helps.
+"""Errors that this project raises: one small tree. Each class says if a retry can help.
 
-Its root and the branches that users meet are `doll.errors`; what only our own processes tell apart
-is here.
+The root and the classes that users meet are in `doll.errors`. Here are the classes that only our
+own processes distinguish.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from doll.errors import (
     UserError,
 )
 
-# Imported from here, too. What is defined below needs no entry.
+# Other modules import these from here, too. Classes defined below need no entry.
 __all__ = [
     "ConflictError",
     "DollError",
@@ -34,23 +34,23 @@ T = TypeVar("T")
 
 
 class TaskMissingError(UserError):
-    """This process has not got a job's task: not allowed here, or its package is not installed.
+    """The job's task is missing in this process: not allowed here, or its package is not installed.
 
-    No fault of the job: another process may have it, and this one may get it.
+    This is no fault of the job: another process may have the task, and this one may get it later.
     """
 
 
 class ForbiddenError(UnavailableError):
-    """Kafka refuses a right: the same call works once an operator has added the right."""
+    """Kafka denied authorization. The same call works once an operator has granted the right."""
 
 
 class GroupError(UnavailableError):
-    """A group of members broke, or could not be formed: those who are left form another.
+    """A group of members broke or could not be formed. The remaining members form another one.
 
     Args:
         message: What went wrong.
-        unreachable: Names of members to whom this one could not connect just now. One that answers
-            no more although its machine does, as it is frozen, is not among them.
+        unreachable: Names of members that this one has just failed to connect to. A member that is
+            frozen, on a machine that still answers, is not among them.
     """
 
     def __init__(self, message: str, unreachable: frozenset[str] = frozenset()) -> None:
@@ -63,31 +63,31 @@ class LateError(UnavailableError):
 
 
 class UnreachableError(UnavailableError):
-    """There is no connection to a server."""
+    """A server cannot be reached."""
 
 
 class RefusedError(UnavailableError):
-    """A server does not accept our credentials, until a person changes that."""
+    """A server rejects our credentials, and will until a person changes them."""
 
 
 class UnknownOutcomeError(UnavailableError):
-    """A change was sent and not confirmed in time: it may have been made, or may still be made."""
+    """A change was sent but not confirmed in time. It may have been made, or may still be made."""
 
 
 class UnknownTopicError(OutsideError):
-    """The topic does not exist and nobody but its owner may create it."""
+    """The topic does not exist, and only its owner may create it."""
 
 
 class ExpiredError(OutsideError):
-    """Records below the log's start were asked for: retention has deleted them for ever."""
+    """The requested records are below the log's start: retention has deleted them for good."""
 
 
 class TruncatedError(OutsideError):
-    """A log is not any more what was read of it: acknowledged records were lost, see to it.
+    """A log differs from what was read of it: acknowledged records were lost. A person must look.
 
     Args:
         message: What was lost, and where.
-        divergent_offset: From here on the log is another one; None: not known.
+        divergent_offset: Offset at which the logs diverge; None if it is not known.
     """
 
     def __init__(self, message: str, divergent_offset: int | None = None) -> None:
@@ -96,35 +96,35 @@ class TruncatedError(OutsideError):
 
 
 class RecreatedError(TruncatedError):
-    """A topic was deleted and created anew under its name: nothing of the old one is left."""
+    """A topic was deleted and created again under its name. No records of the old one remain."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, divergent_offset=0)
 
 
 class DeliveryError(OutsideError):
-    """A record's fate is unknown or it was refused: its writer must not go on."""
+    """A record was refused, or its outcome is unknown. Its writer must stop."""
 
 
 class RecordTooLargeError(DeliveryError):
-    """A record is larger than what its topic takes: a smaller one may be written instead of it."""
+    """A record is larger than its topic allows. A smaller one may be written instead."""
 
 
 class BrokenWriterError(DeliveryError):
     """A writer lost its place with the broker: some of its records may have arrived, or none.
 
-    Another writer can go on: whoever makes one looks first how far the log is.
+    A new writer can continue, after it has checked how far the log is.
     """
 
     retriable: ClassVar[bool] = True
 
 
 class CorruptError(OutsideError):
-    """Stored bytes are not what was written: a torn or altered checkpoint, a wrong checksum."""
+    """Stored bytes differ from what was written: a torn or altered checkpoint, a wrong checksum."""
 
 
 class OtherModelError(CorruptError):
-    """Stored weights are of another model than the task's: says the first difference."""
+    """Stored weights belong to a model other than the task's: the message has the difference."""
 
 
 class WireError(DollError):
@@ -132,25 +132,25 @@ class WireError(DollError):
 
 
 class FutureFormatError(WireError):
-    """Well-formed, but of a format later than this program knows: a newer one wrote it.
+    """The message is well-formed, but a newer program wrote it in a format unknown to this one.
 
-    It must not be passed over, as garbage is: what it says counts for the newer program.
+    It must not be skipped like an invalid message, because it counts for the newer program.
     """
 
 
 def decoded(
     decode: Callable[[Any], T], data: object, what: str, kind: type[DollError] = WireError
 ) -> T:
-    """Decode what anybody may have written.
+    """Decode untrusted data.
 
     Args:
-        decode: Method of a decoder of msgspec, or a function of ours that knows no formats.
+        decode: Method of a msgspec decoder, or a function of ours that does not check formats.
         data: Bytes, or a text.
         what: Beginning of the error's message.
         kind: Class of the error.
 
     Raises:
-        kind: If the data are nothing that the decoder knows.
+        kind: If the decoder rejects the data.
     """
     try:
         return decode(data)

@@ -1,8 +1,8 @@
-"""What the API answers: the models behind the OpenAPI document, for both ends of a connection.
+"""Models of the API's responses, which make the OpenAPI document, for both ends of a connection.
 
-The admin service makes them, its events carry them, and the command line reads them, or makes them
-itself where it reaches Kafka. Times are seconds since 1970. What is not known (no leader, Redis
-unavailable) is null, never 0.
+The admin service creates them, its events carry them, and the command line reads them, or creates
+them itself if it reaches Kafka. Times are seconds since 1970. Values that are not known (no leader,
+Redis unavailable) are null, never 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from common.core.messages import (
     Wanted,
 )
 from common.jobs.progress import Count, Numbers, Stream, StreamAnswer, Word
-from common.jobs.quarantine import Outcome, QuarantinedBatchAnswer  # noqa: TC001 -- likewise
-from common.jobs.spec import JobSpec  # noqa: TC001 -- likewise
+from common.jobs.quarantine import Outcome, QuarantinedBatchAnswer  # noqa: TC001 -- pydantic needs it
+from common.jobs.spec import JobSpec  # noqa: TC001 -- pydantic needs it
 
 Metrics = dict[str, float]
-MachineKind = Literal["on-demand", "spot", "unknown"]  # unknown: started by hand
+# `unknown`: the machine was started by hand.
+MachineKind = Literal["on-demand", "spot", "unknown"]
 WorkerStatus: TypeAlias = Literal["alive", "leaving", "silent", "unknown"]
 
-# Fields that several answers have.
+# Fields that several responses share.
 Job = Annotated[str, Field(description="The job's name.", examples=["digits"])]
 Time = Annotated[float, Field(description="Seconds since 1970.")]
 Version = Annotated[int, Field(ge=0, description="J, the update that made this model.")]
@@ -38,7 +39,7 @@ Spent = Annotated[float, Field(description="Of all machines until then.")]
 
 
 class Answer(BaseModel):
-    """What all answers share; they can be made of whatever has attributes of the same names."""
+    """Base of all responses, which can be made from objects with attributes of the same names."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
@@ -47,7 +48,7 @@ class Answer(BaseModel):
 
 
 class EvaluationAnswer(Answer):
-    """How good the model is, as an evaluator told last."""
+    """Quality of the model in its most recent evaluation."""
 
     version: Count | None = Field(description="Tried on the test set last; null: none was.")
     at_s: float | None = Field(description="When it was tried, since 1970.")
@@ -65,7 +66,7 @@ class EvaluationAnswer(Answer):
 
 
 class ProgressAnswer(Numbers, Answer):
-    """How far a job is."""
+    """Progress of a job."""
 
     done: str = Field(description="Why it is over; empty while it is not.")
     evaluation: EvaluationAnswer | None = Field(
@@ -74,7 +75,7 @@ class ProgressAnswer(Numbers, Answer):
 
 
 class ChangeAnswer(Answer):
-    """A change of a job, by somebody or by its coordinator."""
+    """A change of a job, by a person or by its coordinator."""
 
     at_s: Time
     action: str = Field(
@@ -95,7 +96,7 @@ class ChangeAnswer(Answer):
 
 
 class OriginAnswer(Answer):
-    """The checkpoint of another job that a job began with."""
+    """The checkpoint of another job that a job started from."""
 
     job: Job
     epoch: Epoch
@@ -104,7 +105,7 @@ class OriginAnswer(Answer):
 
 
 class JobAnswer(Answer):
-    """One job."""
+    """A job."""
 
     id: Job
     wanted: SetTo
@@ -132,7 +133,7 @@ class JobAnswer(Answer):
 
 
 class SubmittedJob(JobAnswer):
-    """One job that was just submitted."""
+    """A job that was just submitted."""
 
     checked: bool = Field(description="True if its task was checked, and its model's size.")
     unchecked: str = Field(default="", description="Why its task was not checked.")
@@ -142,7 +143,7 @@ class SubmittedJob(JobAnswer):
 
 
 class JobSummary(Answer):
-    """One job in a list."""
+    """A job in a list of jobs."""
 
     id: Job
     wanted: SetTo
@@ -179,7 +180,7 @@ class JobSummary(Answer):
 
 
 class RemainsAnswer(Answer):
-    """What jobs of a name have left: what a purge removes, or has removed."""
+    """Remains of all jobs of a name: what a purge removes, or has removed."""
 
     topics: dict[str, Count] = Field(
         description="How many records each has.", examples=[{"doll.digits.control": 8104}]
@@ -192,7 +193,7 @@ class RemainsAnswer(Answer):
 
 
 class UnreadableRecord(Answer):
-    """The newest record of a job, where it does not parse."""
+    """The newest record of a job, if it does not parse."""
 
     id: str = Field(description="The record's key: a job that had this name goes on as it was.")
     offset: Count = Field(description="In the topic `doll.jobs`.")
@@ -200,7 +201,7 @@ class UnreadableRecord(Answer):
 
 
 class JobList(Answer):
-    """A page of a list of jobs."""
+    """A page of the list of jobs."""
 
     jobs: tuple[JobSummary, ...] = Field(description="In the order that was asked for.")
     states: dict[Word, Count] = Field(
@@ -218,14 +219,14 @@ class JobList(Answer):
 
 
 class QuarantineAnswer(Answer):
-    """What is quarantined in a job, oldest batch first."""
+    """Quarantined batches of a job, oldest first."""
 
     batches: tuple[QuarantinedBatchAnswer, ...] = Field(description="Oldest first.")
     next: Count | None = Field(description="Give it as `after` for more; null: there are no more.")
 
 
 class RequeuedBatchAnswer(Answer):
-    """What became of the wish to take a batch back."""
+    """Outcome of a request to requeue a quarantined batch."""
 
     batch: Count = Field(description="Its offset in the control topic.")
     outcome: Outcome = Field(
@@ -235,13 +236,13 @@ class RequeuedBatchAnswer(Answer):
 
 
 class RequeueAnswer(Answer):
-    """What became of each batch; none where none could be taken back."""
+    """Outcome of each batch of a requeue; empty if no batch could be requeued."""
 
     batches: tuple[RequeuedBatchAnswer, ...] = Field(description="By offset.")
 
 
 class DeadLetterAnswer(Answer):
-    """Where a dead letter's records are."""
+    """Position of a dead letter's records."""
 
     partition: Count = Field(description="Of the stream.")
     offset: Count = Field(description="The first.")
@@ -249,7 +250,7 @@ class DeadLetterAnswer(Answer):
 
 
 class DeadLettersAnswer(Answer):
-    """Dead letters of one stream and one reason."""
+    """Dead letters of one stream with the same reason."""
 
     stream: str = Field(description="The datastream.", examples=["clinic-a"])
     reason: str = Field(description="Why they are here.", examples=["label: is missing"])
@@ -260,14 +261,14 @@ class DeadLettersAnswer(Answer):
 
 
 class DeadLettersPage(Answer):
-    """What of a job's streams is in dead-letter topics, on account of this job."""
+    """Dead letters of a job, from all of its streams."""
 
     reasons: tuple[DeadLettersAnswer, ...] = Field(description="By stream, the commonest first.")
     others: Count = Field(description="Dead letters of rarer reasons, which are left out.")
 
 
 class UpdateAnswer(Answer):
-    """One effective update."""
+    """An effective update."""
 
     version: Version
     epoch: Epoch
@@ -297,7 +298,7 @@ class UpdatesPage(Answer):
 
 
 class KeptVersion(Answer):
-    """A version whose weights are kept."""
+    """A model version whose weights are kept."""
 
     version: Version
     epoch: int = Field(ge=-1, description="Of its leader; -1: of the first weights, before any.")
@@ -310,13 +311,13 @@ class KeptVersion(Answer):
 
 
 class KeptVersions(Answer):
-    """Versions whose weights are kept."""
+    """Model versions whose weights are kept."""
 
     versions: tuple[KeptVersion, ...] = Field(description="Newest first.")
 
 
 class WorkerAnswer(Answer):
-    """One worker, or the slot of one that is to come."""
+    """A worker, or the slot of a worker that has not started yet."""
 
     name: str = Field(description="The worker's name.")
     status: WorkerStatus = Field(
@@ -337,14 +338,14 @@ class WorkerAnswer(Answer):
 
 
 class WorkersAnswer(Answer):
-    """All workers; null where Redis is unavailable."""
+    """All workers of a job; null if Redis is unavailable."""
 
     workers: tuple[WorkerAnswer, ...] = Field(description="By name.")
     board_away: str = Field(default="", description="Why heartbeats cannot be read.")
 
 
 class StreamsAnswer(Answer):
-    """All datastreams of a job."""
+    """All data streams of a job."""
 
     streams: tuple[StreamAnswer, ...] = Field(description="In the order of the job file.")
 
@@ -353,14 +354,14 @@ class StreamsAnswer(Answer):
 
 
 class LagCurve(Answer):
-    """Lag of one stream over time."""
+    """Lag of a stream over time."""
 
     stream: Stream
     lag: tuple[int | None, ...] = Field(description="Records, at `lag_at_s`.")
 
 
 class Life(Answer):
-    """One machine's life, for a timeline."""
+    """Lifetime of a machine, for a timeline."""
 
     slot: Slot
     worker: str = Field(description="The worker's name.")
@@ -374,7 +375,7 @@ class Life(Answer):
 
 
 class PrequentialCurve(Answer):
-    """How well a stream's records were predicted before the model learned from them."""
+    """Quality of predictions for a stream's records before the model learned from them."""
 
     stream: Stream
     at_s: tuple[float, ...] = Field(description="When each point was evaluated, since 1970.")
@@ -383,7 +384,7 @@ class PrequentialCurve(Answer):
 
 
 class DriftAnswer(Answer):
-    """A stream whose errors have risen; also the event `drift`."""
+    """A stream whose prediction errors have risen; also the event `drift`."""
 
     stream: Stream
     version: Count = Field(description="At which it was noticed.")
@@ -393,7 +394,7 @@ class DriftAnswer(Answer):
 
 
 class EvaluationCurves(Answer):
-    """What evaluators told."""
+    """Results of evaluations over time."""
 
     at_s: tuple[float, ...] = Field(default=(), description="Of each try on the test set.")
     version: tuple[int, ...] = Field(default=(), description="The model's, of each try.")
@@ -405,7 +406,7 @@ class EvaluationCurves(Answer):
 
 
 class SwitchAnswer(Answer):
-    """An update that was made in another mode than the one before: by a rule, or by a change."""
+    """An update with another synchronisation mode than the one before, by a rule or by a change."""
 
     version: Version
     at_s: float | None = Field(description="When it was made, since 1970.")
@@ -413,7 +414,7 @@ class SwitchAnswer(Answer):
 
 
 class CurvesAnswer(Answer):
-    """What a page draws: columns of equal length, thinned to what an eye can tell apart."""
+    """Curves of the live page: columns of equal length, thinned to what can be seen."""
 
     now_s: Time
     update_at_s: tuple[float, ...] = Field(description="When the update of each point was made.")
@@ -443,7 +444,7 @@ class CurvesAnswer(Answer):
 
 
 class BelievedAnswer(Answer):
-    """An estimate and how sure it is."""
+    """An estimate and its uncertainty."""
 
     value: float = Field(description="The estimate.")
     std: float = Field(description="Its standard deviation.")
@@ -462,7 +463,7 @@ Warned = Annotated[str, Field(description="What is wrong with the machines; empt
 
 
 class PlanInForce(Answer):
-    """One decision of a job's policy; also the event `plan`."""
+    """A plan that a job's policy decided on; also the event `plan`."""
 
     number: Count = Field(description="Counts the job's plans, from 1.")
     at_s: Time
@@ -489,7 +490,7 @@ class PlanInForce(Answer):
 
 
 class CostAnswer(Answer):
-    """What a job has cost so far, and against what."""
+    """Cost of a job so far, compared with machines on demand and with its plan."""
 
     at_s: Time
     spent_usd: Spent
@@ -501,7 +502,7 @@ class CostAnswer(Answer):
 
 
 class ProvisioningAnswer(Answer):
-    """How a job's machines are rented."""
+    """Machines that are rented for a job, and the plans for them."""
 
     policy: str = Field(description="That the job asks for.", examples=["adaptive"])
     workers: Count = Field(description="N_tot")
@@ -516,14 +517,14 @@ class ProvisioningAnswer(Answer):
 
 
 class ReplanAnswer(Answer):
-    """A replan was asked for; the decision comes with the events and in the history."""
+    """A replan was requested. The decision follows in the events and in the list of plans."""
 
     job: Job
     asked_at_s: Time
 
 
 class PoolAnswer(Answer):
-    """One pool of the market."""
+    """A pool of the market."""
 
     name: Pool
     kind: Kind
@@ -532,7 +533,7 @@ class PoolAnswer(Answer):
 
 
 class PricesAnswer(Answer):
-    """What machines cost now."""
+    """Current prices of machines."""
 
     at_s: Time
     pools: tuple[PoolAnswer, ...] = Field(description="The on-demand pool first.")
@@ -552,7 +553,7 @@ class CurveAnswer(Answer):
 
 
 class PoolPlanAnswer(Answer):
-    """What a plan with one of several kinds of spot machines comes to."""
+    """Plan with a single pool of spot machines."""
 
     name: str = Field(description="The pool's name.")
     usd_per_hour: float = Field(description="Of one machine.")
@@ -566,7 +567,7 @@ class PoolPlanAnswer(Answer):
 
 
 class BidAnswer(Answer):
-    """Machines that would be asked for now."""
+    """Machines that would be requested now."""
 
     pool: str = Field(description="Of which pool.")
     machines: int = Field(ge=0, description="How many.")
@@ -576,7 +577,7 @@ class BidAnswer(Answer):
 
 
 class PlanAnswer(Answer):
-    """How many workers shall run on spot machines, and what to expect of it."""
+    """Number of workers to run on spot machines, with expected cost and runtime."""
 
     feasible: bool = Field(description="Whether the deadline can be met; `reason` says why not.")
     spot: int = Field(ge=0, description="N_s", examples=[30])
@@ -593,7 +594,7 @@ class PlanAnswer(Answer):
     names: tuple[str, ...] = Field(description="Of all workers, where a job says them.")
     curve: CurveAnswer | None = Field(description="Null: it was not asked for.")
     notes: tuple[str, ...] = Field(description="Where the numbers come from, if not from you.")
-    # What was planned for: given, or taken from a job.
+    # Inputs of the plan: given, or taken from a job.
     workers: int = Field(ge=1, description="N_tot")
     arrivals_per_s: float = Field(description="Of all workers together.")
     group_size: int = Field(description="K, batches per update.")
@@ -617,13 +618,13 @@ class PlanAnswer(Answer):
 
 
 class UpdateEvent(UpdateAnswer):
-    """`update`: the newest update, and how many it stands for."""
+    """Event `update`: the newest update, and how many updates it stands for."""
 
     count: Count = Field(description="Updates since the last such event, this one with them.")
 
 
 class MemberEvent(Answer):
-    """`member`: a worker's heartbeats say something else than before."""
+    """Event `member`: the heartbeats of a worker report a change."""
 
     worker: str = Field(description="The worker's name.")
     status: Literal["alive", "leaving", "gone"] = Field(description="How it is now.")
@@ -631,7 +632,7 @@ class MemberEvent(Answer):
 
 
 class MachineEvent(Answer):
-    """`machine`: a machine was ordered, was seen running, or has ended."""
+    """Event `machine`: a machine was ordered, was seen running, or has ended."""
 
     launch: Count = Field(description="Counts the job's machines, from 1.")
     slot: Count | None = Field(description="Of the job; null: a spare, which none needs yet.")
@@ -645,7 +646,7 @@ class MachineEvent(Answer):
 
 
 class ReviewEvent(Answer):
-    """`review`: how things stand with the job's machines and money."""
+    """Event `review`: status of a job's machines and costs."""
 
     at_s: Time
     version: Version
@@ -660,7 +661,7 @@ class ReviewEvent(Answer):
 
 
 class EvaluationEvent(Answer):
-    """`evaluation`: how good a version is; a version may come in two parts."""
+    """Event `evaluation`: quality of a model version. A version may be reported in two parts."""
 
     version: Version
     epoch: int = Field(ge=-1, description="Of its leader; -1: of the first weights, before any.")
@@ -670,7 +671,8 @@ class EvaluationEvent(Answer):
     prequential: dict[str, Metrics] = Field(description="By stream, as in `progress`.")
 
 
-EVENT_DATA: dict[str, type[Answer]] = {  # what each carries, by its name
+# Data of each event, by the event's name.
+EVENT_DATA: dict[str, type[Answer]] = {
     "job": JobAnswer,
     "update": UpdateEvent,
     "evaluation": EvaluationEvent,

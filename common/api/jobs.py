@@ -1,4 +1,4 @@
-"""Jobs as answers of the API."""
+"""Conversion of jobs to responses of the API."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 def progress_answer(job: JobProgress, now: float) -> ProgressAnswer:
-    """How far a job is."""
+    """Return the progress of a job."""
     done = job.record.reason if job.record.wanted == "stopped" else ""
     evaluation = _evaluation_answer(job.evaluations)
     return ProgressAnswer(**dict(job.numbers(now)), done=done, evaluation=evaluation)
 
 
 def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
-    """Return the newest that evaluators told; None if nothing was told yet."""
+    """Return the newest results of evaluators; None before the first."""
     test = found.tests[-1] if found.tests else None
     predicted = {name: reported[-1] for name, reported in found.predictions.items()}
     if test is None and not predicted:
@@ -50,12 +50,12 @@ def _evaluation_answer(found: Evaluations) -> EvaluationAnswer | None:
 
 
 def remains_answer(found: Remains) -> RemainsAnswer:
-    """What jobs of a name have left."""
+    """Return what jobs of a name have left."""
     return RemainsAnswer(topics=found.topics, files=len(found.files), kept=found.kept)
 
 
 def job_answer(record: JobRecord, state: State, progress: ProgressAnswer) -> JobAnswer:
-    """One job, whole: what record and answer call the same is the same."""
+    """Return a job in full. Fields that record and response share are copied by name."""
     spec = record.spec
     deadline_s = spec.stop.deadline_s
     others = {
@@ -76,13 +76,13 @@ def job_summary(
     numbers: Numbers | None,
     spent_usd: float | None = None,
 ) -> JobSummary:
-    """Return one job in a list.
+    """Return the summary of a job for a list.
 
     Args:
         record: The job.
-        state: How it is.
-        numbers: How far it is; None: not known.
-        spent_usd: Cost of its machines; None: not known, or it has none.
+        state: Its state.
+        numbers: Its progress; None if it is not known.
+        spent_usd: Cost of its machines; None if it is not known, or no machine was rented.
     """
     spec = record.spec
     known = dict.fromkeys(Numbers.model_fields) if numbers is None else dict(numbers)
@@ -106,7 +106,7 @@ def job_summary(
 
 
 def unreadable_records(found: Mapping[str, Unreadable]) -> tuple[UnreadableRecord, ...]:
-    """Records of jobs that do not parse, by their keys."""
+    """Return records of jobs that do not parse, sorted by key."""
     return tuple(
         UnreadableRecord(id=name, offset=each.offset, reason=each.reason)
         for name, each in sorted(found.items())

@@ -1,7 +1,7 @@
-"""API keys and their roles, as a fold over the keys topic; a key itself is stored nowhere.
+"""API keys and their roles, a fold over the keys topic. The key itself is never stored.
 
-A key is 256 random bits, so its plain SHA-256 cannot be guessed back: a slow hash, made for what
-people think up, would only make every request slow.
+A key is 256 random bits, so nobody can guess it from its plain SHA-256. A slow hash, as for
+passwords, would only slow down every request.
 """
 
 from __future__ import annotations
@@ -25,30 +25,34 @@ from common.kafka.table import CompactedTable
 if TYPE_CHECKING:
     from common.kafka.port import Log
 
-Role: TypeAlias = Literal["viewer", "operator"]  # an operator may do what a viewer may
+# An operator may also do everything that a viewer may.
+Role: TypeAlias = Literal["viewer", "operator"]
 
-_PREFIX = "doll_"  # so that scanners for lost secrets, and people, know one when they see it
+# People, and scanners for leaked secrets, recognize a key by it.
+_PREFIX = "doll_"
 _RANDOM_BYTES = 32  # 43 characters
 _LONGEST_NOTE = 200
-# Changes that the record of a name keeps, of all its keys.
+# Number of changes that the record of a name keeps, over all keys of that name.
 _CHANGES_KEPT = 10
-_YEAR_9999_S = 253_370_764_800  # dates end there
+# Latest date that Python can represent.
+_YEAR_9999_S = 253_370_764_800
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
-    """One key as the topic has it; a key that is revoked keeps its record, without a hash."""
+    """A key in the keys topic. A revoked key keeps its record, without a hash."""
 
     name: str
     role: Role
     # Fingerprint of the key; empty if the key is revoked.
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
-    created_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]  # since 1970
+    # Seconds since 1970.
+    created_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)]
     note: str = ""
-    # Who created and revoked the keys of this name, newest last.
+    # Creations and revocations of keys with this name, newest last.
     changes: tuple[Change, ...] = ()
 
     def may(self, needed: Role) -> bool:
-        """Whether it may do what needs a role."""
+        """True if the key may do what requires a role."""
         return needed in ("viewer", self.role)
 
 
@@ -56,17 +60,18 @@ _RECORD = msgspec.json.Decoder(KeyRecord)
 
 
 class KeyStore(CompactedTable[KeyRecord]):
-    """The keys topic by name: such a table in all it does, with two ways to write it."""
+    """The keys topic as a table by name, with methods to create and revoke keys."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
-        # Closed: whatever a newer program says of a key, what it replaced must not let anybody in.
+        # Closed: if a newer program wrote a record that this one cannot read, the record that it
+        # replaced must not admit anybody.
         super().__init__(log, topics.KEYS, decode_key, "key", closed=True, clock=clock)
 
     def create(self, name: str, role: Role, note: str = "") -> tuple[str, KeyRecord]:
-        """Make a key; it is returned here and nowhere else, ever.
+        """Create a key. It is returned here and cannot be read again.
 
         Raises:
-            UserError: If the name or the note is not a legal one.
+            UserError: If the name or the note is invalid.
             ConflictError: If the name is taken.
             UnavailableError: If Kafka is unavailable for long.
         """
@@ -94,10 +99,10 @@ class KeyStore(CompactedTable[KeyRecord]):
         return key, self.update(name, created, msgspec.json.encode)
 
     def revoke(self, name: str) -> None:
-        """Make a key invalid for good.
+        """Revoke a key for good.
 
         Raises:
-            NotFoundError: If there is none of this name.
+            NotFoundError: If there is no key of this name.
             UnavailableError: If Kafka is unavailable for long.
         """
 
@@ -115,12 +120,12 @@ class KeyStore(CompactedTable[KeyRecord]):
 def _changed(
     changes: tuple[Change, ...], at_s: float, action: str, reason: str = ""
 ) -> tuple[Change, ...]:
-    """Return the changes of a key, and what the user of this process does to it now."""
+    """Return a key's changes plus one that the user of this process makes now."""
     return (*changes, change_by(local_user(), at_s, action, reason))[-_CHANGES_KEPT:]
 
 
 class Keys:
-    """Who may come in, as of some records."""
+    """Valid keys among some records."""
 
     def __init__(self, records: Iterable[KeyRecord]) -> None:
         valid = [record for record in records if record.sha256]
@@ -128,36 +133,37 @@ class Keys:
         self._records = {record.name: record for record in valid}
 
     def __contains__(self, record: KeyRecord) -> bool:
-        """Whether whoever came in with this record would still get in so."""
+        """True if this key is still valid."""
         return self._records.get(record.name) == record
 
     def role_of(self, presented: str) -> KeyRecord | None:
-        """The record of a key that somebody presents, None if it is not valid.
+        """Return the record of a presented key; None if the key is not valid.
 
-        Takes the same time whichever it is, and however much of it is right.
+        The time that this takes depends neither on the outcome nor on how much of the key is right.
         """
         digest, found = fingerprint(presented).encode(), None
         for known, record in self._known:
             if hmac.compare_digest(known, digest):
-                found = record  # and go on: where it stands must not be measurable
+                # Continue, or the time would reveal the key's position.
+                found = record
         return found
 
 
 def new_key() -> str:
-    """Make a key of 256 random bits."""
+    """Generate a key of 256 random bits."""
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def fingerprint(key: str) -> str:
-    """SHA-256 of a key, as 64 hexadecimal digits."""
+    """Return the SHA-256 of a key as 64 hexadecimal digits."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
 def decode_key(key: bytes | None, value: bytes) -> KeyRecord:
-    """Read a key's record.
+    """Decode a key's record.
 
     Raises:
-        WireError: If it does not parse or stands under another name than its own.
+        WireError: If it does not parse, or the record's key in the topic is not its name.
     """
     record = decoded(_RECORD.decode, value, "key record")
     if key != record.name.encode():

@@ -1,4 +1,4 @@
-"""What the file of a model says of itself, and the tag by which a client knows that it has it."""
+"""Metadata of a model file, and the entity tag that tells clients if they have the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def about_model(record: JobRecord, kept: KeptModel) -> dict[str, str]:
-    """A file's metadata, each a text or JSON: what made the model, of what, how good it is."""
+    """Return a file's metadata, as text or JSON: job, task, records, offsets and metrics."""
     spec, snapshot = record.spec, kept.snapshot
     offsets = dict[str, dict[int, int]]()
     for place, settled in sorted(snapshot.settled.items()):
@@ -24,13 +24,15 @@ def about_model(record: JobRecord, kept: KeptModel) -> dict[str, str]:
     found = {
         "task": {"name": spec.task.name or spec.task.entrypoint, "options": spec.task_options},
         "records": spec.records.model_dump(mode="json", exclude_defaults=True),
-        "offsets": offsets,  # of each partition, below which every record is settled
+        # Offset of each partition below which every record is settled.
+        "offsets": offsets,
         "metrics": {"samples": snapshot.samples, "loss": snapshot.loss, "test": kept.test},
     }
     made = snapshot.made
     return {
         "job": spec.name,
-        "submitted_s": str(record.submitted_s),  # another job may have had the name
+        # Tells the job from an earlier one of the same name.
+        "submitted_s": str(record.submitted_s),
         "version": str(made.version),
         "epoch": str(made.epoch),
         **{name: msgspec.json.encode(value).decode() for name, value in found.items()},
@@ -38,14 +40,14 @@ def about_model(record: JobRecord, kept: KeptModel) -> dict[str, str]:
 
 
 def tag_of(kept: KeptModel, about: dict[str, str]) -> str:
-    """An entity tag: an epoch and a version have one vector of weights, and this is the rest."""
+    """Return an entity tag, from epoch and version for the weights and a digest of the metadata."""
     epoch, version = kept.snapshot.made
     digest = hashlib.sha256(msgspec.json.encode(sorted(about.items()))).hexdigest()
     return f'"{epoch}-{version}-{digest[:16]}"'
 
 
 def versions_answer(found: Iterable[KeptModel]) -> KeptVersions:
-    """Versions that are kept, in this order."""
+    """Return the kept versions as a response, in the given order."""
     versions = (
         KeptVersion(
             version=each.snapshot.made.version,

@@ -1,6 +1,6 @@
-"""Which properties of the Kafka client a DOLL_KAFKA_ variable sets, and why it sets no others.
+"""Properties of the Kafka client that DOLL_KAFKA_ variables may set, and why others may not be set.
 
-DOLL_SCHEMA_REGISTRY_ variables set those of the client of a schema registry, likewise.
+DOLL_SCHEMA_REGISTRY_ variables set properties of the schema registry's client in the same way.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ import re
 from doll.secret_files import SUFFIX
 
 _PREFIX = "DOLL_KAFKA_"
-_COMMON = (  # of the families below
+# Well-known properties of the families below.
+_COMMON = (
     *("security.protocol", "sasl.mechanism", "sasl.username", "sasl.password"),
     *("sasl.oauthbearer.method", "sasl.oauthbearer.client.id", "sasl.oauthbearer.client.secret"),
     *("sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.scope"),
     *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"),
 )
-_FAMILIES = ("security.", "sasl.", "ssl.")  # who gets in; the client refuses what it does not know
+# Authentication and encryption. The client itself refuses unknown properties of these families.
+_FAMILIES = ("security.", "sasl.", "ssl.")
 _ALLOWED = frozenset(
     {
-        # What goes between the zones and regions that brokers and clients are in.
+        # Connections between zones and regions.
         *("client.dns.lookup", "broker.address.family", "broker.address.ttl"),
         *("connections.max.idle.ms", "metadata.max.age.ms", "metadata.recovery.strategy"),
         *("metadata.recovery.rebootstrap.trigger.ms", "reconnect.backoff.ms"),
         *("reconnect.backoff.max.ms", "retry.backoff.ms", "retry.backoff.max.ms"),
         *("socket.connection.setup.timeout.ms", "socket.keepalive.enable", "socket.timeout.ms"),
         *("socket.receive.buffer.bytes", "socket.send.buffer.bytes"),
-        # What is written: its size on the way and on the brokers' disks.
+        # Size of records in transit and on the brokers' disks.
         *("batch.size", "compression.level", "compression.type", "linger.ms", "message.max.bytes"),
         "receive.message.max.bytes",
         *("enable.metrics.push", "enable.ssl.certificate.verification"),
@@ -66,17 +68,17 @@ _REFUSED = {
     ),
     "it loads code": ("plugin.library.paths", "interceptors"),
 }
-# Properties of the client that name files themselves, as all its `_LOCATION`s do.
+# Properties whose value is the name of a file that the client reads, as with all `_LOCATION`s.
 _FILES_OF_THE_CLIENT = re.compile(
     r"sasl\.oauthbearer\.assertion\.(file|jwt\.template\.file|private\.key\.file)"
 )
 
 
 def property_of(variable: str) -> str:
-    """The property that a variable sets, empty if none.
+    """Return the property that a variable sets; empty if it sets none.
 
-    One that ends with `_FILE` names the file of another variable's value, unless the client reads
-    that file itself.
+    A variable that ends with `_FILE` names a file with another variable's value, unless the client
+    reads that file itself.
     """
     name = _name(variable)
     if name.endswith(".file") and not _FILES_OF_THE_CLIENT.fullmatch(name):
@@ -86,29 +88,29 @@ def property_of(variable: str) -> str:
 
 
 def variable_of(name: str) -> str:
-    """The variable that sets a property."""
+    """Return the variable that sets a property."""
     return _PREFIX + name.upper().replace(".", "_")
 
 
 def registry_property_of(variable: str) -> str:
-    """The property of the registry's client that a variable sets, empty if none."""
+    """Return the property of the registry's client that a variable sets; empty if it sets none."""
     name = variable.removeprefix(_REGISTRY_PREFIX).lower().replace("_", ".")
     return name if variable.startswith(_REGISTRY_PREFIX) and name in _OF_REGISTRY else ""
 
 
 def registry_variable_of(name: str) -> str:
-    """The variable that sets a property of the registry's client."""
+    """Return the variable that sets a property of the registry's client."""
     return _REGISTRY_PREFIX + name.upper().replace(".", "_")
 
 
 def variables() -> list[str]:
-    """All that are known by name, for who misspelt one."""
+    """Return all variables known by name, for suggestions after a typo."""
     of_registry = map(registry_variable_of, _OF_REGISTRY)
     return sorted([*map(variable_of, (*_COMMON, *_ALLOWED)), *of_registry])
 
 
 def refusal_of(variable: str) -> str:
-    """Why a variable sets no property, empty if the client has none of that name."""
+    """Return why a variable may not be set; empty if the client has no such property."""
     name = _name(variable.removesuffix(SUFFIX))
     reasons = (reason for reason, names in _REFUSED.items() if name in names)
     return next((f"cannot be set: {reason}" for reason in reasons), "")

@@ -1,15 +1,22 @@
-"""Names of the policies that say which machines a job rents; see `common.spot.policies`."""
+"""Names of the policies that decide which machines a job rents; see `common.spot.policies`."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
-StreamPolicyName: TypeAlias = Literal[  # for streams that arrive as the job goes
-    "on-demand",  # section V's yardstick
-    "static",  # Theorems 4 and 5, once
-    "adaptive",  # section V-C
-    "chance",  # the deadline with a probability
-    "pools",  # machines are counted, over several kinds of spot ones
+# Policies for streams whose records arrive while the job runs.
+StreamPolicyName: TypeAlias = Literal[
+    # Section V's baseline.
+    "on-demand",
+    # Theorems 4 and 5, applied once.
+    "static",
+    # Section V-C.
+    "adaptive",
+    # Meets the deadline with a given probability.
+    "chance",
+    # Chooses numbers of machines over several spot pools.
+    "pools",
 ]
-PolicyName: TypeAlias = Literal[StreamPolicyName, "bidbrain"]  # that bids for a backlog
+# `bidbrain` bids for machines that work off a backlog.
+PolicyName: TypeAlias = Literal[StreamPolicyName, "bidbrain"]
 STREAM_POLICIES: tuple[StreamPolicyName, ...] = get_args(StreamPolicyName)

@@ -1,6 +1,6 @@
-"""How our services are started as processes: their command lines, and which packages they find.
+"""Command lines of our services as processes, and the packages that they find.
 
-A user may have folders `common` and `services` too, in the working directory or on PYTHONPATH.
+A user's working directory or PYTHONPATH may contain folders named `common` and `services`, too.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import argparse
 
-# Exit status of a service whose settings make no sense: starting it again will not help.
+# Exit status of a service with invalid settings: restarting it will not help.
 EXIT_USAGE = 2
-_ROOT = str(Path(__file__).parents[2])  # where our packages lie, in a checkout or installed
+# Directory with our packages, in a checkout or installed.
+_ROOT = str(Path(__file__).parents[2])
 
 
 def command_of(module: str, *arguments: str) -> tuple[str, ...]:
-    """Return the command line of a module of ours, whose PYTHONPATH is a `search_path`.
+    """Return the command line for a module of ours, to be run with a PYTHONPATH by `search_path`.
 
-    A process that dies of a fault, such as SIGSEGV, writes the stacks of all threads to its log.
+    If the process dies of a fault such as SIGSEGV, it writes the stacks of all threads to its log.
     """
     # Without -P, the working directory would be searched first.
     return (sys.executable, "-P", "-X", "faulthandler", "-m", module, *arguments)
 
 
 def search_path(others: Iterable[str]) -> str:
-    """PYTHONPATH with our packages first, and then other places."""
+    """Return a PYTHONPATH with our packages first, followed by other directories."""
     return os.pathsep.join(dict.fromkeys((_ROOT, *filter(None, others))))
 
 
 class ServiceHelp(NamedTuple):
-    """What the help of a service says."""
+    """Texts for the help of a service."""
 
     description: str
     example: str
-    job: str = ""  # explains `--job`; empty: there is none
-    options: Mapping[str, Mapping[str, str]] = {}  # further ones, each with its arguments
+    # Help of `--job`; empty if the service has no such option.
+    job: str = ""
+    # Further options, each with its arguments for argparse.
+    options: Mapping[str, Mapping[str, str]] = {}
 
 
 SERVICES = {
@@ -92,17 +95,17 @@ SERVICES = {
 
 
 def command_line(service: str, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read a service's command line: `name`, and `job` where the service has that option.
+    """Read a service's command line: `name`, and `job` if the service has that option.
 
     Args:
-        service: Which one of `SERVICES`.
-        arguments: What follows its name; None: those of this process.
+        service: Name of the service, a key of `SERVICES`.
+        arguments: Arguments after the service's name; None for those of this process.
 
     Raises:
-        SystemExit: If it asks for help, or makes no sense.
+        SystemExit: If help is requested, or the arguments are invalid.
     """
     import argparse  # noqa: PLC0415 -- `doll --help` needs the rest of this module alone
-    import socket  # noqa: PLC0415 -- likewise
+    import socket  # noqa: PLC0415 -- as above
 
     description, example, job, options = SERVICES[service]
     parser = argparse.ArgumentParser(

@@ -1,9 +1,9 @@
-"""The environment, read once into frozen settings, and back for the processes that we start.
+"""Settings, which are read once from the environment and can be passed on to child processes.
 
-docs/reference/settings.md lists them. Any of them, with `_FILE` behind its name, may name a file
-that holds the value, as secrets of containers do: DOLL_REDIS_PASSWORD_FILE=/run/secrets/redis.
-What is a secret, or may hold one, appears neither in `repr` nor in errors. A DOLL_ variable that is
-none of them is refused: a setting that is misspelt would be left out in silence.
+docs/reference/settings.md lists them. For any of them, a variable with the suffix `_FILE` may name
+a file that holds the value, as container secrets do: DOLL_REDIS_PASSWORD_FILE=/run/secrets/redis.
+Secrets, and values that may contain one, appear neither in `repr` nor in errors. An unknown DOLL_
+variable is refused: otherwise a misspelled setting would be silently ignored.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _DATABASE = re.compile(r"(/\d*)?", re.ASCII)
 
 
 def check_redis_url(value: str) -> str:
-    """Return a URL of Redis if it is whole.
+    """Return a URL of Redis if it is complete.
 
-    A password with a slash in it ends the host's part too early: what is left may well be a URL,
-    whose host and port, pieces of the password, would be told when nobody answers there.
+    A slash in a password ends the host part too early. The remainder may still be a valid URL,
+    whose host and port are pieces of the password and would be shown in a connection error.
 
     Raises:
-        ValueError: If it is not; says what to do.
+        ValueError: If it is not complete. The message says what to do.
     """
     if not _BEGINNING.fullmatch(value):
         raise ValueError("must be redis://host:port/db, rediss://... or unix:///path")
@@ -60,7 +60,7 @@ def check_redis_url(value: str) -> str:
 
 
 def holds_password(value: str) -> bool:
-    """Whether a checked URL holds a password."""
+    """True if a checked URL contains a password."""
     return bool(urlsplit(value).password)
 
 
@@ -87,7 +87,7 @@ _ENDPOINT = re.compile(r"http://([\w-]{1,63}(\.[\w-]{1,63})*|\[[\da-fA-F:.]+\])(
 
 
 def _legal(is_legal: Callable[[str], object], complaint: str) -> AfterValidator:
-    """A text that has a form, or it is refused; it is not shown where it might hold a password."""
+    """Validate the form of a text. The error omits a value that might contain a password."""
 
     def check(value: str) -> str:
         if not is_legal(value):
@@ -98,7 +98,7 @@ def _legal(is_legal: Callable[[str], object], complaint: str) -> AfterValidator:
 
 
 def _names_server(value: str) -> bool:
-    # The port is checked where it is read: that raises a `ValueError` of its own.
+    # Reading an invalid port raises a `ValueError` of its own.
     return bool(_ENDPOINT.fullmatch(value)) and urlsplit(value).port != 0
 
 
@@ -125,12 +125,13 @@ _Url = Annotated[
 ]
 
 
-# Settings of any number of variables, and which of their properties a variable sets.
+# Settings that take any number of variables, each with the function that maps a variable to a
+# property.
 _PROPERTIES = {"kafka_properties": property_of, "schema_registry": registry_property_of}
 
 
 class Settings(BaseModel):
-    """Everything that a process takes from its environment; `kafka` is DOLL_KAFKA there."""
+    """All settings that a process reads from its environment; `kafka` is DOLL_KAFKA there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -141,126 +142,133 @@ class Settings(BaseModel):
             "must be host:port,...; a password goes to DOLL_KAFKA_SASL_PASSWORD",
         ),
     ] = "localhost:9092"
-    """`host:port,host:port`, or `embedded:/its/socket`."""
+    """Addresses of the Kafka brokers: `host:port,host:port`, or `embedded:/its/socket`."""
     kafka_group_protocol: Literal["classic", "consumer"] = "classic"
-    """`classic`, or `consumer` from Kafka 4 on."""
+    """Protocol of consumer groups: `classic`, or `consumer` with Kafka 4 or later."""
     kafka_replication: int = -1
-    """Replicas of topics that we create; -1: the broker's."""
+    """Replication factor of the topics that DOLL creates; -1 is the broker's default."""
     kafka_client_rack: str = ""
-    """Where this process runs, as the brokers' `broker.rack` says it: streams are read from the
-    replicas there. `auto`: the id of its zone, from the metadata service."""
-    # By the client's names. May hold passwords, like the URL of Redis: neither is ever shown.
+    """Location of this process, in the terms of the brokers' `broker.rack`. Streams are read
+    from replicas there. `auto` takes the zone's id from the metadata service."""
+    # May contain passwords, like the URL of Redis: neither is ever shown.
     kafka_properties: dict[str, str] = Field(default={}, repr=False)
-    """Properties of the Kafka client by their names, DOLL_KAFKA_SASL_USERNAME for `sasl.username`:
-    see [security](../howto/security.md#kafka)."""
+    """Properties of the Kafka client, one variable each: DOLL_KAFKA_SASL_USERNAME sets
+    `sasl.username`. See [security](../howto/security.md#kafka)."""
     schema_registry: dict[str, str] = Field(default={}, repr=False)
-    """Where schemas of records are (`URL`), and who we are there (`BASIC_AUTH_USER_INFO`, ...): see
-    [security](../howto/security.md#schema-registry)."""
+    """URL of the schema registry (`URL`) and credentials for it (`BASIC_AUTH_USER_INFO`, ...).
+    See [security](../howto/security.md#schema-registry)."""
     redis: Annotated[str, AfterValidator(check_redis_url)] = Field(
         default="redis://localhost:6379", repr=False
     )
-    """`redis://`, `rediss://` or `unix://`; an ACL user stands in it: `redis://doll@host`."""
+    """URL of Redis: `redis://`, `rediss://` or `unix://`. It may name an ACL user:
+    `redis://doll@host`."""
     redis_password: str = Field(default="", repr=False)
-    """Its password, unless the URL holds it."""
+    """Password for Redis, unless the URL contains it."""
     redis_ca: str = ""
-    """File of the authorities that `rediss://` trusts; by default the system's."""
+    """File of certificate authorities that `rediss://` trusts. Optional. If unset, the system's."""
     redis_cert: str = ""
-    """File of our own certificate, where Redis wants one."""
+    """File of the client certificate, if Redis requires one."""
     redis_key: str = ""
-    """File of that certificate's key."""
+    """File of the key for the certificate in DOLL_REDIS_CERT."""
     blobs: Annotated[
         str, _legal(_BLOBS.fullmatch, "must be file:///directory or s3://bucket/prefix")
     ] = ""
-    """`file:///directory` or `s3://bucket/prefix`, of the server that AWS_ENDPOINT_URL_S3 names; by
-    default, Amazon's."""
+    """Storage for checkpoints: `file:///directory`, or `s3://bucket/prefix` on the server that
+    AWS_ENDPOINT_URL_S3 names (if unset, Amazon's)."""
     tasks: _Names = ()
-    """Entrypoints that jobs may name, between commas."""
+    """Entrypoints that jobs may use, separated by commas."""
     coordinator_memory_mib: int = Field(default=2048, ge=1)
-    """Of a coordinator, in MiB: for one job's updates in flight, where they are several, and for
-    what its workers know with `compression`. Of `asynchronous` jobs that say neither `staleness`
-    nor `provisioning.workers` eight are counted."""
+    """Memory of a coordinator per job, in MiB: for updates in flight if a job may have several,
+    and for tracking what its workers know with `compression`. An `asynchronous` job that sets
+    neither `staleness` nor `provisioning.workers` counts as eight updates."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What gradients are computed on; `auto`: the GPU if there is one, else the CPU."""
+    """Device that computes gradients; `auto` is the GPU if there is one, otherwise the CPU."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of one gradient; 0: all cores."""
+    """Number of CPU threads per gradient; 0 means all cores."""
     notices: Literal["none", "ec2"] = "none"
-    """Where a machine hears of its end: `none` or `ec2`."""
-    # Not the AWS_ variable of the same purpose: whoever sets that one often names a server that
-    # hands out credentials and nothing else, at which no notice would ever be found.
+    """Source of notices that the machine will be preempted: `none` or `ec2`."""
+    # Not the AWS_ variable of the same purpose, because it often names a server that only issues
+    # credentials and never shows a notice.
     metadata_endpoint: Annotated[
         str, _legal(_names_server, "must be http://host or http://host:port")
     ] = "http://169.254.169.254"
-    """URL of EC2's instance metadata service; by default link-local."""
-    # A gradient takes up to seconds and a spot notice gives 120 s; with the last announcements, it
-    # is still over before Kubernetes loses patience, 30 s after its SIGTERM.
+    """URL of EC2's instance metadata service. The default is its link-local address."""
+    # A gradient takes up to a few seconds, and a spot notice comes 120 s ahead. Together with its
+    # last messages, a worker ends before Kubernetes kills it, 30 s after its SIGTERM.
     leave_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
-    """Longest wait, when leaving, for gradients under way."""
+    """Maximum number of seconds that a leaving worker waits for gradients in progress."""
     advertise: Annotated[
         str, _legal(_HOST.fullmatch, "must be a host's name or address, without a port")
     ] = ""
-    """Name or address of this machine for workers that add up gradients among themselves; by
-    default the one from which it reaches Redis."""
+    """Name or address of this machine for other workers, which connect to it to sum gradients
+    among themselves. Optional. If unset, the address from which this machine connects to Redis."""
     tier: Literal["reliable", "spot"] = "spot"
-    """`reliable` or `spot`: whether the machine stays, or may vanish; of a worker of a job with
+    """`reliable` if this machine stays, `spot` if it may be preempted. Used for jobs with
     `aggregation: {layout: slices}`."""
     owner_pid: int = Field(default=0, ge=0)
-    """Process with whose end this one ends; 0: none."""
+    """Id of a process; when it ends, this process ends, too. 0 means none."""
     market: str = ""
-    """File of the machines that can be rented."""
+    """Market file, which lists the machines that can be rented."""
     fleet_directory: str = ""
-    """Where machines that are processes keep their logs; by default a temporary one."""
+    """Directory for logs of machines that are local processes. Optional. If unset, a temporary
+    one."""
     api_host: str = "127.0.0.1"
-    """The address on which the admin service listens."""
+    """Address on which the admin service listens."""
     api_port: int = Field(default=8080, ge=0, le=65535)
-    """Its port; 0: any that is free."""
+    """Port on which the admin service listens; 0 means any free port."""
     api_tls_cert: str = ""
-    """File of its certificate chain, for https."""
+    """File of the admin service's certificate chain, for https."""
     api_tls_key: str = ""
-    """File of the certificate's key."""
+    """File of the key for the certificate in DOLL_API_TLS_CERT."""
     api_body_bytes: int = Field(default=1 << 20, ge=1024)
-    """Largest body of a request."""
+    """Maximum size of a request's body, in bytes."""
     api_proxies: Annotated[_Names, AfterValidator(_check_networks)] = ()
-    """Addresses and networks, between commas, of proxies whose X-Forwarded-For is believed."""
+    """Addresses and networks of trusted proxies, separated by commas. Their X-Forwarded-For
+    header is used."""
     oidc_issuer: _Url = ""
-    """OpenID Connect issuer whose access tokens the admin service takes, beside API keys."""
+    """OpenID Connect issuer whose access tokens the admin service accepts, in addition to API
+    keys."""
     oidc_audience: str = ""
-    """The audience that tokens must be for."""
+    """Required audience of access tokens."""
     oidc_groups: str = "groups"
-    """Their claim that holds a person's groups."""
+    """Claim of an access token that lists the user's groups."""
     oidc_operators: _Names = ()
-    """Groups whose members are operators, between commas; everybody else looks."""
+    """Groups whose members are operators, separated by commas. All other users are viewers."""
     oidc_client_id: str = ""
-    """Client as which the page signs people in; without it tokens are for programs."""
+    """Client id with which the live page signs users in. Optional. If unset, the page has no
+    sign-in, and only programs use tokens."""
     oidc_client_secret: str = Field(default="", repr=False)
-    """Its secret, if it has one."""
+    """Secret of the client that DOLL_OIDC_CLIENT_ID names, if it has one."""
     oidc_scope: str = "openid"
-    """What the page asks for, between spaces, so that the token is for the audience."""
+    """Scopes that the live page requests, separated by spaces, so that tokens are issued for
+    DOLL_OIDC_AUDIENCE."""
     mlflow: _Url = ""
-    """URL of the MLflow tracking server to which an evaluator reports jobs that have `tracking`."""
+    """URL of the MLflow tracking server. An evaluator reports jobs with a `tracking` block
+    there."""
     mlflow_token: str = Field(default="", repr=False)
     """Bearer token for the MLflow server."""
     mlflow_username: str = ""
-    """User of the MLflow server, instead of a token."""
+    """User name for the MLflow server, instead of a token."""
     mlflow_password: str = Field(default="", repr=False)
-    """That user's password."""
+    """Password of the MLflow user."""
     api: _Url = "http://127.0.0.1:8080"
-    """URL of the admin service that the command line asks."""
+    """URL of the admin service that the command line uses."""
     api_key: str = Field(default="", repr=False)
-    """The key that the command line shows it."""
+    """API key that the command line sends to the admin service."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Where a process tells metrics and health; 0: not."""
+    """Port for metrics and health checks of a process; 0 means none."""
     metrics_host: str = "127.0.0.1"
-    """The address that it does so on."""
+    """Address for metrics and health checks of a process."""
     traces: _Url = ""
-    """URL of an OpenTelemetry collector (OTLP over HTTP), for one batch of a hundred."""
+    """URL of an OpenTelemetry collector (OTLP over HTTP). One batch in a hundred is traced."""
     log_format: Literal["console", "json"] = "console"
-    """`console` or `json`."""
+    """Format of the log: `console` or `json`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug`, `info`, `warning` or `error`."""
+    """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""
 
     @property
     def embedded_kafka(self) -> str:
-        """Path of the embedded broker's control socket, empty for a real broker."""
+        """Path of the embedded broker's control socket; empty for a real broker."""
         return self.kafka.removeprefix(_EMBEDDED) if self.kafka.startswith(_EMBEDDED) else ""
 
     @model_validator(mode="after")
@@ -311,7 +319,7 @@ class Settings(BaseModel):
         return self
 
     def environ(self) -> dict[str, str]:
-        """The variables from which `read_settings` makes these settings in a child process."""
+        """Return the environment from which `read_settings` makes the same settings again."""
         properties = {variable_of(name): value for name, value in self.kafka_properties.items()}
         registry = {registry_variable_of(n): value for n, value in self.schema_registry.items()}
         others = self.model_dump(exclude=set(_PROPERTIES), exclude_defaults=True)
@@ -336,11 +344,11 @@ _VARIABLES = {
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Read the settings; a variable that is empty counts as not set.
+    """Read the settings. An empty variable counts as unset.
 
     Raises:
-        UserError: Naming the variables that there are not, or that make no sense, what they hold
-            and may hold.
+        UserError: If variables are unknown or invalid. The message names them, their values and
+            what is allowed.
     """
     _refuse_unknown(environ)
     given, from_files = resolve_files(environ, _is_ours)
@@ -358,7 +366,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         wrong = {_PREFIX + str(each["loc"][0]).upper() for each in error.errors() if each["loc"]}
         if hidden := sorted(wrong & from_files):
-            # Whose content may be meant for another variable, and secret.
+            # The content may be meant for another variable, and be secret.
             raise UserError(
                 f"{hidden[0]}{SUFFIX}: the file holds no valid {hidden[0]} (which is not shown)"
             ) from None
@@ -376,5 +384,5 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def _is_ours(variable: str) -> bool:
-    """Whether it holds a setting."""
+    """True if the variable holds a setting."""
     return variable in _VARIABLES or any(named(variable) for named in _PROPERTIES.values())

@@ -1,6 +1,6 @@
-"""How gradients meet: the blocks `synchronisation` and `aggregation` of a job's file.
+"""Blocks `synchronisation` and `aggregation` of a job file.
 
-An experiment has the first, too, to ask what it brings.
+Experiments use `synchronisation`, too, to compare modes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
-MOST = 2**31 - 1  # of whatever is counted: products of two of them still fit into 64 bits
+# Upper bound of all counts: the product of two of them still fits into 64 bits.
+MOST = 2**31 - 1
 
-PROPORTIONAL = ("sgd", "momentum")  # optimizers whose step is twice as long by twice the gradient
+# Optimizers whose step is proportional to the gradient.
+PROPORTIONAL = ("sgd", "momentum")
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 _Several = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MOST})]
-# Apart by type: what makes clients of the API's document knows no words and numbers in one list.
+# Words and numbers are separate alternatives because client generators for OpenAPI cannot handle
+# an enum that mixes them.
 _STAGES = WithJsonSchema({"anyOf": [{"const": "auto"}, {"enum": [1, 2, 3]}]})
-# More than owners, so that each has about as many, and few: each is a step of its own.
+# More slices than owners, so that each owner has about the same number. Still few, because each
+# slice is a step of its own.
 SLICES = 32
 _OF_SLICES = ("stage", "servers", "owners")
 
 
 class SpecPart(BaseModel):
-    """What all parts share: nothing unknown, nothing converted silently, nothing changed later.
+    """Base of all parts of a job file: unknown fields and silent conversions are refused; frozen.
 
-    Where a validator of ours says in better words what is allowed, the schema is told beside it.
-    The docstrings of fields are their descriptions: in the API's document, and in
+    If a validator of ours explains better than pydantic what is allowed, the field's JSON schema is
+    given separately. The docstrings of fields are their descriptions in the API's document and in
     docs/reference/job-file.md.
     """
 
@@ -57,20 +61,23 @@ class SpecPart(BaseModel):
         properties = handler.resolve_ref_schema(schema)["properties"]
         for name, description in descriptions_of(cls).items():
             shown = cls.model_fields[name].alias or name
-            if shown in properties:  # one that is excluded is not there
+            # Excluded fields are not in the schema.
+            if shown in properties:
                 properties[shown]["description"] = description
         return schema
 
 
 class ModeSpec(SpecPart):
-    """What the block and each of its rules say."""
+    """Synchronisation mode and its options: of the job, or of one of its rules."""
 
     mode: SynchronisationMode
-    """One of those of the job itself."""
+    """Synchronisation mode, with the same values as `synchronisation.mode`."""
     staleness: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """s, of `stale` (1 unless said) and of `asynchronous` (4 for each worker that lives)."""
+    """s: largest number of versions that a gradient may be behind. For `stale` and
+    `asynchronous`. Optional. If unset, 1 for `stale`, and 4 per live worker for `asynchronous`."""
     local_rate: Positive | None = None
-    """Learning rate of a worker's own steps: of `averaging`, and perhaps of `asynchronous`."""
+    """Learning rate of the steps that a worker takes on its own copy of the weights. Required
+    for `averaging`, optional for `asynchronous`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -90,25 +97,25 @@ class ModeSpec(SpecPart):
 
     @property
     def fixed_staleness(self) -> int:
-        """s; 0 where nothing is stale, and where it grows with the workers that live."""
+        """Staleness s; 0 if the mode is never stale, or if s depends on the number of workers."""
         return self.staleness or int(self.mode == "stale")
 
     @property
     def staleness_per_worker(self) -> int:
-        """By how much s grows with each worker that lives."""
+        """Increase of s per live worker."""
         return 4 if self.mode == "asynchronous" and not self.staleness else 0
 
     @property
     def groups_held(self) -> int:
-        """How many groups a worker may have to hold batches for: that in flight, and the next."""
+        """Number of groups that a worker may hold batches for: in flight, and one to come."""
         return 2 if self.mode == "asynchronous" else 2 + self.fixed_staleness
 
     def core_mode(self, group_size: int, learning_rate: float | None = None) -> Mode:
-        """The mode as the protocol has it.
+        """Return the mode as the core takes it.
 
         Args:
             group_size: K.
-            learning_rate: Of its updates; None: that of the job.
+            learning_rate: Learning rate of updates in this mode; None for the job's.
         """
         return Mode(
             group_size,
@@ -125,12 +132,13 @@ _LOCAL_STEP_MODES = ("averaging", "asynchronous")
 
 
 class WhenSpec(SpecPart):
-    """What a rule waits for, one of these."""
+    """Condition of a rule: exactly one of these fields."""
 
     busy_below: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Workers compute for less than this share of their time, over the last 20 updates begun."""
+    """The rule holds while workers compute for less than this share of their time, over the last
+    20 updates begun."""
     workers_from: Count | None = None
-    """So many workers live, or more."""
+    """The rule holds while at least this number of workers is alive."""
 
     @model_validator(mode="after")
     def _one_way(self) -> WhenSpec:
@@ -139,7 +147,7 @@ class WhenSpec(SpecPart):
         return self
 
     def implies(self, other: WhenSpec) -> bool:
-        """Whether the other holds whenever this does."""
+        """True if the other condition holds whenever this one does."""
         if self.busy_below is not None:
             return other.busy_below is not None and self.busy_below <= other.busy_below
         if self.workers_from is None or other.workers_from is None:
@@ -148,28 +156,33 @@ class WhenSpec(SpecPart):
 
 
 class RuleSpec(ModeSpec):
-    """A mode for the updates that begin while something holds."""
+    """Synchronisation mode for updates that begin while a condition holds."""
 
     when: WhenSpec
-    """Kept for 20 updates at least; `busy_below`, then, until a quarter of the workers is gone."""
+    """Condition of the rule. Once chosen, a rule stays in force for at least 20 updates. A rule
+    by `busy_below` then stays until a quarter of the workers is gone."""
     group_size: Count | None = None
-    """K; by default the job's."""
+    """K while the rule is in force. Optional. If unset, the job's `group_size`."""
     learning_rate: Positive | None = None
-    """By default the job's, times K / the job's K with `sgd` and `momentum` of the mean."""
+    """Learning rate while the rule is in force. Optional. If unset, the job's rate; with `sgd`
+    or `momentum` and `reduction: mean`, it is multiplied by the rule's K / the job's K."""
 
 
 class SynchronisationSpec(ModeSpec):
-    """When workers wait for each other, and at which weights they compute."""
+    """Synchronisation between workers, and the age of the weights at which they compute."""
 
     mode: SynchronisationMode = "synchronous"
-    """`synchronous`: K gradients at exactly the version before, the paper's; `stale`: each at most
-    `staleness` versions older; `asynchronous`: K of one worker, nobody waits for anybody;
-    `averaging`: between the batches that it is asked for together a worker takes steps of its own,
-    and an update averages what the workers came to."""
+    """`synchronous` (the paper's): an update has K gradients, all computed at the previous
+    version; `stale`: a gradient may be up to `staleness` versions older; `asynchronous`: an
+    update has K gradients of a single worker, and no worker waits for another; `averaging`: a
+    worker takes local steps between the batches of one order, and an update averages the
+    resulting weights."""
     damped: bool = False
-    """Divide the learning rate by 1 + how many versions older the oldest gradient is."""
+    """Divide the learning rate by 1 + the number of versions that the oldest gradient is behind.
+    For `stale` and `asynchronous`."""
     rules: tuple[RuleSpec, ...] = Field(default=(), exclude_if=operator.not_)
-    """Other modes while something holds: the first rule that does, when an update begins."""
+    """Other modes, each with a condition. An update uses the first rule whose condition holds
+    when the update begins."""
 
     @model_validator(mode="after")
     def _each_counts(self) -> Self:
@@ -188,24 +201,24 @@ class SynchronisationSpec(ModeSpec):
         return self
 
     def modes(self, group_size: int) -> list[tuple[ModeSpec, int]]:
-        """Its own mode and those of its rules, each with its K."""
+        """Return the job's mode and those of its rules, each with its K."""
         own: list[tuple[ModeSpec, int]] = [(self, group_size)]
         return own + [(rule, rule.group_size or group_size) for rule in self.rules]
 
     def batches_held(self, group_size: int) -> int:
-        """How many batches a worker may have to hold, in the mode that asks for most."""
+        """Maximum number of batches a worker may hold, over the job's mode and its rules."""
         return max(k * mode.groups_held for mode, k in self.modes(group_size))
 
     def check_local_steps(self, group_size: int, optimizer: str, field: str) -> None:
-        """Refuse steps of a worker's own where there are none, or they cannot be averaged.
+        """Refuse local steps if a worker takes none, or if they cannot be averaged.
 
         Args:
             group_size: K of the job.
-            optimizer: Its name.
-            field: Which says so.
+            optimizer: Name of the optimizer.
+            field: Path of the field that names the optimizer.
 
         Raises:
-            ValueError: With what to write.
+            ValueError: If local steps are refused. The message says what to write instead.
         """
         for place, (mode, k) in enumerate(self.modes(group_size), start=-1):
             at = "synchronisation" + (f".rules[{place}]" if place >= 0 else "")
@@ -221,11 +234,11 @@ class SynchronisationSpec(ModeSpec):
                 )
 
     def core_mode(self, group_size: int, learning_rate: float | None = None) -> Mode:
-        """Its own mode, as the protocol has it."""
+        """Return the job's mode as the core takes it."""
         return replace(super().core_mode(group_size, learning_rate), damped=self.damped)
 
     def core_rules(self, group_size: int) -> tuple[Rule, ...]:
-        """Its rules, as the protocol has them."""
+        """Return the rules as the core takes them."""
         return tuple(
             Rule(
                 rule.core_mode(rule.group_size or group_size, rule.learning_rate),
@@ -236,32 +249,38 @@ class SynchronisationSpec(ModeSpec):
         )
 
 
-SYNCHRONOUS = SynchronisationSpec(mode="synchronous")  # without the block
+# The default if a job file has no such block.
+SYNCHRONOUS = SynchronisationSpec(mode="synchronous")
 
 
 class AggregationSpec(SpecPart):
-    """Who adds gradients up, takes the step and holds the weights."""
+    """Component that sums gradients, takes the step and holds the weights."""
 
     mode: Literal["board", "group"] = "board"
-    """`board`: the coordinator, from gradients that pass through Redis; `group`: workers among
-    themselves, who must reach each other on a private network: see docs/howto/choosing.md."""
+    """`board`: the coordinator does, with gradients that pass through Redis; `group`: the
+    workers do, among themselves. Workers of a group must reach each other on a private network:
+    see docs/howto/choosing.md."""
     layout: Literal["replicas", "slices"] = "replicas"
-    """Of `group`: every worker holds all weights and optimizer state, or slices of them have
-    owners, who alone hold its optimizer state and take its steps."""
+    """`replicas`: every worker holds all weights and optimizer state; `slices`: each slice of
+    the weights has owners, which alone hold its optimizer state and take its steps. For `mode:
+    group`."""
     stage: Annotated[Literal["auto", 1, 2, 3], _STAGES] = "auto"
-    """Of `slices`: owners are reliable machines (1), half of the spot machines (2), likewise while
-    reliable ones only keep backups (3); `auto`: by the ratio of spot to reliable ones."""
+    """Machines that own slices: reliable machines (1); half of the spot machines (2); half of
+    the spot machines, while reliable machines only keep backups (3); `auto` chooses by the ratio
+    of spot to reliable machines. For `layout: slices`."""
     servers: Literal["auto"] | _Several = "auto"
-    """Of `slices`: how many own some; `auto`: half of the spot machines, at least one."""
+    """Number of workers that own slices; `auto` is half of the spot machines, at least one. For
+    `layout: slices`."""
     owners: Annotated[int, Field(ge=1, le=3)] = 2
-    """Of `slices`: how many own each."""
+    """Number of owners of each slice. For `layout: slices`."""
     transport: Literal["gloo", "nccl"] = "gloo"
-    """Of `group`: what carries the numbers: TCP between machines' memory, or NCCL between GPUs, one
-    for each worker. From one to the other a job changes by way of `board`."""
+    """Transport of gradients between workers: `gloo` is TCP between the machines' memory; `nccl`
+    is NCCL between GPUs, one per worker. To change from one to the other, change the job to
+    `mode: board` first. For `mode: group`."""
 
     @property
     def core(self) -> AggregationSettings:
-        """As a leader goes by it."""
+        """Return the settings as a leader takes them."""
         slices = SliceSettings(
             SLICES,
             self.owners,
@@ -277,7 +296,7 @@ class AggregationSpec(SpecPart):
         given = [name for name, field in fields if getattr(self, name) != field.default]
         if self.mode == "board" and given:
             raise ValueError(f"{given[0]}: is of mode: group, got mode: board: leave it out")
-        # Said once, and not as both of its types.
+        # Checked here, or pydantic would report one error for each type of the union.
         if self.servers != "auto" and not 1 <= self.servers <= MOST:
             raise ValueError(f"servers: must be auto or at least 1, got {self.servers}")
         sliced = [name for name in _OF_SLICES if name in given]

@@ -1,4 +1,4 @@
-"""What people read of a pydantic model: what is wrong, by the path of each field, and its docs."""
+"""Messages about pydantic models for people: errors by the path of each field, and field docs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def complaint(
     name: Callable[[str], str] = str,
     allowed: Callable[[Sequence[str | int]], list[str]] = lambda _: [],
 ) -> str:
-    """Say what is wrong.
+    """Return what is wrong, in words.
 
     Args:
-        error: What the model found.
-        name: What the reader calls the field at a path.
-        allowed: The fields that may stand at a path, to guess what was meant.
+        error: Errors that the model found.
+        name: Returns the reader's name for the field at a path.
+        allowed: Returns the fields that are allowed at a path, for suggestions.
     """
-    # A misspelt field is also a missing one: what was misspelt comes first.
+    # A misspelled field is also reported as missing: unknown fields come first.
     errors = _of_unions(error.errors(include_url=False))
     errors.sort(key=lambda details: details["type"] != "extra_forbidden")
     problems = [_problem(details, name, allowed) for details in errors]
@@ -45,17 +45,18 @@ def complaint(
 
 
 def problems_of(errors: Sequence[ErrorDetails]) -> list[tuple[str, str]]:
-    """Each field's path, and what is wrong with it."""
+    """Return the path of each field with an error, and what is wrong with it."""
     return [(_path_of(details["loc"]), _said(details)) for details in errors]
 
 
 def field_names(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Names of the fields that are allowed at a path of a model."""
+    """Return the names of the fields that are allowed at a path of a model."""
     part = model
     for step in location:
         field = part.model_fields.get(str(step))
         if field is None:
-            continue  # the key of a mapping, such as a record's field
+            # The key of a mapping, such as a record's field.
+            continue
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 part = kind
@@ -63,16 +64,17 @@ def field_names(model: type[BaseModel], location: Sequence[str | int]) -> list[s
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Guess what was meant by an unknown name; all that there are where nothing is like it."""
+    """Suggest the name that an unknown name may stand for; if none is similar, list all."""
     close = difflib.get_close_matches(name, known, n=1)
     return f'did you mean "{close[0]}"?' if close else f"allowed are {', '.join(known)}"
 
 
 def _of_unions(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Leave of a union, which tells of each of its forms, the one that was meant.
+    """Keep, of the errors about a union, those about the form that was meant.
 
-    That is the form whose shape the input has; where it has none, all forms are told in one line.
-    Pydantic puts a form's name in the path, which means nothing to who wrote the file.
+    Pydantic reports errors for each form. The form that was meant has the shape of the input. If no
+    form has it, one message names all forms. Pydantic also puts a form's name into the path. The
+    name means nothing to the author of the file, so it is removed.
     """
     unions: dict[tuple[str | int, ...], list[ErrorDetails]] = {
         details["loc"][:at]: []
@@ -104,7 +106,7 @@ def _of_unions(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _path_of(location: Sequence[str | int]) -> str:
-    """Write a field's path as people do: `records.fields.image.shape[1]`."""
+    """Format a field's path: `records.fields.image.shape[1]`."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -120,19 +122,21 @@ def _problem(
     field = name(_path_of(location))
     if details["type"] == "extra_forbidden":
         return f'unknown field "{field}" ({nearest(str(location[-1]), allowed(location[:-1]))})'
-    if details["type"] == "value_error" and not location:  # it names the field itself
+    # The message of such an error names the field itself.
+    if details["type"] == "value_error" and not location:
         return _said(details)
     return f"{field}: {_said(details)}"
 
 
 def _said(details: ErrorDetails) -> str:
-    """What is wrong, without the field."""
+    """Return what is wrong, without the field."""
     kind, context = details["type"], details.get("ctx", {})
     if kind == "missing":
         return "is missing"
     if kind == "extra_forbidden":
         return "unknown field"
-    if kind == "value_error":  # our own sentence
+    # The text is from one of our validators.
+    if kind == "value_error":
         return str(context["error"])
     wanted = _WANTED[kind](context) if kind in _WANTED else details["msg"]
     return f"{wanted}, got {shown(details['input'])}"
@@ -159,7 +163,7 @@ _WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
     "too_long": lambda context: f"must have at most {context['max_length']} entries",
     "literal_error": lambda context: f"must be {context['expected']}",
 }
-# Of inputs that have not the shape of what was expected at all.
+# Types of errors about inputs that do not even have the expected shape.
 _SHAPES = {
     *("float_type", "float_parsing", "int_type", "int_parsing"),
     *("dict_type", "model_type", "tuple_type", "literal_error"),
@@ -168,11 +172,11 @@ _SHAPES = {
 
 @cache
 def descriptions_of(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a model's fields say, by the name of each; of those that have one.
+    """Return the docstrings of a model's fields, by field name, for fields that have one.
 
-    Pydantic would read them when it makes the class, by parsing the source again: 80 ms of a
-    processor for a job's file and the settings, at the start of every process. Few are ever asked
-    for them.
+    Pydantic could read them when it creates the class, by parsing the source again. That would take
+    80 ms of a processor for a job file and the settings at the start of every process, and few
+    processes need the docstrings.
     """
     found = dict[str, str]()
     for each in reversed(model.__mro__):

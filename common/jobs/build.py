@@ -1,4 +1,4 @@
-"""The objects of `common.learning` that a job's specification names."""
+"""Construction of the objects of `common.learning` that a job's specification names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def optimizer_of(spec: JobSpec) -> OptimizerSettings:
-    """The job's optimizer, as settings."""
+    """Return the settings of the job's optimizer."""
     optimizer = spec.optimizer
     return OptimizerSettings(
         optimizer.name, optimizer.learning_rate, optimizer.options, optimizer.clip_norm
@@ -26,7 +26,7 @@ def optimizer_of(spec: JobSpec) -> OptimizerSettings:
 
 
 def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]:
-    """Return a function that makes trainers with the weights of version 0.
+    """Return a function that creates trainers with the weights of version 0.
 
     Args and Raises: As `parts_of`.
     """
@@ -37,15 +37,15 @@ def trainer_of(spec: JobSpec, allowed: Collection[str]) -> Callable[[], Trainer]
 def parts_of(
     spec: JobSpec, allowed: Collection[str]
 ) -> tuple[Vector, int, OptimizerSettings, Reduction, Layout]:
-    """Return what a trainer is made of, with the weights of version 0, which the job determines.
+    """Return the arguments of a trainer with the weights of version 0, which follow from the job.
 
     Args:
         spec: The job.
         allowed: Entrypoints that this process may import (DOLL_TASKS).
 
     Raises:
-        TaskMissingError: If this process has not got the task.
-        UserError: If the task or the optimizer cannot be made, or the model is too large.
+        TaskMissingError: If this process does not have the task.
+        UserError: If the task or the optimizer cannot be created, or the model is too large.
     """
     task = task_of(spec, allowed)
     check_size(task)

@@ -1,8 +1,8 @@
-"""Who changes jobs and keys: what their records keep of a change, and the log line that says it.
+"""Changes of jobs and keys: what their records keep of a change, and the audit log line about it.
 
     audit by=olga role=operator action=paused job=digits reason="prices are high" outcome=done
 
-The name and the role are those of whoever came in, never a text that they sent.
+Name and role are those of the authenticated author, never a text from the request.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from common.telemetry.logging import event_logger
 
 Outcome: TypeAlias = Literal["done", "refused", "unknown"]
 
-# The longest name of a key, and of somebody who signed in.
+# Maximum length of the name of a key or of a person who signed in.
 NAME_CHARACTERS = 100
-# A sentence or two; a record keeps 50 of them.
+# Maximum length of a reason: a sentence or two. A record keeps up to 50 reasons.
 REASON_CHARACTERS = 500
 
 _log = event_logger(__name__)
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One change of a job or a key, as its record keeps it.
+    """A change of a job or a key, as its record keeps it.
 
     Attributes:
         at_s: Seconds since 1970.
@@ -37,8 +37,8 @@ class Change(msgspec.Struct, frozen=True):
         role: Role of the key or the person, name of the service, or "cli" for a command that writes
             to Kafka itself.
         revision: Revision of a job's specification after the change.
-        changed: Settings that differ from the revision before, with their new values.
-        reason: Reason that somebody gave; empty for none.
+        changed: Settings that differ from the previous revision, with their new values.
+        reason: Reason that the author gave; empty for none.
     """
 
     at_s: float
@@ -51,19 +51,19 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Author(Protocol):
-    """Somebody who changes something: a key, a person who signed in, a local user, a service."""
+    """Author of a change: a key, a person who signed in, a local user, or a service."""
 
     @property
     def name(self) -> str:
-        """Name, which a caller cannot choose for a request."""
+        """Name of the author, which a caller cannot choose for a request."""
 
     @property
     def role(self) -> str:
-        """Role by which the change is allowed."""
+        """Role that permits the change."""
 
 
 class NamedActor(NamedTuple):
-    """An actor that is neither a key nor a person who signed in."""
+    """An author that is neither a key nor a person who signed in."""
 
     name: str
     role: str
@@ -73,7 +73,7 @@ COORDINATOR = NamedActor("coordinator", "coordinator")
 
 
 def local_user() -> NamedActor:
-    """Return the user of this process, by the operating system's word: any variable may lie."""
+    """Return this process's user from the operating system, because variables can be forged."""
     try:
         return NamedActor(pwd.getpwuid(os.getuid()).pw_name, "cli")
     except KeyError:
@@ -81,13 +81,13 @@ def local_user() -> NamedActor:
 
 
 def change_by(by: Author, at_s: float, action: str, reason: str = "", **more: Any) -> Change:  # noqa: ANN401 -- fields of all kinds
-    """Return a change, its texts cut off at their limits.
+    """Return a change, with its texts cut off at their limits.
 
     Args:
-        by: Who makes it.
+        by: Author of the change.
         at_s: Seconds since 1970.
         action: Past participle, such as "paused".
-        reason: Reason that somebody gave; empty for none.
+        reason: Reason that the author gave; empty for none.
         **more: Further fields of the change.
     """
     name, why = by.name[:NAME_CHARACTERS], reason[:REASON_CHARACTERS]

@@ -1,9 +1,9 @@
-"""Refuses a job at its submission for what would hold it later: its task, or its model's size.
+"""Check of a job at submission, for faults that would hold it later: its task, or the model's size.
 
-A built-in task is judged by arithmetic. A task of somebody's own is built in a process of its own,
-`common.jobs.task_check`, with little memory and little time, so that it can do no harm here. A
-check that does not end refuses the job: what stops it may stop each worker. A task that is not here
-is no reason to refuse a job: others may have it.
+A built-in task is checked by arithmetic. A custom task is built in a separate process,
+`common.jobs.task_check`, with limited memory and time, so that it can do no harm here. If the check
+does not complete, the job is refused, because the same fault may stop each worker. A task that is
+not installed here is no reason to refuse the job, because other processes may have it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,33 @@ from common.jobs.spec import UNKNOWN_WORKERS, JobSpec
 from common.learning.task_options import MAX_MODEL_MIB, options_of
 from common.telemetry.logging import event_logger
 
-MOST_MIB = 4 << 10  # of the other process; a model that fits is judged, whatever builds it
-PATIENCE_S = 60.0  # PyTorch and the task's own libraries are loaded, from a cold disk
+# Memory limit of the other process: enough for any model that is not too large itself.
+MOST_MIB = 4 << 10
+# Time limit of a check, which loads PyTorch and the task's own libraries from a cold disk.
+PATIENCE_S = 60.0
 _MIB = 1 << 20
-_BYTES = 4  # of a float32
+# Size of a float32.
+_BYTES = 4
 
 _log = event_logger(__name__)
 
 
 class CheckRequest(msgspec.Struct, frozen=True):
-    """Which task to build."""
+    """Request to build a task."""
 
     spec: msgspec.Raw
     allowed: tuple[str, ...]
 
 
 class CheckReport(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """Result of building a task."""
 
-    refused: str = ""  # why no job can have it
-    missing: str = ""  # why the task cannot be built here, although others may have it
-    unended: str = ""  # why the check came to no end
+    # Why no job can use the task.
+    refused: str = ""
+    # Why the task cannot be built here. Other processes may have it.
+    missing: str = ""
+    # Why the check did not complete.
+    unended: str = ""
     model_mb: float = 0.0
 
 
@@ -53,16 +59,17 @@ _REPORT = msgspec.json.Decoder(CheckReport)
 
 
 class Unchecked(NamedTuple):
-    """Why a task was not checked."""
+    """Reason that a task was not checked."""
 
     why: str
-    begun: bool = False  # True if the check began, and came to no end
+    # True if the check began but did not complete.
+    begun: bool = False
 
     def refuse(self) -> None:
         """Refuse the job if its check began.
 
         Raises:
-            GivenError: With what to do.
+            GivenError: If it began. The message says what to do.
         """
         if self.begun:
             raise GivenError(
@@ -75,9 +82,10 @@ class Unchecked(NamedTuple):
 def built_apart(
     spec: JobSpec, allowed: Collection[str], patience_s: float = PATIENCE_S
 ) -> CheckReport:
-    """Build a task in a process of its own."""
+    """Build a task in a separate process."""
     order = CheckRequest(msgspec.Raw(spec.model_dump_json().encode()), tuple(allowed))
-    path = search_path(sys.path)  # the task is found there as it is here
+    # The other process gets the same path, so that it finds the task, too.
+    path = search_path(sys.path)
     try:
         done = subprocess.run(  # noqa: S603 -- our own command line
             command_of("common.jobs.task_check"),
@@ -91,7 +99,8 @@ def built_apart(
     except subprocess.TimeoutExpired:
         return CheckReport(unended=f"the check of the task did not end within {patience_s:g} s")
     except subprocess.CalledProcessError as error:
-        if error.returncode < 0:  # by SIGKILL, it may have lacked memory
+        # SIGKILL may mean that memory ran out.
+        if error.returncode < 0:
             how = f"was ended by signal {-error.returncode} ({strsignal(-error.returncode)})"
         else:
             how = f"ended early, with status {error.returncode}"
@@ -106,20 +115,20 @@ def check_submission(
     coordinator_memory_mib: int,
     build: Callable[[JobSpec, Collection[str]], CheckReport] = built_apart,
 ) -> Unchecked | None:
-    """Refuse a job whose task makes no sense, as far as can be seen here. May take some seconds.
+    """Refuse a job if its task is found to be invalid. May take some seconds.
 
     Args:
         spec: The job.
         allowed: Entrypoints that may be imported here (DOLL_TASKS).
-        coordinator_memory_mib: For the sums of rounds in flight, and what workers know with
+        coordinator_memory_mib: Memory for sums of rounds in flight, and for what workers know with
             compression (DOLL_COORDINATOR_MEMORY_MIB).
-        build: Builds a task of somebody's own.
+        build: Builds a custom task.
 
     Returns:
         Why the task was not checked; None if it was.
 
     Raises:
-        GivenError: By the field.
+        GivenError: If the task is invalid, with the field's path.
     """
     check_options(spec)
     unchecked: Unchecked | None = None
@@ -139,7 +148,7 @@ def check_submission(
             ("task",),
             f"the model takes {size_mb:,.0f} MiB, more than {MAX_MODEL_MIB:,}: make it smaller",
         )
-    # Beside the model itself: a sum for each round that may be in flight, one to spare, the view.
+    # Besides the model itself: a sum for each round that may be in flight, a spare, and the view.
     views, rounds = int(spec.compression is not None), spec.most_rounds
     needed_mb = (rounds + 2 + views) * size_mb
     if (rounds > 1 or views) and needed_mb > coordinator_memory_mib:
@@ -163,7 +172,7 @@ def check_submission(
 
 
 def unasked(spec: JobSpec, allowed: Collection[str]) -> CheckReport:  # noqa: ARG001 -- instead of `built_apart`
-    """Build nothing, as whoever submits the job wishes."""
+    """Build nothing, because the request says so."""
     return CheckReport(missing="the request says so")
 
 
@@ -172,7 +181,7 @@ def _looked_at(
     allowed: Collection[str],
     build: Callable[[JobSpec, Collection[str]], CheckReport],
 ) -> CheckReport:
-    """Build a task of somebody's own, if this process may and can."""
+    """Build a custom task, if this process may and can."""
     if spec.task.entrypoint not in allowed:
         return CheckReport(missing=f"DOLL_TASKS does not list {spec.task.entrypoint} here")
     if find_spec("torch") is None:

@@ -1,4 +1,4 @@
-"""What may be changed of a job that exists: numbers and whole blocks, checked with the rest."""
+"""Changes of an existing job: numbers and whole blocks, validated with the rest of the job."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from common.config.validation import complaint, field_names
 from common.errors import UserError
 from common.jobs.spec import JobSpec
 
-Block: TypeAlias = dict[str, Any]  # as it stands in a job file
+# A block as in a job file.
+Block: TypeAlias = dict[str, Any]
 Value: TypeAlias = float | int | Block | None
 
 _PATHS = {
-    "deadline_s": "stop.deadline_s",  # None: it has none any more
+    # None removes the deadline.
+    "deadline_s": "stop.deadline_s",
     "group_size": "group_size",  # K
     "batch_size": "batch_size",  # b
     "learning_rate": "optimizer.learning_rate",
 }
-BLOCKS = ("synchronisation", "compression", "tuner", "aggregation")  # None: without it any more
+# None removes a block.
+BLOCKS = ("synchronisation", "compression", "tuner", "aggregation")
 CHANGEABLE = (*_PATHS, *BLOCKS)
 
 
 def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
-    """The specification with these values instead.
+    """Return the specification with these values changed.
 
-    A learning rate belongs to its K: where K changes alone, and a step is by the mean of a group,
-    the rate changes with it.
+    A learning rate belongs to its K. If K changes alone, and a step is by the mean of a group, the
+    rate is scaled with K.
 
     Raises:
-        UserError: Naming the field that cannot be changed, or cannot be so.
+        UserError: If a field cannot be changed, or not to this value. The message names the field.
     """
     tree = json.loads(spec.model_dump_json())
     for name, value in changed.items():
@@ -65,18 +68,18 @@ def changed_spec(spec: JobSpec, changed: Mapping[str, Value]) -> JobSpec:
 
 
 def differences(old: JobSpec, new: JobSpec) -> dict[str, Value]:
-    """The changeable values in which two specifications differ, as the new one has them."""
+    """Return the changeable values that differ between two specifications, from the new one."""
     pairs = ((name, attrgetter(_PATHS.get(name, name))) for name in CHANGEABLE)
     return {name: plain(it(new)) for name, it in pairs if it(new) != it(old)}
 
 
 def plain(value: BaseModel | float | None) -> Value:
-    """A changeable value as plain data."""
+    """Return a changeable value as plain data."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     return value
 
 
 def _name(path: str) -> str:
-    """What whoever changes it calls the field at a path."""
+    """Return the name of a field in a request for a change, by its path."""
     return next((name for name, known in _PATHS.items() if known == path), path)

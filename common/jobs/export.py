@@ -1,7 +1,7 @@
-"""Exports a model in a process of its own: `python -m common.jobs.export FILE ENTRYPOINT...`.
+"""Export of a model in a separate process: `python -m common.jobs.export FILE ENTRYPOINT...`.
 
-What exports loads PyTorch and a job's own task, which the command line does not. The model comes by
-standard input as the file that `doll model pull` writes, which says all that there is to know.
+The export loads PyTorch and a job's own task, which the command line does not. It reads the model
+from standard input, as the self-contained file that `doll model pull` writes.
 """
 
 from __future__ import annotations

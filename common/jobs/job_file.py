@@ -1,4 +1,4 @@
-"""Reads a job file as `doll job submit` does, and reaches no server."""
+"""Reading of job files, as for `doll job submit`, without contacting any server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def load_job(path: str | Path) -> JobSpec:
-    """Read and check a job file, YAML or JSON.
+    """Read and check a job file, in YAML or JSON.
 
-    A task of your own is only named: whether it may run is decided where it runs.
+    A custom task is only named here. The processes that run it decide if it is allowed.
 
     Raises:
-        UserError: If there is no such file, or with the field's path, what was found and what is
-            allowed.
+        UserError: If there is no such file, or the job is invalid. The message has the field's
+            path, what was found and what is allowed.
     """
     spec = job_from_json(as_json(load_file(path)))
     check_options(spec)
@@ -35,10 +35,10 @@ def parse_job(text: str) -> JobSpec:
 
 
 def check_options(spec: JobSpec) -> None:
-    """Refuse options that make no sense for a built-in task.
+    """Refuse invalid options of a built-in task.
 
     Raises:
-        GivenError: By the field.
+        GivenError: If an option is invalid, with the field's path.
     """
     if spec.task.name:
         try:

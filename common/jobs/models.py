@@ -1,4 +1,4 @@
-"""What is kept of a job's model, and which of it a person wants: newest, best, a version."""
+"""Kept versions of a job's model, and the selection of one: newest, best, or by number."""
 
 from __future__ import annotations
 
@@ -29,21 +29,25 @@ if TYPE_CHECKING:
     from common.redis.port import Board
     from common.storage.port import Blobs
 
-VersionSelector: TypeAlias = int | Literal["newest", "best"]  # a version, or one of these
-ReportSkipped: TypeAlias = "Callable[[str], object]"  # where a person hears what was left out
+# A version's number, or one of these words.
+VersionSelector: TypeAlias = int | Literal["newest", "best"]
+# Reports to a person what was left out.
+ReportSkipped: TypeAlias = "Callable[[str], object]"
 Updates: TypeAlias = "Sequence[tuple[int, AuditRecord | None]]"
 
 
 class KeptModel(NamedTuple):
-    """A model that is kept, all but its weights."""
+    """A kept model without its weights."""
 
-    title: str  # for people: "the checkpoint 12-400"
+    # Name to show to people, such as "the checkpoint 12-400".
+    title: str
     snapshot: Snapshot
-    test: dict[str, float]  # loss and metrics on the test set, if it was judged
+    # Loss and metrics on the test set, if the version was evaluated.
+    test: dict[str, float]
 
 
 class FoundModel(NamedTuple):
-    """A model that is kept."""
+    """A kept model with its weights."""
 
     kept: KeptModel
     weights: Vector  # (P + B,) float32
@@ -51,10 +55,10 @@ class FoundModel(NamedTuple):
 
 
 def parse_version(text: str) -> VersionSelector:
-    """Read which version a person wants.
+    """Parse a version selector.
 
     Raises:
-        UserError: If it is none.
+        UserError: If it is invalid.
     """
     if text in ("newest", "best"):
         return "newest" if text == "newest" else "best"
@@ -66,20 +70,21 @@ def parse_version(text: str) -> VersionSelector:
 def find_model(
     job: str, selector: VersionSelector, outside: Outside, log: Log, report_skipped: ReportSkipped
 ) -> FoundModel:
-    """Find the model that is wanted, of what counts by the audit; needs no torch.
+    """Find the selected model among those that count by the audit; needs no torch.
 
     Args:
-        job: Its id; that there is such a job is for the caller to see.
-        selector: Which version.
-        outside: Its board and its storage; a board that is away is told and left out.
+        job: Id of the job. The caller checks that the job exists.
+        selector: Version to find.
+        outside: The job's board and storage. An unavailable board is reported and skipped.
         log: Kafka.
-        report_skipped: Hears what was left out.
+        report_skipped: Called with what was left out.
 
     Raises:
-        NotFoundError: If there is none; names the versions that there are.
-        CorruptError: If it holds no weights.
+        NotFoundError: If there is no such model. The message lists the versions that exist.
+        CorruptError: If the model holds no weights.
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
-        UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
+        UnavailableError: If Kafka or storage is unavailable, or the board is and the model is not
+            in storage.
     """
     with _looking(job, outside, log, report_skipped, on_board) as (kept, updates):
         found, trainer = pick(kept, updates, selector, report_skipped)
@@ -89,12 +94,13 @@ def find_model(
 def find_kept(
     job: str, selector: VersionSelector, outside: Outside, log: Log, report_skipped: ReportSkipped
 ) -> KeptModel:
-    """The same without its weights, of which not one is read: whether they are whole is not known.
+    """Find the selected model without reading its weights, so they may turn out to be incomplete.
 
     Raises:
-        NotFoundError: If there is none; names the versions that there are.
+        NotFoundError: If there is no such model. The message lists the versions that exist.
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
-        UnavailableError: If Kafka or storage is unavailable, or the board and it is not in storage.
+        UnavailableError: If Kafka or storage is unavailable, or the board is and the model is not
+            in storage.
     """
     with _looking(job, outside, log, report_skipped, heads_on_board) as (kept, updates):
         counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
@@ -107,7 +113,7 @@ def find_kept(
 def all_kept(
     job: str, outside: Outside, log: Log, report_skipped: ReportSkipped
 ) -> list[KeptModel]:
-    """Every model that is kept, of what counts by the audit, newest first; no weights are read.
+    """Return all kept models that count by the audit, newest first, without reading weights.
 
     Raises:
         FutureFormatError: If a newer program wrote a snapshot or a checkpoint.
@@ -126,7 +132,11 @@ def _looking(
     report_skipped: ReportSkipped,
     look: Callable[[Board, ReportSkipped], list[FoundSnapshot]],
 ) -> Iterator[tuple[list[FoundSnapshot], Updates]]:
-    """All that is kept, and the updates topic; what only the board may have is not denied."""
+    """Yield all kept models and the updates topic.
+
+    If a model is not found while the board is unavailable, it may exist there, so the error is
+    UnavailableError.
+    """
     kept, away = list[FoundSnapshot](), ""
     try:
         with closing(outside.open_board(job)) as board:
@@ -155,9 +165,9 @@ def _kept(found: FoundSnapshot, updates: Updates) -> KeptModel:
 
 
 def on_board(board: Board, report_skipped: ReportSkipped) -> list[FoundSnapshot]:
-    """Every hot snapshot that can be read, a leader's own where it has none with the weights.
+    """Return every readable hot snapshot; a leader's own one if no other has the weights.
 
-    What cannot be read is told.
+    Unreadable ones are reported.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
@@ -175,7 +185,7 @@ def on_board(board: Board, report_skipped: ReportSkipped) -> list[FoundSnapshot]
 def heads_on_board(
     board: Board, report_skipped: ReportSkipped, head_bytes: int = HEAD_BYTES
 ) -> list[FoundSnapshot]:
-    """The same, of which not all weights are read.
+    """Return what `on_board` returns, without reading all weights.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
@@ -188,14 +198,15 @@ def heads_on_board(
         except CorruptError as error:
             report_skipped(f"without a hot snapshot: {error}")
             continue
-        if saved is None:  # longer, or torn
+        # The head is longer than `head_bytes`, or the snapshot is torn.
+        if saved is None:
             return on_board(board, report_skipped)
         found.append(in_hand(saved))
     return found
 
 
 def in_storage(blobs: Blobs, job: str, report_skipped: ReportSkipped) -> list[FoundSnapshot]:
-    """Every checkpoint that can be read, newest first; what cannot is told.
+    """Return every readable checkpoint, newest first; unreadable ones are reported.
 
     Raises:
         FutureFormatError: If a newer program wrote one.
@@ -213,12 +224,12 @@ def pick(
     selector: VersionSelector,
     report_skipped: ReportSkipped,
 ) -> tuple[FoundSnapshot, bytes]:
-    """The one that is wanted, of those whose updates count by the audit, and its trainer's part.
+    """Return the selected snapshot, of those that count by the audit, and its trainer's part.
 
-    One whose weights cannot be read is told and passed over, as a coordinator would.
+    A snapshot with unreadable weights is reported and skipped, as a coordinator would do.
 
     Raises:
-        NotFoundError: If there is none; names the versions that there are.
+        NotFoundError: If there is none. The message lists the versions that exist.
     """
     counting = [stored for stored in kept if choose([stored.snapshot], updates) is not None]
     for stored in _ranked(counting, selector):
@@ -231,14 +242,15 @@ def pick(
 
 
 def _ranked(counting: Iterable[FoundSnapshot], selector: VersionSelector) -> list[FoundSnapshot]:
-    """Those that will do, the best of them first."""
+    """Return the snapshots that match the selector, best first."""
     wanted = sorted(counting, key=lambda stored: stored.snapshot.rank, reverse=True)
     if selector == "newest":
         return wanted
     if selector != "best":
         return [stored for stored in wanted if stored.snapshot.made.version == selector]
     wanted = [stored for stored in wanted if stored.snapshot.loss is not None]
-    return sorted(wanted, key=lambda stored: stored.snapshot.loss or 0.0)  # of equals, the newest
+    # The sort is stable, so the newest of equally good ones comes first.
+    return sorted(wanted, key=lambda stored: stored.snapshot.loss or 0.0)
 
 
 def _not_kept(counting: Iterable[FoundSnapshot], selector: VersionSelector) -> NotFoundError:

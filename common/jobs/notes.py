@@ -1,4 +1,4 @@
-"""What a person should know of a job that is let through, and that may not do what was meant."""
+"""Warnings about jobs that are accepted but may not do what their owner expects."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from common.config.synchronisation import ModeSpec
     from common.jobs.spec import JobSpec
 
-FRESH = 2  # s up to which staleness was seen to cost few records, at most rates of learning
+# Largest s at which staleness was observed to cost few records, at most learning rates.
+FRESH = 2
 
 
 def notes_on(spec: JobSpec) -> tuple[str, ...]:
-    """What is to be known when a job is submitted or changed."""
+    """Return the warnings to show when a job is submitted or changed."""
     notes = list[str]()
     if spec.grouped:
         notes.append(
@@ -33,10 +34,10 @@ def notes_on(spec: JobSpec) -> tuple[str, ...]:
 
 
 def window_note(spec: JobSpec, workers: int | None) -> str:
-    """Why rounds wait for each other in vain; empty where they do not.
+    """Return why rounds wait for each other in vain; empty if they do not.
 
-    Updates whose gradients may be s versions old need s + 2 groups of K batches: of s + 1 in
-    flight, and of the one that gathers.
+    Updates whose gradients may be s versions old need s + 2 groups of K batches: s + 1 groups in
+    flight, and one that fills up.
     """
     needed = max(((mode.fixed_staleness + 2) * k for mode, k in _stale(spec)), default=0)
     if not workers or workers * spec.waiting_bound >= needed:
@@ -50,6 +51,6 @@ def window_note(spec: JobSpec, workers: int | None) -> str:
 
 
 def _stale(spec: JobSpec) -> list[tuple[ModeSpec, int]]:
-    """The job's stale modes, rules' with them, each with its K."""
+    """Return the job's stale modes, including those of its rules, each with its K."""
     modes = spec.synchronised.modes(spec.group_size)
     return [(mode, k) for mode, k in modes if mode.mode == "stale"]

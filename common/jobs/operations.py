@@ -1,4 +1,4 @@
-"""What people do to jobs: submit, change, resume, delete. Services change records in `JobStore`."""
+"""Operations of people on jobs: submit, change, resume, delete. Services use `JobStore`."""
 
 from __future__ import annotations
 
@@ -41,26 +41,29 @@ if TYPE_CHECKING:
 _log = event_logger(__name__)
 
 T = TypeVar("T")
-# Of a job's first record. All that is added later, changes and a hold, is 200,000 at most, and
-# Kafka's producers write 1,000,000: so who holds a job or changes it finds room.
+# Maximum size of a job's first record. Later changes and a hold add at most 200,000, and Kafka's
+# producers write up to 1,000,000, so there is always room to hold or change a job.
 SUBMITTED_BYTES = 700_000
-# Changes that made or deleted earlier jobs of a name.
+# Number of changes kept that created or deleted earlier jobs of a name.
 EARLIER_KEPT = 10
 
 
 class AfterLoss(NamedTuple):
-    """What an operator accepts for a job that Kafka lost records of."""
+    """Losses that an operator accepts for a job whose records Kafka lost."""
 
-    from_start: bool = False  # version 0, if no other is left
-    read_from: ReadFrom = ""  # for streams' topics that were created anew
-    waits: bool = False  # a coordinator said lately that the job waits for a checkpoint
+    # True to accept version 0 if no other version is left.
+    from_start: bool = False
+    # Where to start in streams' topics that were created again.
+    read_from: ReadFrom = ""
+    # True if a coordinator has recently reported that the job waits for a checkpoint.
+    waits: bool = False
 
 
 class JobOperations(JobStore):
-    """A job store for people.
+    """Job store with the operations of people.
 
     Attributes:
-        by: Who makes changes: the user of this process, unless `acting` says otherwise.
+        by: Author of changes: the user of this process, unless set by `acting`.
     """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
@@ -68,13 +71,13 @@ class JobOperations(JobStore):
         self.by: Author = local_user()
 
     def acting(self, by: Author) -> JobOperations:
-        """Return this store for changes by somebody else, such as the caller of a request."""
+        """Return this store for changes by another author, such as the caller of a request."""
         store = copy(self)
         store.by = by
         return store
 
     def past_ids(self, name: str) -> list[str]:
-        """The ids of jobs that had a name before.
+        """Return the ids of earlier jobs of a name.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
@@ -83,7 +86,7 @@ class JobOperations(JobStore):
         return [topics.job_id(name, each) for each in range(1, now)]
 
     def check_new(self, spec: JobSpec) -> int:
-        """Check that a job can be submitted; returns which one of its name it will be.
+        """Check that a job can be submitted; return the incarnation it will have.
 
         Raises:
             ConflictError: If its name is taken.
@@ -95,12 +98,12 @@ class JobOperations(JobStore):
     def submit(
         self, spec: JobSpec, origin: StartCheckpoint | None = None, request: str = ""
     ) -> JobRecord:
-        """Make a job: its topics, its first positions, its record.
+        """Create a job: its topics, its first positions, its record.
 
         Args:
             spec: Specification of the job.
-            origin: Checkpoint that the job begins with, stored in its folder already.
-            request: Fingerprint of the request, kept as it is.
+            origin: Checkpoint that the job starts from, already stored in its folder.
+            request: Fingerprint of the request, stored unchanged.
 
         Raises:
             ConflictError: If the name belongs to a job, or to the history of an earlier one.
@@ -130,7 +133,7 @@ class JobOperations(JobStore):
             self._make_topics(record)
             return record
 
-        # This writer makes the log find its brokers while the topics are created.
+        # Opening a writer makes the log connect to its brokers while the topics are created.
         with closing(self._log.writer()):
             return self._write(spec.name, made)
 
@@ -144,27 +147,27 @@ class JobOperations(JobStore):
         after_loss: AfterLoss | None = None,
         revision: int | None = None,
     ) -> JobRecord:
-        """Change settings of a job and what is wanted of it as one change, or nothing.
+        """Change settings of a job and its wanted state as one change, or not at all.
 
         Args:
             job: Name of the job.
-            reason: Reason of the person. A record keeps `REASON_CHARACTERS` of it, a change
+            reason: Reason that the person gave. A record keeps `REASON_CHARACTERS` of it, a change
                 `changes.REASON_CHARACTERS`.
             changed: Settings by name, as in `common.jobs.edit`: `deadline_s` (None for none,
-                otherwise counted from the submission), `group_size`, `batch_size`,
-                `learning_rate`, and whole blocks. Equal settings change nothing.
-            wanted: Optional. If unset, or wanted already, it stays. A stopped job can be resumed
-                where it was; a finished job that is to stop stays as it is.
-            after_loss: Optional. If set, resume the job with what is left. A control or updates
-                topic of the job that was deleted is created again, empty.
-            revision: Optional. If set, refuse to change another revision.
+                otherwise counted from the submission), `group_size`, `batch_size`, `learning_rate`,
+                and whole blocks. Equal settings change nothing.
+            wanted: Optional. If unset, the wanted state stays. A stopped job can be resumed where
+                it was. A finished job that is to stop stays finished.
+            after_loss: Optional. If set, resume the job with what is left. If the job's control or
+                updates topic was deleted, it is created again, empty.
+            revision: Optional. If set, refuse to change any other revision.
 
         Raises:
             NotFoundError: If there is no such job.
-            UserError: Naming the field that cannot be changed so.
+            UserError: If a field cannot be changed to this value. The message names the field.
             ConflictError: If the job has another revision, or `after_loss` is given for a job that
                 neither is held nor waits for a checkpoint.
-            OutsideError: If Kafka does not let us make a topic.
+            OutsideError: If Kafka does not permit the creation of a topic.
             UnavailableError: If Kafka is unavailable for long.
         """
 
@@ -181,26 +184,26 @@ class JobOperations(JobStore):
         return self._update(job, patched)
 
     def note(self, job: str, action: str, reason: str) -> None:
-        """Write down what somebody did to a job elsewhere, as to its quarantined batches.
+        """Record what a person did to a job elsewhere, for example to its quarantined batches.
 
         Args:
             job: Id of the job.
             action: Past participle, such as "requeued".
-            reason: What exactly, cut off after `changes.REASON_CHARACTERS`.
+            reason: Details, cut off after `changes.REASON_CHARACTERS`.
 
         Raises:
-            NotFoundError: If there is no such job; its name may be another one's.
+            NotFoundError: If there is no such job. Its name may belong to another one.
             UnavailableError: If Kafka is unavailable for long.
         """
         name = topics.job_name(job)
         self._update(name, lambda record: self._noted(record, action, reason, self.by), job)
 
     def delete(self, job: str) -> None:
-        """Take a stopped job out of the list; its history and its checkpoints keep the name.
+        """Delete a stopped job. Its name stays taken by its history and its checkpoints.
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If it is not stopped.
+            ConflictError: If the job is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
 
@@ -212,17 +215,17 @@ class JobOperations(JobStore):
         self._write(job, deleted)
 
     def free(self, job: str) -> None:
-        """Take a stopped job out of the list, if it is there, and make its name free.
+        """Free a name; if it has a stopped job, delete that.
 
         Raises:
-            ConflictError: If it is not stopped.
+            ConflictError: If the job is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
         incarnation = 1 + incarnation_of(self.table.read().get(job))
 
         def freed(entry: JobRecord | FreeName | None) -> JobRecord | FreeName:
             if entry is not None and incarnation_of(entry) >= incarnation:
-                # Somebody else has freed the name meanwhile.
+                # Another purge has freed the name in the meantime.
                 return entry
             if isinstance(entry, JobRecord):
                 _stopped(entry)
@@ -233,11 +236,11 @@ class JobOperations(JobStore):
         self._write(job, freed)
 
     def stopped(self, job: str) -> JobRecord:
-        """Return a job that may be deleted.
+        """Return a job, if it is stopped.
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If it is not stopped.
+            ConflictError: If the job is not stopped.
             UnavailableError: If Kafka is unavailable for long.
         """
         return _stopped(self.get(job))
@@ -308,7 +311,8 @@ class JobOperations(JobStore):
         if refused:
             _log.warning("topic_settings_unknown", job=spec.name, reason="; ".join(refused))
         lossy = [each for each in topics.differences(wanted, found) if each.loses]
-        if lossy:  # somebody made them before us, or changed them
+        # The topics existed before, or their settings were changed.
+        if lossy:
             raise ConflictError(
                 f"Kafka would lose records of the job: {'; '.join(map(str, lossy))}; set that right"
                 f" and submit again: {topics.remedy(lossy)}"
@@ -316,21 +320,21 @@ class JobOperations(JobStore):
 
 
 def _reason(record: JobRecord, given: str) -> str:
-    """Return the reason of a record: that which was given, or its last change in words."""
+    """Return the reason for a record: the given one, or its last change in words."""
     last = record.changes[-1]
     return given[:REASON_CHARACTERS] or f"{last.action} by {last.by}"
 
 
 def _earlier(changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Return what the next job of a name says of those before."""
+    """Return the changes to earlier jobs that the next job of a name keeps."""
     return tuple(each for each in changes if each.action in LASTING)[-EARLIER_KEPT:]
 
 
 def _stopped(record: JobRecord) -> JobRecord:
-    """Refuse a job that is not stopped.
+    """Return the job, if it is stopped.
 
     Raises:
-        ConflictError: If it is not.
+        ConflictError: If it is not stopped.
     """
     if record.wanted != "stopped":
         name = record.spec.name
@@ -341,13 +345,13 @@ def _stopped(record: JobRecord) -> JobRecord:
 
 
 def _own_topics(job: str) -> list[NewTopic]:
-    """The topics that say what is true about a job."""
+    """Return the topics that hold the truth about a job."""
     names = (topics.control_topic(job), topics.updates_topic(job))
     return [NewTopic(name, kept_forever=True) for name in names]
 
 
 def first_positions(spec: JobSpec, log: Log) -> LogPositions:
-    """Where each partition of the job begins, by its `start_at`, and what is known of its log.
+    """Return the first position of each partition of a job, by its `start_at`, and its topic's id.
 
     Raises:
         UnavailableError: If Kafka is unavailable.
@@ -355,7 +359,9 @@ def first_positions(spec: JobSpec, log: Log) -> LogPositions:
     places = [place for stream in spec.streams for place in log.partitions(stream)]
     if spec.start_at == "latest" and spec.start_s is None:
         return _all(log.end_positions, places)
-    found = log.describe(spec.streams)  # before positions: those of another topic do not agree
+    # Read before the positions. Positions of a topic that was created again in between will not
+    # agree with this id.
+    found = log.describe(spec.streams)
     if spec.start_s is not None:
         first = {place: log.position_at(place, spec.start_s) for place in places}
     else:
@@ -369,10 +375,10 @@ def first_positions(spec: JobSpec, log: Log) -> LogPositions:
 def _all(
     ask: Callable[[Collection[Partition]], dict[Partition, T]], places: Collection[Partition]
 ) -> dict[Partition, T]:
-    """What Kafka says of partitions that are known to be there.
+    """Return Kafka's answer about partitions that are known to exist.
 
     Raises:
-        UnavailableError: If it does not say it of all of them.
+        UnavailableError: If the answer does not cover all of them.
     """
     found = ask(places)
     if len(found) < len(places):
@@ -382,10 +388,10 @@ def _all(
 
 
 def _check_streams(spec: JobSpec, log: Log) -> None:
-    """Refuse a job whose datastreams do not exist.
+    """Refuse a job whose data streams do not exist.
 
     Raises:
-        UserError: Naming the stream and how to make it.
+        UserError: If a stream does not exist. The message says how to create it.
     """
     for stream in spec.streams:
         try:
@@ -398,10 +404,10 @@ def _check_streams(spec: JobSpec, log: Log) -> None:
 
 
 def _check_group(spec: JobSpec) -> None:
-    """Refuse a K of which the record of an update could not be written.
+    """Refuse a K that would make the record of an update too large for Kafka.
 
     Raises:
-        UserError: Saying how large K may be.
+        UserError: If K is too large. The message has the largest allowed K.
     """
     most = most_group_size(spec.streams)
     if spec.largest_group > most:
@@ -413,7 +419,7 @@ def _check_group(spec: JobSpec) -> None:
 
 
 def _check_size(record: JobRecord) -> None:
-    """Refuse a first record that leaves no room for what later ones say.
+    """Refuse a job's first record if it leaves no room for later additions.
 
     Raises:
         UserError: If it is too large.

@@ -1,20 +1,20 @@
-"""How a job is and how far: one view, folded from its history, for everybody who shows it.
+"""State and progress of a job: one view, folded from its history, for every program that shows it.
 
-The page, the API, its metrics and the command line ask this fold, so that they cannot disagree, not
-even while one leader takes over from another. It is pure: what happened is fed (records of the
-control and the updates topic), what is so now is looked at (the board, the ends of the logs), times
-are arguments. Both topics are folded apart, so it does not matter how their records interleave.
+The page, the API, its metrics and the command line all use this fold, so they cannot disagree, not
+even while one leader takes over from another. It is pure: events (records of the control and the
+updates topic) are fed, the current situation (the board, the ends of the logs) is observed, and
+times are arguments. The two topics are folded separately, so their relative order does not matter.
 
     first             settled                claimed              end
       |-- in updates that -|-- batches accepted,  -|-- nobody has -----|
       |   count, or given  |   in no update yet    |   claimed it      |
       |   up               |<-------------- lag ---------------------->|
 
-`common.core.history` says which updates count, `common.core.ledger` which claims. Where the
-beginning of a topic is gone (retention, the small log of an embedded broker), or was not read, the
-counts are of the rest, `whole` is False, and the lag is what the leader's status says.
+`common.core.history` decides which updates count, `common.core.ledger` which claims. If the
+beginning of a topic is missing (retention, the small log of an embedded broker) or was not read,
+counts cover only the rest, `whole` is False, and the lag comes from the leader's status.
 
-What a job's state is called, and exactly when, stands in `docs/reference/job-states.md`.
+`docs/reference/job-states.md` defines the names of a job's states, and when each applies.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from common.jobs.notes import window_note
 if TYPE_CHECKING:
     from common.jobs.store import JobRecord
 
-# Fields of answers of the API, which describe themselves.
+# Fields of the API's responses.
 Count = Annotated[int, Field(ge=0)]
 Stream = Annotated[str, Field(description="The datastream's topic.", examples=["clinic-a"])]
 
-# --- what a job's state is -----------------------------------------------------------------------
+# --- states --------------------------------------------------------------------------------------
 
 Word: TypeAlias = Literal[
     "running",
@@ -81,11 +81,17 @@ Word: TypeAlias = Literal[
     "finished",
     "stopped",
 ]
-QUIET_S = 3.0  # without an update: shorter, and a slow stream would flicker; longer, and it is old
-RECENT_RECORDS = 10_000  # of which the share that was skipped or quarantined is taken
-TOPIC_RECORDS = 1_000  # likewise, of one stream: a slow one would not show among all
-_REASONS = 3  # of those that are told, the commonest
-DEGRADED_SHARE = 0.01  # skipped or quarantined above it is more than stray bad records
+# Time without an update after which a job counts as idle. A shorter time would make the state
+# flicker if a stream is slow; a longer time would leave the state outdated.
+QUIET_S = 3.0
+# Number of the last records over which the share of skipped or quarantined ones is computed.
+RECENT_RECORDS = 10_000
+# The same for a single stream, because a slow stream would not show among all records.
+TOPIC_RECORDS = 1_000
+# Number of reasons that are shown, the most frequent ones.
+_REASONS = 3
+# A larger share of skipped or quarantined records is more than stray bad records.
+DEGRADED_SHARE = 0.01
 _REASON_CHARACTERS = 100
 _SERVERS = {
     "kafka": "Kafka",
@@ -93,19 +99,22 @@ _SERVERS = {
     "storage": "object storage",
     "schema_registry": "the schema registry",
 }
-_NEEDED = ("kafka", "redis")  # without them nothing is learned
-_MOST_DIGITS = 11  # of a time: it reaches to the year 5138
+# Servers without which nothing is learned.
+_NEEDED = ("kafka", "redis")
+# Maximum number of digits of a time: enough until the year 5138.
+_MOST_DIGITS = 11
 
 
 class State(NamedTuple):
-    """How a job is, in the words of `docs/reference/job-states.md`."""
+    """State of a job, in the words of `docs/reference/job-states.md`."""
 
     word: Word
-    why: str  # one line
+    # One line.
+    why: str
 
 
 def _outage_sentence(server: str, met: Sequence[tuple[str, OutageNotice]]) -> str:
-    """Return a sentence about a server that some processes cannot use; "" is whoever looks."""
+    """Return a sentence about a server that some processes cannot use; "" is this process."""
     names = [process for process, _ in met]
     who = "" if "" in names else f" to {', '.join(names)}"
     name = _SERVERS.get(server, server)
@@ -113,7 +122,7 @@ def _outage_sentence(server: str, met: Sequence[tuple[str, OutageNotice]]) -> st
 
 
 def _is_time(text: str) -> bool:
-    """True for whole seconds since 1970; whoever can write to Redis may have written more."""
+    """True for whole seconds since 1970; a writer to Redis may have sent other text."""
     return len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal()
 
 
@@ -130,7 +139,7 @@ UNREAD = State("running", "its history is still being read")
 
 
 def resting(record: JobRecord) -> State | None:
-    """The state of a job that nobody works on, which its record alone says; None: it runs."""
+    """Return the state of a job that is not to run, from its record alone; None if it is to run."""
     match record.wanted:
         case "stopped":
             return State("finished" if record.finished else "stopped", record.reason)
@@ -140,38 +149,48 @@ def resting(record: JobRecord) -> State | None:
             return None
 
 
-# --- what is looked at ---------------------------------------------------------------------------
+# --- observations --------------------------------------------------------------------------------
 
 
 class JobObservation(NamedTuple):
-    """What the board and the streams said at one time; None is what is not known."""
+    """State of the board and the streams at one time; None if not known."""
 
     at_s: float
-    statuses: Mapping[str, str] | None = None  # by worker that sends heartbeats
+    # Status by worker, of workers that send heartbeats.
+    statuses: Mapping[str, str] | None = None
     leader_status: LeaderStatus | None = None
-    led: bool | None = None  # whether anybody holds the lease of leaders
-    board_away: str = ""  # why the board did not answer
-    outages: Mapping[str, OutageNotice] = {}  # by server, of the process that looks
-    ends: Mapping[Partition, int] | None = None  # high watermarks of the streams' partitions
+    # True if a coordinator has the leader's lease.
+    led: bool | None = None
+    # Why the board did not answer.
+    board_away: str = ""
+    # Outages of the observing process, by server.
+    outages: Mapping[str, OutageNotice] = {}
+    # High watermarks of the streams' partitions.
+    ends: Mapping[Partition, int] | None = None
     # Last stable offsets of the same partitions. One that is missing is the high watermark.
     stable: Mapping[Partition, int] = {}
-    starts: Mapping[Partition, int] | None = None  # likewise; the first offset that is still there
-    waiting: Mapping[str, str] = {}  # key of `MISSING_SCHEMA` by worker
-    too_few: tuple[str, ...] = ()  # workers whose records are fewer than `min_batch`
-    unable: Mapping[str, str] = {}  # why a process cannot do its part of the job, by its name
+    # First available offsets of the same partitions.
+    starts: Mapping[Partition, int] | None = None
+    # Key of `MISSING_SCHEMA` by worker.
+    waiting: Mapping[str, str] = {}
+    # Workers that have fewer records than `min_batch`.
+    too_few: tuple[str, ...] = ()
+    # Why a process cannot do its part of the job, by its name.
+    unable: Mapping[str, str] = {}
 
 
 # --- effective updates ----------------------------------------------------------------------------
 
-# Updates that are kept singly, for pages of updates: five times the points of a curve. A rollback
-# goes back far less. Each takes about 150 bytes.
+# Number of updates that are kept individually, for pages of updates: five times the points of a
+# curve. A rollback goes back far less. Each takes about 150 bytes.
 KEPT = 10_000
 KEPT_SWITCHES = 200
-POINTS = 2_000  # of a curve: as wide as a page, more could not be told apart
+# Number of points of a curve: as wide as a page, more could not be distinguished.
+POINTS = 2_000
 
 
 class UpdateRow(msgspec.Struct, frozen=True, array_like=True):
-    """One update."""
+    """An effective update."""
 
     version: int
     epoch: int
@@ -183,14 +202,18 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     short: str
     metrics: dict[str, float]
-    measured: dict[str, int]  # see `UpdateApplied`
+    # See `UpdateApplied`.
+    measured: dict[str, int]
     mode: SynchronisationMode
-    stale: int  # updates between the oldest of its gradients and itself
-    progress: float  # updates of the job's own K that it and those before come to
-    # Of this update and all before it.
+    # Number of updates between the oldest of its gradients and itself.
+    stale: int
+    # Progress up to this update, in updates of the job's own K.
+    progress: float
+    # Sums over this update and all before it.
     all_samples: int
     all_batches: int
-    all_offsets: tuple[int, ...]  # in the spans of their batches, by stream
+    # Offsets in the spans of all these batches, by stream.
+    all_offsets: tuple[int, ...]
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -203,16 +226,16 @@ class Updates:
     version        41  42  43  44          a Lead takes back what is above 42
     kept           [0] [1] [2] [3]         then [2] and [3] are gone, and so are their samples
 
-    Versions have no holes, so a version is a place. Sums are of all updates ever seen.
+    Versions have no gaps, so a version is an index. Sums cover all updates ever fed.
 
     Attributes:
         version: The last version that was made.
-        newest: That version. After a rollback to before what is kept, the newest one before it on
-            the curve, or None.
-        switches: The last updates that were made in another mode than the one before.
+        newest: Update of the last version. After a rollback to a version that is no longer kept,
+            the newest earlier one on the curve, or None.
+        switches: The last updates whose mode differs from that of the update before.
 
     Args:
-        streams: Of the job.
+        streams: Streams of the job.
     """
 
     def __init__(self, streams: Sequence[str]) -> None:
@@ -221,7 +244,7 @@ class Updates:
         self.clear(0)
 
     def clear(self, version: int) -> None:
-        """Begin anew; the next update is the one after `version`."""
+        """Reset; the next update is the one after `version`."""
         self.version = version
         self.newest: UpdateRow | None = None
         self._kept.clear()
@@ -230,36 +253,36 @@ class Updates:
 
     @property
     def oldest(self) -> int | None:
-        """The first version that is still there; None: there is none."""
+        """First version that is still kept; None without one."""
         return self.version - len(self._kept) + 1 if self._kept else None
 
     @property
     def last_at_s(self) -> float | None:
-        """When the newest was written."""
+        """Time at which the newest update was written, in seconds since 1970."""
         return self.newest.at_s if self.newest else None
 
     @property
     def samples(self) -> int:
-        """Of all effective updates."""
+        """Number of samples in all effective updates."""
         return self.newest.all_samples if self.newest else 0
 
     @property
     def batches(self) -> int:
-        """Of all effective updates."""
+        """Number of batches in all effective updates."""
         return self.newest.all_batches if self.newest else 0
 
     @property
     def offsets(self) -> Counter[str]:
-        """Offsets in the spans of their batches, by stream."""
+        """Number of offsets in the spans of all these batches, by stream."""
         known = self.newest.all_offsets if self.newest else ()
         return Counter(dict(zip(self._streams, known, strict=False)))
 
     def append(self, update: UpdateApplied, at_s: float | None) -> None:
-        """Take in the next version.
+        """Add the next version.
 
         Args:
-            update: It counts.
-            at_s: When it was written, since 1970; None: not known.
+            update: An update that counts.
+            at_s: Time at which it was written, in seconds since 1970; None if not known.
         """
         before = self.newest
         lengths = _lengths(span for batch in update.batches for span in batch.address)
@@ -279,7 +302,7 @@ class Updates:
         self._curve.add(packed)
 
     def take_back(self, version: int) -> bool:
-        """Forget all updates above a version; False if the sums are older than it since."""
+        """Drop all updates above a version; return False if sums are now of an older version."""
         while self.switches and self.switches[-1].version > version:
             self.switches.pop()
         for _ in range(min(self.version - version, len(self._kept))):
@@ -290,50 +313,53 @@ class Updates:
         return self.newest is None or self.newest.version == version
 
     def rows(self, first: int, last: int) -> list[UpdateRow]:
-        """Updates from one version to another, both included, as far as they are there."""
+        """Return updates from one version to another, both included, as far as they are kept."""
         before = self.version - len(self._kept)
         places = range(max(0, first - before - 1), min(len(self._kept), last - before))
         return [_unpack(self._kept[place]) for place in places]
 
     def curve(self) -> list[UpdateRow]:
-        """The first update, the newest, and others at equal steps between."""
+        """Return the first update, the newest, and others at equal steps in between."""
         return [*map(_unpack, self._curve.samples())]
 
 
 def _lengths(spans: Iterable[Span]) -> Counter[str]:
-    """Offsets in spans, by stream."""
+    """Return the number of offsets in spans, by stream."""
     lengths = Counter[str]()
     for span in spans:
         lengths[span.topic] += span.end - span.start
     return lengths
 
 
-# --- what the last seconds brought ----------------------------------------------------------------
+# --- rates ----------------------------------------------------------------------------------------
 
-WINDOW_S = 10.0  # long enough to hold some updates, short enough to show a change
-_LEAST_S = 1.0  # a rate over less would be noise
+# Window of rates: long enough to contain some updates, short enough to show a change.
+WINDOW_S = 10.0
+# A rate over a shorter time would be noise.
+_LEAST_S = 1.0
 
 
 class RecentRates:
-    """The updates of the window, without those that were taken back."""
+    """Updates of the last `WINDOW_S` seconds, without those that were taken back."""
 
     def __init__(self) -> None:
         self._made = deque[tuple[float, UpdateApplied]]()
-        self._first_s: float | None = None  # when the first update was made, ever
+        # Time of the first update ever.
+        self._first_s: float | None = None
 
     def add(self, update: UpdateApplied, at_s: float) -> None:
-        """Take in an update that was made, or first seen, at this time."""
+        """Add an update that was made, or first seen, at this time."""
         self._first_s = at_s if self._first_s is None else min(self._first_s, at_s)
         self._forget(at_s)
         self._made.append((at_s, update))
 
     def take_back(self, version: int) -> None:
-        """Forget all updates above a version."""
+        """Drop all updates above a version."""
         while self._made and self._made[-1][1].version > version:
             self._made.pop()
 
     def rates(self, now: float) -> tuple[float | None, float | None]:
-        """Updates and samples per second, over the window or since the first update."""
+        """Return updates and samples per second, over the window or since the first update."""
         self._forget(now)
         if self._first_s is None:
             return None, None
@@ -342,7 +368,7 @@ class RecentRates:
         return len(self._made) / span_s, samples / span_s
 
     def samples_of(self, now: float) -> Counter[str]:
-        """Samples by worker."""
+        """Return samples in the window, by worker."""
         self._forget(now)
         samples = Counter[str]()
         for _, update in self._made:
@@ -352,22 +378,24 @@ class RecentRates:
 
     def _forget(self, now: float) -> None:
         while self._made and self._made[-1][0] > now + WINDOW_S:
-            self._made.pop()  # the clock was set back: they would stay for long
+            # The clock was set back, so these updates would stay in the window for long.
+            self._made.pop()
         while self._made and self._made[0][0] < now - WINDOW_S:
             self._made.popleft()
 
 
-# --- what workers claimed -------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 _NONE = Counter[str]()
 
 
 class RecentSkips:
-    """How many of the last records did not decode, and why.
+    """Number of the last records that did not decode, and why.
 
     Args:
-        records: That are looked back at; a batch more, as long as those are in several.
+        records: Number of records to look back at. One batch more is kept, if these records are in
+            more than one batch.
     """
 
     def __init__(self, records: int) -> None:
@@ -377,7 +405,7 @@ class RecentSkips:
         self._reasons = Counter[str]()
 
     def add(self, records: int, reasons: Counter[str]) -> None:
-        """Take in a batch: how many records there were, and those of them that did not decode."""
+        """Add a batch: its number of records, and the reasons of those that did not decode."""
         self._batches.append((records, reasons))
         self.records += records
         if reasons:
@@ -393,7 +421,7 @@ class RecentSkips:
                     del self._reasons[reason]
 
     def summary(self) -> str:
-        """The commonest reasons, in one line; empty where none is known."""
+        """Return the most frequent reasons in one line; empty if none is known."""
         found = [(why, count) for why, count in self._reasons.most_common() if why][:_REASONS]
         return "; ".join(f"{count:,} {_one_line(why)}" for why, count in found)
 
@@ -404,13 +432,13 @@ def _one_line(reason: str) -> str:
 
 
 class Claims:
-    """What the control topic says: how far the streams are claimed, in how many batches.
+    """Fold of the control topic: how far the streams are claimed, and in how many batches.
 
     Args:
-        first: Where every partition of the job begins.
-        known: What was known of their logs there, when the job was submitted.
-        whole: Whether all claims are fed; where some are not, none can be decided, and what was
-            skipped is known of updates alone.
+        first: First position of every partition of the job.
+        known: Known state of their logs at these positions, at the job's submission.
+        whole: True if all claims are fed. Otherwise no claim can be decided, and skipped records
+            are known from updates alone.
     """
 
     def __init__(
@@ -421,35 +449,44 @@ class Claims:
         whole: bool,
     ) -> None:
         self._ledger = Ledger.of(genesis(first, known)) if whole else None
-        self.batches = 0  # accepted, that need an update
-        self.offsets = Counter[str]()  # in their spans, by stream
-        self.skipped = Counter[str]()  # records of accepted batches that did not decode, by stream
-        self.expired = 0  # records that were deleted before anybody read them
-        self._lost = 0  # offsets of batches, in a log when they were claimed, and there no more
-        self._begun = dict(first)  # where the first record was claimed of each topic of today
-        self._unread = dict[Partition, list[Span]]()  # claimed without a batch, and in a log
+        # Accepted batches that need an update.
+        self.batches = 0
+        # Offsets in the spans of these batches, by stream.
+        self.offsets = Counter[str]()
+        # Records of accepted batches that did not decode, by stream.
+        self.skipped = Counter[str]()
+        # Records that were deleted before any worker read them.
+        self.expired = 0
+        # Offsets of batches that the log had when they were claimed, and no longer has.
+        self._lost = 0
+        # First claimed offset of each partition, in the topic that exists now.
+        self._begun = dict(first)
+        # Spans in the log that were claimed without a batch.
+        self._unread = dict[Partition, list[Span]]()
         self.recent = RecentSkips(RECENT_RECORDS)
-        self.recent_of = dict[str, RecentSkips]()  # the same of each stream
-        self._used = dict[int, None]()  # batches of updates; those that were taken back come again
+        # The same for each stream.
+        self.recent_of = dict[str, RecentSkips]()
+        # Batches of updates. A batch of an update that was taken back comes again.
+        self._used = dict[int, None]()
 
     @property
     def known(self) -> bool:
-        """Whether claims can be decided."""
+        """True if claims can be decided."""
         return self._ledger is not None
 
     @property
     def claimed(self) -> Positions:
-        """Below it, every record belongs to exactly one accepted batch or has expired."""
+        """Positions below which every record is in exactly one accepted batch or has expired."""
         return {} if self._ledger is None else self._ledger.claimed
 
     def lost(self, given_up: Iterable[Batch]) -> int:
-        """Records that were trained, and that Kafka lost afterwards, as the audit counts them.
+        """Return the number of records that Kafka lost after training, as the audit counts them.
 
-        A batch that still waits is among them until it is quarantined as expired: at once, by
-        whoever leads.
+        A waiting batch is counted, too, until the leader quarantines it as expired, which happens
+        at once.
 
         Args:
-            given_up: Quarantined batches: those were not trained.
+            given_up: Quarantined batches, which were not trained.
         """
         if self._ledger is None or not self._lost:
             return 0
@@ -457,7 +494,7 @@ class Claims:
         return self._lost - _lengths(part for part in parts if part is not None).total()
 
     def feed(self, offset: int, record: ControlRecord | None) -> None:
-        """Fold the record at `offset` (None: does not parse).
+        """Fold the record at `offset` (None if it does not parse).
 
         Raises:
             ValueError: If `offset` was fed before.
@@ -484,7 +521,7 @@ class Claims:
         self._take(record.samples, _skips(record.skipped), lengths)
 
     def use(self, update: UpdateApplied) -> None:
-        """Learn what was skipped from an update, where claims cannot be decided."""
+        """Count skipped records from an update, if claims cannot be decided."""
         if self._ledger is not None:
             return
         seen = [batch.offset in self._used for batch in update.batches]
@@ -492,14 +529,15 @@ class Claims:
         while len(self._used) > RECENT_RECORDS:
             del self._used[next(iter(self._used))]
         if any(seen):
-            return  # it was taken back, and made again of the same records
-        # An update does not say why.
+            # The update was taken back, and made again from the same records.
+            return
+        # An update does not have the reasons.
         skipped = {stream: Counter({"": count}) for stream, count in update.skipped.items()}
         spans = (span for batch in update.batches for span in batch.address)
         self._take(update.samples, skipped, _lengths(spans))
 
     def _open(self, ledger: Ledger, offset: int, opened: Opened) -> None:
-        """Count what is in a partition's log no more, of what was known of it."""
+        """Count what a partition's log no longer has, of what was known of it."""
         place, start = opened.partition, opened.start
         known = ledger.known.get(place, LogPosition(ledger.claimed.get(place, start)))
         if not ledger.decide(offset, opened).accepted:
@@ -517,12 +555,12 @@ class Claims:
         self._begun[place] = start if recreated else min(start, begun)
 
     def _take(self, samples: int, skipped: dict[str, Counter[str]], offsets: Counter[str]) -> None:
-        """Take in a batch, or those of an update.
+        """Add a batch, or all batches of an update.
 
         Args:
-            samples: That decoded.
-            skipped: Those that did not, by stream and reason.
-            offsets: In their spans, by stream.
+            samples: Number of records that decoded.
+            skipped: Records that did not decode, by stream and reason.
+            offsets: Number of offsets in the spans, by stream.
         """
         of_all = sum(reasons.total() for reasons in skipped.values())
         records = samples + of_all
@@ -532,13 +570,13 @@ class Claims:
         for stream, count in offsets.items():
             if stream not in self.recent_of:
                 self.recent_of[stream] = RecentSkips(TOPIC_RECORDS)
-            # Offsets may hold no record: with one stream it is known how many do.
+            # An offset may have no record. With a single stream the number of records is known.
             of_stream = records if len(offsets) == 1 else count
             self.recent_of[stream].add(of_stream, skipped.get(stream, _NONE))
 
 
 def _skips(skipped: Iterable[Skipped]) -> dict[str, Counter[str]]:
-    """Records that did not decode, by stream and reason."""
+    """Return the number of records that did not decode, by stream and reason."""
     found = dict[str, Counter[str]]()
     for each in skipped:
         found.setdefault(each.topic, Counter())[each.reason] += each.records
@@ -547,11 +585,12 @@ def _skips(skipped: Iterable[Skipped]) -> dict[str, Counter[str]]:
 
 # --- the datastreams ------------------------------------------------------------------------------
 
-_STALE_S = 10.0  # after so long without an answer the ends count as unknown
+# Time without an answer after which the ends count as unknown.
+_STALE_S = 10.0
 
 
 class StreamAnswer(BaseModel):
-    """One datastream, as this job sees it."""
+    """A data stream as this job sees it."""
 
     stream: Stream
     partitions: Count = Field(description="That the job reads.")
@@ -562,21 +601,21 @@ class StreamAnswer(BaseModel):
 
 
 def partitions_of(record: JobRecord, claimed: Positions) -> set[Partition]:
-    """The partitions of a job: those that it began with, and those that were added since.
+    """Return the partitions of a job: those at its submission, and those added since.
 
     Args:
         record: The job.
-        claimed: As its leader states it, or the control topic says; may be empty.
+        claimed: Positions from its leader's status or the control topic; may be empty.
     """
     return {*record.first, *(each for each in claimed if each.topic in record.spec.streams)}
 
 
 class Ends:
-    """The ends of a job's streams, from looks at them.
+    """Ends of a job's streams, from polls.
 
     Args:
-        names: In the order of the job's specification.
-        first: Where each partition of the job begins.
+        names: Streams in the order of the job's specification.
+        first: First position of each partition of the job.
     """
 
     def __init__(self, names: Sequence[str], first: Positions) -> None:
@@ -585,10 +624,13 @@ class Ends:
         self.places: dict[str, list[Partition]] = {name: [] for name in names}
         for place in sorted(first):
             self.places[place.topic].append(place)
-        self.ends: Positions | None = None  # None: not known
-        self.starts: Positions = {}  # as of the last answer: they only ever rise
+        # None if not known.
+        self.ends: Positions | None = None
+        # Starts in the last answer. They never decrease.
+        self.starts: Positions = {}
         self._at_s = 0.0
-        self._grown = deque[tuple[float, tuple[int, ...]]]()  # when, the sum of ends by stream
+        # Times, each with the sum of ends by stream.
+        self._grown = deque[tuple[float, tuple[int, ...]]]()
 
     def look(
         self,
@@ -596,7 +638,7 @@ class Ends:
         ends: Mapping[Partition, int] | None,
         starts: Mapping[Partition, int] | None = None,
     ) -> None:
-        """Take in a look, and partitions that were added since; None: Kafka did not answer."""
+        """Add the result of a poll, and new partitions; None if Kafka did not answer."""
         if starts is not None:
             self.starts = dict(starts)
         if ends is not None:
@@ -612,9 +654,9 @@ class Ends:
             self.ends = None
 
     def beyond(self, positions: Mapping[Partition, int]) -> list[int] | None:
-        """Records from positions on (from the first one where there is none), by stream.
+        """Return the number of records from positions on, by stream, without deleted ones.
 
-        Those that are deleted are not among them.
+        A partition without a position counts from its first one.
         """
         ends = self.ends
         if ends is None:
@@ -628,7 +670,7 @@ class Ends:
         ]
 
     def between(self, lower: Mapping[Partition, int], upper: Mapping[Partition, int]) -> list[int]:
-        """Records from positions to others, by stream."""
+        """Return the number of records between two sets of positions, by stream."""
         return [
             sum(
                 max(0, upper.get(place, 0) - lower.get(place, self.first[place]))
@@ -638,7 +680,7 @@ class Ends:
         ]
 
     def rates(self) -> list[float | None]:
-        """Arrivals per second over the last ten."""
+        """Return arrivals per second over the last `WINDOW_S` seconds, by stream."""
         if self.ends is None or len(self._grown) < 2:
             return [None] * len(self.names)
         (since_s, before), (until_s, after) = self._grown[0], self._grown[-1]
@@ -650,17 +692,21 @@ class Ends:
 
 # --- open transactions ----------------------------------------------------------------------------
 
-# An open transaction is shown from this age on: every transactional producer has one for moments.
+# Age from which an open transaction is shown. Every transactional producer has short ones.
 _LASTING_S = 10.0
-_SHOWN_PARTITIONS = 3  # of those with an open transaction, the ones with the oldest
+# Number of partitions that are shown, those with the oldest open transactions.
+_SHOWN_PARTITIONS = 3
 
 
 class HeldBack(NamedTuple):
-    """Offsets of a partition that no reader gets before a transaction ends."""
+    """Offsets of a partition that no reader receives until a transaction ends."""
 
-    stable: int  # the last stable offset, which is the first of them
-    offsets: int  # from there to the high watermark
-    since_s: float  # when the last stable offset was first seen there
+    # The last stable offset, which is the first of these offsets.
+    stable: int
+    # Number of offsets from there to the high watermark.
+    offsets: int
+    # Time at which the last stable offset was first seen there.
+    since_s: float
 
 
 def held_back(
@@ -677,7 +723,7 @@ def held_back(
 
 
 def lasting(held: Mapping[Partition, HeldBack], now: float) -> str:
-    """Return which open transactions last, the oldest first; empty if none does."""
+    """Return a text about lasting open transactions, oldest first; empty without one."""
     parts = list[str]()
     oldest = sorted(held.items(), key=lambda each: (each[1].since_s, each[0]))
     for place, (stable, offsets, since_s) in oldest:
@@ -691,22 +737,23 @@ def lasting(held: Mapping[Partition, HeldBack], now: float) -> str:
 
 
 def _spread(count: int, room: Sequence[int]) -> list[int]:
-    """Spread a count over places in proportion to their room, and never more than there is."""
+    """Distribute a count over places in proportion to their room, and never beyond it."""
     total = sum(room)
     count = min(count, total)
     ends = [count * seen // max(total, 1) for seen in accumulate(room, initial=0)]
     return [end - begin for begin, end in pairwise(ends)]
 
 
-# --- what evaluators told -------------------------------------------------------------------------
+# --- evaluations ----------------------------------------------------------------------------------
 
 KEPT_TESTS = POINTS
-KEPT_PREDICTIONS = 400  # of each stream
+# Per stream.
+KEPT_PREDICTIONS = 400
 KEPT_DRIFTS = 200
 
 
 class Evaluations:
-    """What evaluators told of effective versions, by version."""
+    """Evaluations of effective versions, by version."""
 
     def __init__(self, streams: Iterable[str]) -> None:
         self._tests = Thinned[Evaluated](KEPT_TESTS)
@@ -715,29 +762,29 @@ class Evaluations:
 
     @property
     def tests(self) -> list[Evaluated]:
-        """Versions that were tried on the test set."""
+        """Evaluations on the test set."""
         return self._tests.samples()
 
     @property
     def predictions(self) -> dict[str, list[Evaluated]]:
-        """Versions that predicted new records, by stream."""
+        """Evaluations on new records, by stream."""
         return {
             name: found for name, each in self._predictions.items() if (found := each.samples())
         }
 
     def feed(self, record: Evaluated | Drifted) -> None:
-        """Take in what was told of an effective version."""
+        """Add an evaluation of an effective version."""
         if isinstance(record, Drifted):
             self.drifts.append(record)
             return
         parts = [self._predictions[each] for each in record.prequential.keys() & self._predictions]
         for series in (*([self._tests] if record.test else ()), *parts):
-            # Several evaluators may tell of the same version.
+            # Several evaluators may report the same version.
             if not (known := series.samples()) or known[-1].model.version < record.model.version:
                 series.add(record)
 
     def take_back(self, version: int) -> None:
-        """Forget all that was told of versions above one."""
+        """Drop all evaluations of versions above one."""
         for series in (self._tests, *self._predictions.values()):
             series.take_back(lambda record: record.model.version <= version)
         while self.drifts and self.drifts[-1].model.version > version:
@@ -746,11 +793,12 @@ class Evaluations:
 
 # --- one job --------------------------------------------------------------------------------------
 
-SHOWN_UPDATES = 20  # what "now" means for loss and metrics
+# Number of updates over which the current loss and metrics are averaged.
+SHOWN_UPDATES = 20
 
 
 class SynchronyAnswer(BaseModel):
-    """Which batches make an update, and at which weights their gradients may be taken."""
+    """Synchronisation of updates: batches per update, and age of their gradients."""
 
     mode: SynchronisationMode = Field(description="As in a job file.")
     group_size: Count = Field(description="K, batches per update.")
@@ -758,7 +806,7 @@ class SynchronyAnswer(BaseModel):
 
 
 class Numbers(BaseModel):
-    """How far a job is; None is what is not known."""
+    """Progress of a job; values that are not known are null."""
 
     version: Count = Field(description="J, updates made so far.", examples=[412])
     updates: float = Field(
@@ -808,11 +856,11 @@ class Numbers(BaseModel):
 
 
 class JobProgress:
-    """One job. For one thread at a time.
+    """State and progress of one job. For one thread at a time.
 
     Args:
         updates_start: Offset of the first record of the updates topic that is fed.
-        control_start: Likewise of the control topic.
+        control_start: Offset of the first record of the control topic that is fed.
     """
 
     def __init__(self, record: JobRecord, updates_start: int = 0, control_start: int = 0) -> None:
@@ -820,38 +868,43 @@ class JobProgress:
         self.whole = updates_start == control_start == 0
         self.updates = Updates(record.spec.streams)
         self.evaluations = Evaluations(record.spec.streams)
-        # Of all streams, at a time.
+        # Lags of all streams over time.
         self.lags = Thinned[tuple[float, Sequence[int | None]]](POINTS)
         self.seen = JobObservation(0.0)
         self._history = PartialHistory(updates_start)
         self.claims = Claims(record.first, record.known, whole=self.whole)
         self.recent = RecentRates()
-        self._newest: UpdateApplied | None = None  # that counted when it came
+        # Newest update that counted when it came.
+        self._newest: UpdateApplied | None = None
         self._ends = Ends(record.spec.streams, record.first)
         self._held_back: Mapping[Partition, HeldBack] = {}
         self._quarantined = 0
-        self._expired = 0  # records of batches whose records were deleted before their gradient
-        self._dead = Counter[str]()  # offsets of quarantined batches, by stream
-        # By control offset samples trained before it, and the record; its batch has one at least.
+        # Records of batches that expired before their gradient was computed.
+        self._expired = 0
+        # Offsets of quarantined batches, by stream.
+        self._dead = Counter[str]()
+        # Samples trained before a quarantine, and its record, by the batch's offset in the control
+        # topic. Each batch has at least one sample.
         self._quarantines = dict[int, tuple[int, Quarantined]]()
 
     @property
     def version(self) -> int:
-        """J, updates made so far."""
+        """J: number of updates so far."""
         return self._history.version
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def feed_update(
         self, offset: int, record: AuditRecord | None, written_s: float | None, seen_s: float
     ) -> bool:
-        """Fold a record of the updates topic (None: does not parse); True where it counts.
+        """Fold a record of the updates topic (None if it does not parse); return True if it counts.
 
         Args:
-            offset: Its own.
-            record: What it says.
-            written_s: Its timestamp; None: not known.
-            seen_s: When it came, or for records from before we looked, when it was written.
+            offset: Offset of the record.
+            record: The decoded record.
+            written_s: Its timestamp; None if not known.
+            seen_s: Time at which it was received or, for records from before observation began,
+                written.
 
         Raises:
             ValueError: If `offset` was fed before.
@@ -867,14 +920,14 @@ class JobProgress:
         match record:
             case Lead() if self._history.version < self.updates.version:
                 if not self.updates.take_back(self._history.version):
-                    # The sums are too small, so what waits can't be counted.
+                    # The sums are too small, so waiting batches cannot be counted.
                     self.whole = False
                     self.claims = Claims(self.record.first, whole=False)
                 self.recent.take_back(self._history.version)
                 self.evaluations.take_back(self._history.version)
             case UpdateApplied():
                 if record.version != self.updates.version + 1:
-                    # Whom the first records showed to lead did not: see `PartialHistory`.
+                    # The first records implied a wrong leader: see `PartialHistory`.
                     self.updates.clear(record.version - 1)
                     self.recent = RecentRates()
                 self.updates.append(record, written_s)
@@ -887,7 +940,8 @@ class JobProgress:
         return True
 
     def _quarantine(self, record: Quarantined) -> None:
-        if record.batch.offset in self._quarantines:  # a batch whose claim was lost
+        # Kafka lost the claim of an earlier batch with this offset.
+        if record.batch.offset in self._quarantines:
             _, lost = self._quarantines[record.batch.offset]
             self._expired -= lost.batch.samples if lost.expired else 0
             self._release(lost.batch)
@@ -899,20 +953,21 @@ class JobProgress:
             del self._quarantines[next(iter(self._quarantines))]
 
     def _release(self, batch: Batch) -> None:
-        """Count a batch among the quarantined no more."""
+        """Remove a batch from the quarantined ones."""
         self._quarantined -= 1
         self._dead.subtract(_lengths(batch.address))
         self._quarantines.pop(batch.offset, None)
 
     def look(self, look: JobObservation) -> bool:
-        """Take in what the board and the streams said; True if they said something new."""
+        """Add an observation of the board and the streams; return True if something is new."""
         before, starts = self.seen, self._ends.starts
         self.seen = look
         self._ends.look(look.at_s, look.ends, look.starts)
         if look.ends is not None:
             self._held_back = held_back(look, self._held_back)
         self.lags.add((look.at_s, self._lags() or [None] * len(self._ends.names)))
-        # Ends that Kafka does not give are unknown after a while; what lasts is told with its age.
+        # If Kafka does not answer, ends become unknown after a while. A lasting problem is shown
+        # together with its age, which grows.
         is_same = look.ends is not None and starts == self._ends.starts
         lasts = (
             self._held_back or look.outages or any(who.startswith(OUTAGE) for who in look.unable)
@@ -923,10 +978,10 @@ class JobProgress:
             or look != before._replace(at_s=look.at_s, starts=look.starts)
         )
 
-    # --- what is told ----------------------------------------------------------------------------
+    # --- what is shown ---------------------------------------------------------------------------
 
     def numbers(self, now: float) -> Numbers:
-        """How far the job is."""
+        """Return the progress of the job."""
         updates_per_s, samples_per_s = self.recent.rates(now)
         loss, metrics = self._means()
         look, newest = self.seen, self.updates.newest
@@ -958,7 +1013,7 @@ class JobProgress:
 
     @property
     def waiting(self) -> int | None:
-        """Batches that are accepted and in no update yet; None: not known."""
+        """Number of accepted batches in no update yet; None if not known."""
         if self.claims.known:
             settled = self.updates.batches + self._quarantined
             return max(0, self.claims.batches - settled)
@@ -966,17 +1021,17 @@ class JobProgress:
 
     @property
     def lag(self) -> int | None:
-        """Records in the streams, and in no update yet; None: not known."""
+        """Number of records in the streams and in no update yet; None if not known."""
         lags = self._lags()
         return None if lags is None else sum(lags)
 
     @property
     def held_back(self) -> Mapping[Partition, HeldBack]:
-        """Partitions with an open transaction; empty if Kafka does not say it."""
+        """Partitions with an open transaction; empty if Kafka does not answer."""
         return self._held_back if self._ends.ends is not None else {}
 
     def open_transactions_s(self, now: float) -> dict[str, float]:
-        """Age of the oldest open transaction by stream, 0 without one; empty if not known."""
+        """Return the age of the oldest open transaction by stream, or 0; empty if not known."""
         if self._ends.ends is None:
             return {}
         ages = dict.fromkeys(self._ends.names, 0.0)
@@ -985,7 +1040,7 @@ class JobProgress:
         return ages
 
     def streams(self) -> list[StreamAnswer]:
-        """Each stream as of the last look."""
+        """Return each stream as of the last poll."""
         ends, leader_status = self._ends, self.seen.leader_status
         rates, lags, skipped = ends.rates(), self._lags(), self.claims.skipped
         settled = None if leader_status is None else ends.between({}, leader_status.settled)
@@ -1002,11 +1057,11 @@ class JobProgress:
         ]
 
     def state(self, now: float) -> State:
-        """How the job is."""
+        """Return the state of the job."""
         return resting(self.record) or self.state_at_work(now)
 
     def state_at_work(self, now: float) -> State:
-        """How a job is that is to run: the first of these that is so."""
+        """Return the state of a job that is to run: the first of these states that applies."""
         return (
             self._serverless(now)
             or self._leaderless(now)
@@ -1017,10 +1072,10 @@ class JobProgress:
             or State("running", "")
         )
 
-    # --- how it is -------------------------------------------------------------------------------
+    # --- parts of the state ----------------------------------------------------------------------
 
     def outages(self) -> dict[str, list[tuple[str, OutageNotice]]]:
-        """Return who cannot use a server, by server; "" is whoever looks."""
+        """Return the processes that cannot use a server, by server; "" is this process."""
         met = {server: [("", notice)] for server, notice in self.seen.outages.items()}
         for name, text in sorted(self.seen.unable.items()):
             server, _, process = name.removeprefix(OUTAGE).partition(" ")
@@ -1030,7 +1085,7 @@ class JobProgress:
         return met
 
     def _serverless(self, now: float) -> State | None:
-        """Nothing is learned, because a server is unavailable without which nothing can be."""
+        """Return a state if nothing is learned because a required server is unavailable."""
         if not self.seen.at_s or not self._quiet(now):
             return None
         outages = self.outages()
@@ -1038,13 +1093,13 @@ class JobProgress:
             _outage_sentence(server, met)
             for server in _NEEDED
             if (met := outages.get(server))
-            # Shorter, and a slow answer would flicker.
+            # Ignore shorter outages, or the state would flicker after a slow answer.
             and min(notice.since_s for _, notice in met) < now - QUIET_S
         ]
         return State("waiting for a server", "; ".join(sentences)) if sentences else None
 
     def _outage_sentences(self, *but: str) -> list[str]:
-        """Return a sentence for each server that somebody cannot use."""
+        """Return a sentence for each server that some process cannot use."""
         outages = self.outages()
         return [_outage_sentence(each, met) for each, met in outages.items() if each not in but]
 
@@ -1054,7 +1109,8 @@ class JobProgress:
             return State("waiting for a coordinator", "it has not been looked at yet")
         if look.led is None:
             if not self._quiet(now):
-                return None  # somebody leads, whom we cannot see
+                # Updates come, so a coordinator leads, although Redis cannot show it.
+                return None
             away = f": {_bare('Redis', look.board_away)}" if look.board_away else ""
             return State("waiting for a server", f"Redis is unavailable{away}")
         unable = "; ".join(filter(None, [self._unable(""), *self._outage_sentences()]))
@@ -1084,7 +1140,7 @@ class JobProgress:
 
     def _unable(self, kind: str) -> str:
         """Return why processes of a kind cannot do their part; "" means coordinators."""
-        # A process that has joined by now can do its part, unless it was left out.
+        # A process that has joined since can do its part, unless it was left out.
         working = (self.seen.statuses or {}).keys() - self._left_out.keys()
         joined = {WORKER + worker for worker in working}
         return "; ".join(
@@ -1098,12 +1154,12 @@ class JobProgress:
 
     @property
     def _left_out(self) -> Mapping[str, str]:
-        """Workers of another model, which get no work, and why."""
+        """Workers that get no work because their model differs, each with the reason."""
         status = self.seen.leader_status
         return {} if status is None else {str(w): why for w, why in status.left_out.items()}
 
     def _left_out_sentences(self) -> str:
-        """Return who is left out and why; who says that itself, more exactly, is not among them."""
+        """Return which workers are left out and why, except those that give a more exact reason."""
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
         left_out = {str(w): why for w, why in group.left_out.items()} if group else {}
         left_out.update(self._left_out)
@@ -1114,7 +1170,7 @@ class JobProgress:
         )
 
     def _copying(self) -> str:
-        """Return for whom updates wait, and how long at most."""
+        """Return the workers that updates wait for, and the maximum waiting time."""
         group = UNSET if self.seen.leader_status is None else self.seen.leader_status.group
         return "; ".join(
             f"updates wait up to {most_s:g} s for {worker}, which copies the weights"
@@ -1123,7 +1179,7 @@ class JobProgress:
         )
 
     def _handing_over(self, now: float) -> State | None:
-        """Others are to hold the weights, and wait for the newest version to be stored."""
+        """Return a state if a hand-over of the weights waits until the newest version is stored."""
         holds = self._history.known_slices
         if holds is None or holds == slices_of(self.record.spec.among) or not self._quiet(now):
             return None
@@ -1136,12 +1192,12 @@ class JobProgress:
         return State("degraded", "; ".join(filter(None, whys))) if any(whys) else None
 
     def _unreadable(self) -> int:
-        """Offsets behind open transactions, of all partitions."""
+        """Return the number of offsets behind open transactions, over all partitions."""
         return sum(each.offsets for each in self.held_back.values())
 
     def _degraded(self) -> State | None:
         unable = (self._unable(WORKER), self._unable(EVALUATOR))
-        # Workers say more exactly what keeps them from schemas.
+        # Workers report more exactly why they cannot get schemas.
         away = self._outage_sentences(*_NEEDED, "schema_registry")
         schemas = self._awaited_schemas()
         problems = (self._left_out_sentences(), self._copying(), *unable, *away, *schemas)
@@ -1168,7 +1224,7 @@ class JobProgress:
         )
 
     def _awaited_schemas(self) -> Iterator[str]:
-        """Yield which workers' records wait for a schema, and why."""
+        """Yield sentences about workers whose records wait for a schema, with the reason."""
         waiting, met = self.seen.waiting, self.outages().get("schema_registry")
         since = f" since {_since(met)}" if met else ""
         for status, why in MISSING_SCHEMA.items():
@@ -1176,7 +1232,7 @@ class JobProgress:
                 yield f"{', '.join(workers)}: records wait for a schema{since}: {why}"
 
     def _without_records(self, now: float) -> State | None:
-        """Return the state of a job that has nothing left to do, or too little."""
+        """Return the state of a job that has no records left, or too few for an update."""
         spec, lag, waiting = self.record.spec, self.lag, self.waiting
         if lag is None or waiting is None or not self._quiet(now):
             return None
@@ -1188,7 +1244,7 @@ class JobProgress:
         missing, too_few = group_size - waiting, len(self.seen.too_few)
         unreadable = self._unreadable()
         unclaimed = max(sum(self._unclaimed() or [0]) - unreadable, 0)
-        # Each worker fills a batch of its own: all but one may lack a single record.
+        # Each worker fills its own batch, so all but one may be short of a single record.
         apart = max(0, len(self.seen.statuses or ()) - 1) * (spec.batch_size - 1)
         enough = unclaimed >= missing * spec.batch_size + apart
         if missing <= 0 or (enough and not too_few):
@@ -1212,7 +1268,7 @@ class JobProgress:
         return last_s is None or now - last_s >= QUIET_S
 
     def _quarantined_share(self) -> tuple[int, int]:
-        """Samples quarantined among the last `RECENT_RECORDS` settled, and how many those are."""
+        """Return the samples quarantined of the last `RECENT_RECORDS`, and of how many."""
         trained = self.updates.samples
         quarantined = 0
         for before, record in reversed(self._quarantines.values()):
@@ -1223,25 +1279,25 @@ class JobProgress:
             return 0, 0
         return quarantined, min(quarantined + trained, RECENT_RECORDS)
 
-    # --- how far it is ---------------------------------------------------------------------------
+    # --- parts of the progress -------------------------------------------------------------------
 
     def _claimed(self) -> Positions | None:
-        """Below it records are claimed; None: not known."""
+        """Return the positions below which records are claimed; None if not known."""
         if self.claims.known:
             return self.claims.claimed
         return None if self.seen.leader_status is None else self.seen.leader_status.claimed
 
     def _unclaimed(self) -> list[int] | None:
-        """Records that nobody has claimed, by stream; None: not known."""
+        """Return the number of unclaimed records by stream; None if not known."""
         claimed = self._claimed()
         return None if claimed is None else self._ends.beyond(claimed)
 
     def _unread(self) -> int:
-        """Records that are deleted, and that nobody has claimed."""
+        """Return the number of records that were deleted before they were claimed."""
         return sum(self._ends.between(self._claimed() or self._ends.starts, self._ends.starts))
 
     def _lags(self) -> list[int] | None:
-        """Records in no update yet, by stream; None: not known."""
+        """Return the number of records in no update yet, by stream; None if not known."""
         unclaimed = self._unclaimed()
         if unclaimed is None:
             return None
@@ -1249,8 +1305,8 @@ class JobProgress:
         if claims.known:
             apart = [max(0, claims.offsets[n] - settled[n] - self._dead[n]) for n in names]
         else:
-            # How many batches wait is known of the job alone: they are counted to its streams in
-            # proportion to what no checkpoint covers of each.
+            # The number of waiting batches is only known for the whole job. It is distributed over
+            # the streams in proportion to the part of each that no checkpoint covers.
             leader_status = self.seen.leader_status
             waiting = leader_status.waiting * self.record.spec.batch_size if leader_status else 0
             uncovered = (
@@ -1262,7 +1318,7 @@ class JobProgress:
         return [there + here for there, here in zip(unclaimed, apart, strict=True)]
 
     def _synchrony(self) -> Synchrony:
-        """How updates are made: as the newest was, unless the job was changed since."""
+        """Return how updates are made: like the newest, unless the job was changed since."""
         spec, newest = self.record.spec, self._newest
         if newest is not None and newest.revision == self.record.revision:
             return newest.synchrony or Synchrony(spec.group_size)
@@ -1270,7 +1326,7 @@ class JobProgress:
         return spec.synchronised.core_mode(spec.group_size).synchrony(workers)
 
     def _learning_rate(self) -> float | None:
-        """Rate of the newest update; None if it does not say."""
+        """Return the learning rate of the newest update; None if the update does not say."""
         if self._newest is None:
             optimizer = self.record.spec.optimizer
             return optimizer.learning_rate * optimizer.scheduled.share(0)
@@ -1292,7 +1348,7 @@ class JobProgress:
 
 
 def _mean(means: Sequence[tuple[float, int]]) -> float:
-    """Return the mean over all samples, of means and the number of samples of each."""
+    """Return the mean over all samples, from means and their numbers of samples."""
     weights = [max(samples, 1) for _, samples in means]
     pairs = zip(means, weights, strict=True)
     return sum(mean * weight for (mean, _), weight in pairs) / sum(weights)

@@ -1,9 +1,9 @@
-"""Removes what jobs of a name have left, and makes the name free: `doll job delete --purge`.
+"""Removal of everything that jobs of a name own, which frees the name: `doll job delete --purge`.
 
-First the jobs topic says that the next job of the name is another one, which shares nothing with
-those before it (`common.kafka.names`); then what these have is removed. Whoever is killed between,
-or does the same at the same time as another, leaves at worst what nobody reads any more, and the
-next one to purge the name removes that, too.
+A purge first writes to the jobs topic that the next job of the name is a new incarnation, which
+shares nothing with earlier ones (`common.kafka.names`). Then it removes what the earlier ones own.
+If a purge is killed in between, or two run at the same time, at worst something remains that nobody
+reads. The next purge of the name removes that, too.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ if TYPE_CHECKING:
 
 
 class Remains(NamedTuple):
-    """What jobs of a name have, beside a consumer group, and keys in Redis that expire."""
+    """Everything that jobs of a name own, except a consumer group and keys in Redis that expire."""
 
-    topics: dict[str, int]  # how many records each has
-    files: tuple[str, ...]  # in object storage
-    kept: tuple[str, ...] = ()  # what was not removed or is not known, and why
+    # Number of records by topic.
+    topics: dict[str, int]
+    # Names in object storage.
+    files: tuple[str, ...]
+    # Things that were not removed or are not known, each with the reason.
+    kept: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.topics or self.files)
 
 
 def remains_of(name: str, job_store: JobOperations, outside: Outside) -> Remains:
-    """What a purge would remove.
+    """Return what a purge would remove.
 
     Raises:
         NotFoundError: If there never was such a job.
-        ConflictError: If it is not stopped, or its record does not parse.
+        ConflictError: If the job is not stopped, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
     is_job, unreadable = name in job_store.read(), job_store.table.unreadable.get(name)
@@ -55,29 +58,31 @@ def remains_of(name: str, job_store: JobOperations, outside: Outside) -> Remains
 
 
 def purge(name: str, job_store: JobOperations, outside: Outside) -> Remains:
-    """Make a name free, and remove what all of its jobs have left; may be done again at any time.
+    """Free a name, and remove everything that its jobs own. May be repeated at any time.
 
     Returns:
         What was removed, and what was not.
 
     Raises:
         NotFoundError: If there never was such a job.
-        ConflictError: If it is not stopped, is just being stopped, or its record does not parse.
+        ConflictError: If the job is not stopped, is still stopping, or its record does not parse.
         UnavailableError: If Kafka is unavailable.
     """
-    remains_of(name, job_store, outside)  # or it is refused
+    # Raises if the purge must be refused.
+    remains_of(name, job_store, outside)
     last = job_store.id_of(name)
     if name in job_store.read():
         _check_led_no_more(name, last, outside)
         job_store.free(name)
-    elif _remains([last], outside):  # of a job that was deleted alone
+    # A job of this incarnation was deleted without a purge.
+    elif _remains([last], outside):
         job_store.free(name)
     else:
         # The name is free; an earlier purge did not remove everything.
         audit([change_by(job_store.by, time(), "purged")], job=name)
     jobs = job_store.past_ids(name)
     found, log = _remains(jobs, outside), outside.open_log()
-    # A model server's group is called like its topic.
+    # A model server's group has the name of its topic.
     groups = [*map(group_name, jobs), *found.topics]
     topics = _why_not("topics", lambda: log.delete_topics(list(found.topics)))
     files = _why_not("files", lambda: _delete_files(found.files, outside))
@@ -99,7 +104,8 @@ def _remains(jobs: Sequence[str], outside: Outside) -> Remains:
     all_topics, places = log.topics(), list[Partition]()
     records = {topic: 0 for job in jobs for topic in own_topics(job, all_topics)}
     for topic in records:
-        with suppress(UnknownTopicError):  # somebody else has just deleted it
+        # Another purge may have just deleted the topic.
+        with suppress(UnknownTopicError):
             places += log.partitions(topic)
     starts, ends = log.starts(places), log.ends(places)
     for place, end in ends.items():
@@ -130,10 +136,10 @@ def _wipe(jobs: Sequence[str], outside: Outside) -> None:
 
 
 def _check_led_no_more(name: str, job: str, outside: Outside) -> None:
-    """See that nobody is still writing a last checkpoint.
+    """Check that no leader is still writing a last checkpoint.
 
     Raises:
-        ConflictError: If somebody may.
+        ConflictError: If one may be.
     """
     with suppress(OutsideError), closing(outside.open_board(job)) as board:
         if board.is_leased():
@@ -144,7 +150,7 @@ def _check_led_no_more(name: str, job: str, outside: Outside) -> None:
 
 
 def _why_not(what: str, remove: Callable[[], object]) -> tuple[str, ...]:
-    """Do it; returns why it was not done, where it was not."""
+    """Call `remove`; return why it failed, or nothing if it succeeded."""
     try:
         remove()
     except OutsideError as error:

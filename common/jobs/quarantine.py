@@ -1,7 +1,7 @@
-"""A job's quarantine, as an operator sees it: what is in it, and what becomes of it by hand.
+"""Quarantine of a job for operators: its batches, and requests to requeue them.
 
-What an operator decides is one record for each batch in the job's updates topic, and only what is
-read back there says whether it counts: of a requeue and a replay of the same batch the first does.
+Each decision of an operator is one record per batch in the job's updates topic. If it counts is
+only known when it is read back: of a requeue and a replay of the same batch, the first counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Outcome: TypeAlias = Literal["requeued", "before", "replayed"]
 
 
 class QuarantinedBatchAnswer(BaseModel):
-    """A batch that is quarantined."""
+    """A quarantined batch."""
 
     batch: Count = Field(description="What it is called: its offset in the control topic.")
     records: Count = Field(description="That it holds.")
@@ -53,18 +53,18 @@ _FINAL: dict[Final, str] = {
 
 
 def format_batches(batches: Sequence[int]) -> str:
-    """Return batches in words, for the record of a job."""
+    """Format batches for the record of a job."""
     return f"{len(batches)} batches: {', '.join(map(str, batches))}"
 
 
 class Quarantine:
-    """What is quarantined in a job, by its updates topic as it stands when this is made.
+    """Quarantined batches of a job, as of its updates topic when the object is created.
 
     Args:
-        job: The id of one that is there.
+        job: Id of an existing job.
 
     Raises:
-        ConflictError: If the topic's beginning is gone.
+        ConflictError: If the topic's beginning is missing.
         UnavailableError: If Kafka is unavailable.
     """
 
@@ -77,7 +77,8 @@ class Quarantine:
         self._replayed = set[int]()
         try:
             start = log.bounds(Partition(self._topic, 0)).start
-        except UnknownTopicError:  # nobody has led the job yet
+        except UnknownTopicError:
+            # The job has had no leader yet.
             return
         if start > 0:
             raise ConflictError(
@@ -87,7 +88,7 @@ class Quarantine:
         self._read()
 
     def listed(self) -> list[QuarantinedBatchAnswer]:
-        """All of it, oldest batch first."""
+        """Return all quarantined batches, oldest first."""
         possible = {batch.offset for batch in self._history.poison}
         return [
             QuarantinedBatchAnswer(
@@ -105,10 +106,10 @@ class Quarantine:
         ]
 
     def choose(self, offsets: Sequence[int] | None) -> list[Batch]:
-        """Return the batches that are meant, oldest first; None: all for which it is possible.
+        """Return the chosen batches, oldest first; None chooses all that can be requeued.
 
         Raises:
-            ConflictError: If one that was named is not quarantined, or it is too late for it.
+            ConflictError: If a chosen batch is not quarantined, or can no longer be requeued.
         """
         poison = {batch.offset: batch for batch in self._history.poison}
         found = {each.batch: each.final for each in self.listed()}
@@ -123,22 +124,22 @@ class Quarantine:
         return [poison[offset] for offset in sorted(poison if offsets is None else {*offsets})]
 
     def replayed(self) -> list[Batch]:
-        """Batches that are quarantined for good because their records are written anew."""
+        """Return the batches whose quarantine is final because their records were written again."""
         return [self._history.quarantined[offset].batch for offset in sorted(self._replayed)]
 
     def requeue(self, offsets: Sequence[int] | None, by: str, at_s: float) -> dict[int, Outcome]:
-        """Take batches back: each waits for an update once more, as if it were new.
+        """Requeue batches: each waits for an update again, as if it were new.
 
         Args:
-            offsets: Of which those that were taken back before are left alone; None: all for which
-                it is possible.
-            by: Who wants it, for people.
-            at_s: When, since 1970.
+            offsets: Batches to requeue. Those that were requeued before are skipped. None means all
+                that can be requeued.
+            by: Name of the operator, for people.
+            at_s: Time of the request, in seconds since 1970.
 
         Raises:
-            ConflictError: If one that was named is not quarantined, or it is too late for it; then
-                none is taken back.
-            UnavailableError: If Kafka did not take the records in time.
+            ConflictError: If a chosen batch is not quarantined, or can no longer be requeued. Then
+                no batch is requeued.
+            UnavailableError: If Kafka did not accept the records in time.
         """
         before = sorted(set(offsets or ()) & self._history.requeued.keys())
         named = None if offsets is None else [each for each in offsets if each not in before]
@@ -155,7 +156,7 @@ class Quarantine:
         """Write records, and read back which of them count.
 
         Raises:
-            UnavailableError: If Kafka did not take them in time.
+            UnavailableError: If Kafka did not accept them in time.
         """
         offsets: list[int | None] = [None] * len(records)
         with closing(self._log.writer()) as writer:
@@ -171,13 +172,14 @@ class Quarantine:
                     f" {self._name} --json` tells which of them count"
                 )
         counted = self._read()
-        return [  # where Kafka has not said which record it is, it is known by what it says
+        # If Kafka has not reported a record's offset, the record is recognized by its content.
+        return [
             record in counted.values() if offset is None else offset in counted
             for offset, record in zip(offsets, records, strict=True)
         ]
 
     def _read(self) -> dict[int, Requeued | Replayed]:
-        """Read on; returns the operators' records that count, by offset."""
+        """Continue reading; return the operators' records that count, by offset."""
         counted = dict[int, Requeued | Replayed]()
         start = self._history.position
         for offset, record in read_decoded(self._log, self._topic, decode_audit, start=start):

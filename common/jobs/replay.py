@@ -1,14 +1,15 @@
-"""Writes records that could not be used to a topic anew, each once, whatever is killed meanwhile.
+"""Replay of dead letters and quarantined batches: their records are written to a topic again, once.
 
-New records and notes of them in the dead-letter topics are one transaction of Kafka: a process that
-is killed leaves both or neither, and the next one goes on with what has no note. What counts is the
-record (topic id, partition, offset) and the topic that it is written to, so a record that two jobs
-could not use is written once. All write under one name, so that two cannot work at a time. A
-batch's quarantine is made final before: of a requeue and a replay one counts. A batch whose replay
-was interrupted between the two is found by its `Replayed` without a note.
+New records, and notes about them in the dead-letter topics, are one transaction of Kafka. So a
+process that is killed leaves both or neither, and the next one continues with records that have no
+note. A record is identified by topic id, partition, offset and the topic that it is written to, so
+a record that two jobs could not use is written once. All replays use the same transactional id, so
+that no two can run at the same time. A batch's quarantine is made final before its replay: of a
+requeue and a replay one counts. If a replay is interrupted between the two, the batch has a
+`Replayed` without a note, and is found by that.
 
-A new record says in a header where its first one was. If it fails again, it has gone round once:
-it is written no more unless somebody wants that, or records would go round for ever.
+A header of a new record has the address of the original. A record that fails again is not written
+again unless the operator requests it, so that bad records do not circulate forever.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ from common.kafka.read import identified
 if TYPE_CHECKING:
     from common.jobs.quarantine import Quarantine
 
-NAME = "doll.replay"  # the transactional id
-FROM = "replayed_from"  # the header that names the address of the first record
-_RECORDS = 500  # of one transaction
+# Transactional id.
+NAME = "doll.replay"
+# Header with the address of the original record.
+FROM = "replayed_from"
+# Maximum number of records, and of their bytes, per transaction.
+_RECORDS = 500
 _BYTES = 4 << 20
 _READ_RECORDS = 1000
 _READ_S = 10.0
@@ -48,23 +52,26 @@ Outcome: TypeAlias = Literal["again", "cut", "new"]
 
 
 class ReplayedDeadLetters(NamedTuple):
-    """What became of letters about records."""
+    """Outcome of a replay of dead letters about records."""
 
     written: int
-    again: int  # left out: they had been written anew once, and failed again
-    cut: int  # left out: neither the record nor the whole of its value is there any more
+    # Records skipped because they had been replayed before and failed again.
+    again: int
+    # Records skipped because neither the record nor its complete value exists any more.
+    cut: int
 
 
 class _New(NamedTuple):
-    """A record as it is written anew."""
+    """A record to be written again."""
 
-    place: TopicIdPartition  # where the first one is
+    # Partition of the original.
+    place: TopicIdPartition
     offset: int
     record: NewRecord
 
 
 class _DeadLetters:
-    """Dead letters of some streams, read once."""
+    """Dead letters of some streams, each stream read once."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -72,13 +79,13 @@ class _DeadLetters:
         self._jobs = dict[TopicIdPartition, Callable[[int], frozenset[str]]]()
 
     def of(self, stream: str) -> DeadLettersRead:
-        """Return the letters of a stream."""
+        """Return the dead letters of a stream."""
         if stream not in self._read:
             self._read[stream] = read_dead_letters(self._log, stream)
         return self._read[stream]
 
     def dead_letter(self, job: str, batch: Batch, span: Span) -> tuple[TopicIdPartition, int]:
-        """Return which partition a batch's span is of, and where its letter is; -1: nowhere."""
+        """Return the partition of a batch's span, and its dead letter's offset; -1 for none."""
         for each in self.of(span.topic).dead_letters:
             same = each.is_batch and each.job == job and each.span[:4] == span[:4]
             if same and each.batch in {None, batch}:
@@ -88,7 +95,7 @@ class _DeadLetters:
     def missing(
         self, job: str, batch: Batch, to: str | None
     ) -> Iterator[tuple[TopicIdPartition, int]]:
-        """Yield the records of a batch that were not written to a topic; None: to none at all."""
+        """Yield the records of a batch that were not written to topic `to`; None: to any topic."""
         for span in batch.address:
             place, at = self.dead_letter(job, batch, span)
             covers = self.of(span.topic).notes.covers
@@ -98,11 +105,11 @@ class _DeadLetters:
                     yield place, offset
 
     def notes(self, written: Iterable[tuple[TopicIdPartition, int]], to: str) -> list[Note]:
-        """Return notes that name each of these records, and count them as written.
+        """Return notes that name each of these records, and count the records as written.
 
         Args:
             written: Records.
-            to: Topic; empty: the stream of each.
+            to: Topic that they are written to; empty for the stream of each.
         """
         notes = list[Note]()
         for place, offset in sorted(written):
@@ -122,39 +129,41 @@ class _DeadLetters:
 
 
 class Replayer:
-    """Takes the name for itself: what another one had begun is over, or will be no more.
+    """Replays records. It takes over the transactional id, so any earlier replayer is stopped.
 
     Args:
-        by: Who wants it, for people.
+        by: Name of the operator, for people.
     """
 
     def __init__(self, log: TransactionalLog, by: str) -> None:
         self._log = log
         self._by = by
         self._transactions = log.transactions(NAME)
-        # Read from now on: nobody else writes notes any more.
+        # Created last: from now on no other process writes notes.
         self._dead_letters = _DeadLetters(log)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._transactions.close()
 
     def dead_letters(self, stream: str) -> DeadLettersRead:
-        """Return the letters of a stream, and what was written anew so far."""
+        """Return the dead letters of a stream, and what has been replayed so far."""
         return self._dead_letters.of(stream)
 
     def records(
         self, dead_letters: Iterable[DeadLetter], to: str, *, again: bool
     ) -> ReplayedDeadLetters:
-        """Write the records anew that letters are about, each once.
+        """Write the records of dead letters again, each once.
 
         Args:
-            dead_letters: Letters about records of one stream that were not written to the topic.
-            to: The topic; in the stream itself each goes to its partition.
-            again: Also those that were written anew before.
+            dead_letters: Dead letters about records of one stream that were not written to the
+                topic.
+            to: Topic to write to. In the stream itself, each record goes to its own partition.
+            again: True to include records that were replayed before.
 
         Raises:
-            OutsideError: If they cannot be written; those that are will not be again.
+            OutsideError: If not all records can be written. Those that are will not be written
+                again.
         """
         counts = dict[Outcome, int].fromkeys(("new", "again", "cut"), 0)
         waiting, size = list[_New](), 0
@@ -177,23 +186,23 @@ class Replayer:
         self._transactions.write([each.record for each in new] + [each.record for each in notes])
 
     def batch(self, quarantine: Quarantine, batch: Batch, at_s: float, to: str = "") -> int | None:
-        """Write the records of a quarantined batch anew, and make its quarantine final before.
+        """Write the records of a quarantined batch again, after making its quarantine final.
 
         Args:
-            quarantine: Of its job.
-            batch: One that may be replayed, or of which that was begun.
-            at_s: When, since 1970.
-            to: The topic; empty: the streams that they are of.
+            quarantine: Quarantine of the batch's job.
+            batch: A batch that may be replayed, or whose replay was interrupted.
+            at_s: Time of the request, in seconds since 1970.
+            to: Topic to write to; empty for the records' own streams.
 
         Returns:
-            Number of records written, without those that were written for another job before; None
-            if the batch was taken back meanwhile, and nothing was done.
+            Number of records written, without those already written for another job; None if the
+            batch was requeued in the meantime and nothing was done.
 
         Raises:
-            ExpiredError: If some are gone; nothing was done.
-            OutsideError: If they cannot be written now; whoever tries again goes on.
+            ExpiredError: If some records are deleted. Nothing was done.
+            OutsideError: If the records cannot be written now. Another try continues.
         """
-        # First: what cannot be read must not be sealed.
+        # Read before the quarantine is made final: if that fails, the batch stays as it is.
         records = _records_of(self._log, batch, self._dead_letters, quarantine.job)
         if batch not in quarantine.replayed():
             (counted,) = quarantine.write([Replayed(batch, self._by, at_s)])
@@ -209,7 +218,8 @@ class Replayer:
         new = [
             _new(place.partition, records[place.partition, offset], to or place.partition.topic)
             for place, offset in missing
-            if (place.partition, offset) in records  # else compaction left none there
+            # Compaction may have left no record at an offset.
+            if (place.partition, offset) in records
         ]
         notes = self._dead_letters.notes(missing, to)
         self._transactions.write([*new, *(note.record for note in notes)])
@@ -217,7 +227,7 @@ class Replayer:
 
 
 def unfinished(log: Log, quarantine: Quarantine) -> list[Batch]:
-    """Batches whose quarantine is final, and whose records were not written anew yet."""
+    """Return batches whose quarantine is final and whose records were not all written again."""
     dead_letters, job = _DeadLetters(log), quarantine.job
     return [each for each in quarantine.replayed() if any(dead_letters.missing(job, each, None))]
 
@@ -225,8 +235,9 @@ def unfinished(log: Log, quarantine: Quarantine) -> list[Batch]:
 def _anew(
     log: Log, dead_letters: Iterable[DeadLetter], to: str, *, again: bool
 ) -> Iterator[_New | Outcome]:
-    """Yield each record that letters are about as it is written anew, or why it is not."""
-    by_record = dict[tuple[TopicIdPartition, int], DeadLetter]()  # of several jobs, perhaps
+    """Yield each record of the dead letters as it is to be written, or why it is skipped."""
+    # Several jobs may have a dead letter about the same record.
+    by_record = dict[tuple[TopicIdPartition, int], DeadLetter]()
     for dead_letter in dead_letters:
         at = dead_letter.place, dead_letter.span.start
         if at not in by_record or dead_letter.is_whole:
@@ -236,7 +247,8 @@ def _anew(
         if place not in readers:
             readers[place] = _Reader(log, place)
         record = readers[place].at(offset)
-        if record is None or not dead_letter.is_of(record):  # retention, or records that Kafka lost
+        # The record is gone by retention, or because Kafka lost it.
+        if record is None or not dead_letter.is_of(record):
             if not dead_letter.is_whole:
                 yield "cut"
                 continue
@@ -258,9 +270,9 @@ def _new(place: Partition, record: LogRecord, to: str) -> NewRecord:
 
 
 class _Reader:
-    """Reads single records of a partition by their offsets, which only grow.
+    """Reads single records of a partition by ascending offsets.
 
-    A topic that was made anew since holds none of them.
+    A topic that was created again holds none of them.
     """
 
     def __init__(self, log: Log, place: TopicIdPartition) -> None:
@@ -277,10 +289,10 @@ class _Reader:
         self._read = deque["LogRecord"]()
 
     def at(self, offset: int) -> LogRecord | None:
-        """The record there; None if there is none.
+        """Return the record at an offset; None if the log has no record there.
 
         Raises:
-            UnavailableError: If Kafka does not give it in time.
+            UnavailableError: If Kafka does not deliver it in time.
         """
         if not self._bounds.start <= offset < self._bounds.end:
             return None
@@ -302,7 +314,7 @@ class _Reader:
                 raise UnavailableError(f"{self.place} cannot be read beyond {position} now")
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the connection."""
         if self._tail is not None:
             self._tail.close()
 
@@ -310,11 +322,11 @@ class _Reader:
 def _records_of(
     log: Log, batch: Batch, dead_letters: _DeadLetters, job: str
 ) -> dict[tuple[Partition, int], LogRecord]:
-    """Return the records that a batch was to be trained on, in the order of its spans.
+    """Return the records of a batch, in the order of its spans.
 
     Raises:
         ExpiredError: If some are gone.
-        UnavailableError: If Kafka does not give them in time.
+        UnavailableError: If Kafka does not deliver them in time.
     """
     found = dict[tuple[Partition, int], LogRecord]()
     for span in batch.address:

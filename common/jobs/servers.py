@@ -1,4 +1,4 @@
-"""What a program reaches of the outside: settings and, when first needed, the three ports."""
+"""External services of a program: settings and the three ports, each opened when first needed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Settings and how to open what they name; a program opens only what it needs."""
+    """Settings, and functions that open what they name. A program opens only what it needs."""
 
     settings: Settings
     open_log: Callable[[], TransactionalLog]
-    open_board: Callable[[str], Board]  # by job
+    # Takes the id of a job.
+    open_board: Callable[[str], Board]
     open_blobs: Callable[[], Blobs]
-    # Looks at boards in a few packets; None if they share no connection.
+    # Polls several boards in a few packets; None if they share no connection.
     live_statuses: Callable[[Sequence[Board]], Sequence[LiveStatus | Exception]] | None = None

@@ -1,4 +1,4 @@
-"""Verbs about jobs: submit, change, delete, purge, requeue. The admin service calls them."""
+"""Operations on jobs for the admin service: submit, change, delete, purge, requeue."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _log = event_logger(__name__)
 
 
 class JobService:
-    """Changes jobs in the name of the store's `by`.
+    """Changes jobs, with the store's `by` as author.
 
     Args:
         store: The jobs topic.
-        outside: The servers.
+        outside: The external services.
         check_given_back: Raises ConflictError if a machine of a job may still run.
     """
 
@@ -51,16 +51,16 @@ class JobService:
     def submit(
         self, spec: JobSpec, request: str = "", origin: StartCheckpoint | None = None
     ) -> tuple[JobRecord, bool]:
-        """Submit a job, unless the same request has done so before; return True if it is new.
+        """Submit a job, unless the same request has already done so; return True if the job is new.
 
         Args:
             spec: A checked specification.
-            request: Key by which a repeated request is recognised. If empty, none is.
+            request: Key that identifies a repeated request. If empty, repeats are not recognized.
             origin: See `copy_checkpoint`.
 
         Raises:
             ConflictError: If the name is taken.
-            UserError: If a stream does not exist, or the request's key stands for another job.
+            UserError: If a stream does not exist, or the request's key was used for another job.
             UnavailableError: If Kafka is unavailable for long.
         """
         before = self.submitted(request)
@@ -69,16 +69,17 @@ class JobService:
         try:
             return self._store.submit(spec, origin, request), True
         except ConflictError:
-            meanwhile = self.submitted(request)  # by another replica, for the same client
+            # Another replica may have submitted it in the meantime, for the same client.
+            meanwhile = self.submitted(request)
             if meanwhile is None:
                 raise
             return meanwhile, False
 
     def submitted(self, request: str) -> JobRecord | None:
-        """Return the job that a request made, None if it made none yet.
+        """Return the job that a request created; None if it has not created one.
 
         Raises:
-            UserError: If its key stands for another job.
+            UserError: If the request's key was used for another job.
             UnavailableError: If Kafka is unavailable for long.
         """
         if not request:
@@ -99,7 +100,7 @@ class JobService:
     ) -> tuple[StartCheckpoint | None, str]:
         """Copy a checkpoint of another job into a new job's folder.
 
-        Needs no torch. The job's first leader checks that the model is the same.
+        Needs no torch. The new job's first leader checks that the model is the same.
 
         Args:
             spec: The new job.
@@ -107,7 +108,8 @@ class JobService:
             request: See `submit`.
 
         Returns:
-            What the new job begins with, and a sentence about it; None if the job exists already.
+            The checkpoint that the new job starts from, and a sentence about it; None if the job
+            exists already.
 
         Raises:
             ConflictError: If the new job's name is taken.
@@ -159,22 +161,22 @@ class JobService:
         read_from: ReadFrom = "",
         revision: int | None = None,
     ) -> JobRecord:
-        """Change settings and what is wanted, both or nothing; see `JobOperations.patch`.
+        """Change settings and the wanted state, both or nothing; see `JobOperations.patch`.
 
         Args:
             job: Name of the job.
-            reason: Reason of the person.
+            reason: Reason that the person gave.
             changed: Settings, see `JobOperations.patch`.
             wanted: Optional. If unset, the wanted state stays.
-            after_loss: True to go on with what is left.
+            after_loss: True to continue with what is left.
             from_start: True to accept version 0 if no other version is left.
-            read_from: Where to begin with streams' topics that were created anew.
-            revision: Optional. If set, refuse to change another revision.
+            read_from: Where to start in streams' topics that were created again.
+            revision: Optional. If set, refuse to change any other revision.
 
         Raises:
             NotFoundError: If there is no such job.
-            UserError: Naming the field that cannot be changed so.
-            ConflictError: If the job is at another revision, or if `after_loss` is given and it
+            UserError: If a field cannot be changed to this value. The message names the field.
+            ConflictError: If the job has another revision, or if `after_loss` is given and the job
                 neither is held nor waits for a checkpoint.
             UnavailableError: If Kafka is unavailable for long.
         """
@@ -196,7 +198,7 @@ class JobService:
 
         Raises:
             NotFoundError: If there is no such job.
-            ConflictError: If it is not stopped, or machines of it are not given back.
+            ConflictError: If the job is not stopped, or not all of its machines are released.
             UnavailableError: If Kafka is unavailable for long.
         """
         self._check_given_back(self._store.get(job))
@@ -207,11 +209,11 @@ class JobService:
         return remains_of(job, self._store, self._outside)
 
     def purge(self, job: str) -> Remains:
-        """Make a name free, and remove what is left of its jobs; see `common.jobs.purge`.
+        """Free a name, and remove what is left of its jobs; see `common.jobs.purge`.
 
         Raises:
             NotFoundError: If there never was such a job.
-            ConflictError: If it is not stopped, or machines of it are not given back.
+            ConflictError: If the job is not stopped, or not all of its machines are released.
             UnavailableError: If Kafka is unavailable.
         """
         record = self._store.read().get(job)
@@ -220,12 +222,12 @@ class JobService:
         return purge(job, self._store, self._outside)
 
     def requeue(self, job: str, batches: Sequence[int] | None, at_s: float) -> dict[int, Outcome]:
-        """Take batches out of quarantine, and add a note to the job's record.
+        """Requeue quarantined batches, and add a note to the job's record.
 
         Args:
             job: Id of the job, not its name.
             batches: See `Quarantine.requeue`, also for the errors that it raises.
-            at_s: When, since 1970.
+            at_s: Time of the request, in seconds since 1970.
         """
         quarantine = Quarantine(self._outside.open_log(), job)
         outcomes = quarantine.requeue(batches, self._store.by.name, at_s)

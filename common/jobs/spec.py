@@ -1,4 +1,4 @@
-"""The specification of a job: what a person posts, checked whole before anything starts."""
+"""Specification of a job: the job file that a user submits, validated as a whole before it runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 _ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MODEL = re.compile(r"[^/:]+")
 
-UNKNOWN_WORKERS = 8  # counted where a job has no bound for them: some machines, started by hand
+# Number of workers to assume if a job sets no bound: a few machines, started by hand.
+UNKNOWN_WORKERS = 8
 
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -66,7 +67,8 @@ def _one_of(value: object, offered: Sequence[str]) -> object:
     raise ValueError(f"must be one of {', '.join(offered)}, got {value!r}")
 
 
-_Later = Field(exclude_if=lambda value: value is None)  # left out of the job's record
+# A field that the job's record omits while it is unset.
+_Later = Field(exclude_if=lambda value: value is None)
 _Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 _Numbers = Annotated[_Number | tuple[_Number, ...] | None, _Later]
 _Symbol = str | Annotated[int, Field(ge=-(2**53), le=2**53)] | _Number | bool
@@ -78,49 +80,57 @@ class FieldSpec(SpecPart):
     model_config = ConfigDict(serialize_by_alias=True)
 
     dtype: DtypeName
-    """Of its numbers, little-endian."""
+    """Type of the field's numbers, little-endian."""
     shape: tuple[Count, ...] = Field(default=(), max_length=8)
-    """Of one record's array; empty: one number. Left out where `from` or `one_hot` is a list."""
+    """Shape of the field in one record. Empty means a single number. Omit it if `from` or
+    `one_hot` is a list."""
     source: Annotated[str | tuple[str, ...] | None, _Later] = Field(
         default=None, alias="from", min_length=1
     )
-    """Path of the value, keys with dots between them (`\\.` is a dot in a key); of a list each is a
-    column of the field; by default the key of the field's name."""
+    """Path of the value in the record: keys joined by dots (`\\.` is a dot inside a key). A list
+    of paths makes a field with one column per path. Optional. If unset, the key with the field's
+    name."""
     default: _Numbers = None
-    """Number that stands for null, for what is absent, and for what `map` or `one_hot` does not
-    name (of `one_hot`: 0). Here and below: one number, or a list of one for each path."""
+    """Number to use if the value is null, absent, or not listed in `map` or `one_hot` (with
+    `one_hot` it must be 0). One number, or a list with one number per path of `from`."""
     scale: _Numbers = None
-    """Of floats: what each number is multiplied by."""
+    """Factor to multiply each number by. One number, or a list with one number per path of
+    `from`. For float fields only."""
     offset: _Numbers = None
-    """Of floats: what is added then."""
+    """Number to add after scaling. One number, or a list with one number per path of `from`. For
+    float fields only."""
     parse: Annotated[Literal["number", "time"] | None, _Later] = None
-    """Of texts: `12.5` is a number, `2026-01-31T12:00:00Z` seconds since 1970 (UTC by default)."""
+    """Conversion of text: `number` for text such as `12.5`; `time` for `2026-01-31T12:00:00Z`,
+    which becomes seconds since 1970 (UTC unless the text names a zone)."""
     hash: Annotated[Count | None, _Later] = None
-    """Number of buckets of texts, numbers, true and false, by `crc32-1` of path and value."""
+    """Number of buckets. The value (text, number, true or false) is hashed together with its
+    path, by `crc32-1`."""
     map: Annotated[dict[str, _Number] | None, _Later] = Field(default=None, min_length=1)
-    """What each text (`"1"` and `"true"` as well) stands for."""
+    """Number for each text. Numbers and booleans are matched by their text, such as `"1"` and
+    `"true"`."""
     one_hot: Annotated[tuple[_Symbol, ...] | None, _Later] = Field(default=None, min_length=1)
-    """Symbols: a 1 in the place of the value, 0 in all others."""
+    """List of symbols. The field has one number per symbol: 1 for the symbol that equals the
+    value, 0 for all others."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Everything that it says beside dtype and shape."""
+        """Options that the field sets besides dtype and shape."""
         return self.model_dump(exclude={"dtype", "shape"})
 
     @property
     def paths(self) -> tuple[str, ...] | None:
-        """Those of the field's columns; None where it is one value."""
+        """Paths of the field's columns; None if the field is one value."""
         return self.source if isinstance(self.source, tuple) else None
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape, as given or as `from` and `one_hot` make it."""
+        """Shape of the field: as given, or as implied by `from` or `one_hot`."""
         columns = self.one_hot if self.one_hot is not None else self.paths
         return self.shape if columns is None else (len(columns),)
 
     @property
     def reading(self) -> Parsed | Hashed | Mapped | OneHot | None:
-        """How a value becomes a number where it is none."""
+        """Conversion of values that are not numbers; None if the field sets no conversion."""
         if self.parse is not None:
             return Parsed(self.parse)
         if self.hash is not None:
@@ -130,7 +140,7 @@ class FieldSpec(SpecPart):
         return None if self.one_hot is None else OneHot(tuple(map(text_of, self.one_hot)))
 
     def described(self, name: str) -> RecordField:
-        """As a codec wants it."""
+        """Return the field as codecs take it."""
         if not self.options:
             return RecordField(name, self.dtype, self.shape)
         paths: tuple[Keys, ...] = ((name,),)
@@ -138,7 +148,8 @@ class FieldSpec(SpecPart):
             paths = tuple(map(_keys_of, self.paths or (str(self.source),)))
         default = self._by_path("default")
         if default is not None and self.one_hot is not None:
-            default = (-1.0,)  # in no place
+            # A default of -1 means for one_hot that no symbol matches.
+            default = (-1.0,)
         scale, offset = self._by_path("scale"), self._by_path("offset")
         joined = self.paths is not None
         source = Source(paths, joined, self.reading, default, scale, offset)
@@ -189,10 +200,10 @@ _READINGS = ("parse", "hash", "map", "one_hot")
 
 
 def _keys_of(path: str) -> Keys:
-    """The keys of a path.
+    """Split a path into its keys.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the path is malformed.
     """
     try:
         return keys_of(path)
@@ -200,30 +211,32 @@ def _keys_of(path: str) -> Keys:
         raise ValueError(f"from: {error}, got {shown(path)}") from error
 
 
-_HASHED = (("int32", "float32"), ("int64", "float32"))  # what index and value may be
+# Allowed dtypes of the fields index and value.
+_HASHED = (("int32", "float32"), ("int64", "float32"))
 
 
 class HashedSpec(SpecPart):
-    """How features that no field names become the fields `index` and `value`."""
+    """Hashing of keys that no field names into the fields `index` and `value`."""
 
     buckets: Count
-    """How many the features are hashed into, by `crc32-1`."""
+    """Number of buckets that features are hashed into, by `crc32-1`."""
 
 
 _CODECS = ("tensor", "json", "avro", "protobuf")
 
 
 class RecordsSpec(SpecPart):
-    """How a record's bytes become fields."""
+    """Format of the records and their fields."""
 
     codec: str = Field(default="tensor", json_schema_extra={"enum": list(_CODECS)})
-    """`tensor`: the fields' bytes one after the other, in the order given; `json`: an object, also
-    one that JSON Schema describes; `avro`, `protobuf`: with schemas in the registry that
+    """`tensor`: the bytes of all fields, in the order given here; `json`: a JSON object, with or
+    without JSON Schema; `avro`, `protobuf`: with schemas in the registry that
     DOLL_SCHEMA_REGISTRY_URL names."""
     fields: dict[str, FieldSpec] = Field(min_length=1)
-    """Name to what it is and where it stands."""
+    """Fields by name."""
     hashed: Annotated[HashedSpec | None, _Later] = None
-    """Of `json`: every other key of the object is a feature; it is hashed, not ignored."""
+    """Treat every other key of the object as a feature and hash it. For `codec: json` only.
+    Optional. If unset, other keys are ignored."""
 
     @property
     def buckets(self) -> int:
@@ -231,7 +244,7 @@ class RecordsSpec(SpecPart):
         return self.hashed.buckets if self.hashed else 0
 
     def described(self) -> tuple[RecordField, ...]:
-        """The fields as a codec wants them."""
+        """Return the fields as codecs take them."""
         return tuple(field.described(name) for name, field in self.fields.items())
 
     @field_validator("codec")
@@ -271,18 +284,18 @@ class RecordsSpec(SpecPart):
 
 
 class TaskSpec(SpecPart):
-    """What to learn: a built-in task by name or one's own by entrypoint; the rest are options."""
+    """Task to learn: a built-in one by `name`, or one of your own by `entrypoint`."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str | None = None
-    """A built-in task."""
+    """Name of a built-in task."""
     entrypoint: str | None = None
-    """`package.module:Class`, one of DOLL_TASKS where the job runs."""
+    """`package.module:Class`. DOLL_TASKS must list it wherever the job runs."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What stands beside the name, as it was given."""
+        """Options of the task, as given."""
         return dict(self.model_extra or {})
 
     @field_validator("name")
@@ -305,15 +318,18 @@ class TaskSpec(SpecPart):
 
 
 class CompressionSpec(SpecPart):
-    """Which changes of the model workers are told; without it, all of them.
+    """Limit which model changes are sent to workers; without this block, all of them are.
 
-    Updates have every gradient in any case; what is inexact is where gradients are taken.
+    An update always contains complete gradients. Only the weights at which workers compute
+    gradients are inexact.
     """
 
     significance: float | None = Field(default=None, gt=0)
-    """v: changes above v / sqrt(J) of a weight, where J is the version; 1.5 is recommended."""
+    """v: send changes larger than v / sqrt(J) of a weight, where J is the version. 1.5 is
+    recommended."""
     changes: float | None = Field(default=None, gt=0, le=1)
-    """Instead: at most so much of the model per version, the largest changes."""
+    """Alternative to `significance`: largest share of the model to send per version. The largest
+    changes are sent."""
 
     @model_validator(mode="after")
     def _one_way(self) -> CompressionSpec:
@@ -323,14 +339,15 @@ class CompressionSpec(SpecPart):
 
 
 class TunerSpec(SpecPart):
-    """What is chosen by what is measured while the job runs; without it, nothing is."""
+    """Settings to tune from measurements while the job runs; without this block, none are."""
 
     group_size: tuple[Count, Count] | None = None
-    """[least, most]: K by how noisy gradients are, while no rule of `synchronisation` holds, first
-    after 20 updates; the learning rate is that of `group_size`, and goes with K."""
+    """[least, most]: range of K, which is tuned to the noise of the gradients from update 20 on,
+    while no rule of `synchronisation` holds. The learning rate is the one for `group_size`, and
+    is adapted as K changes."""
     workers: Literal["balanced"] | None = None
-    """`balanced`: of `provisioning.workers` as many as make time times cost least, by how long
-    updates take while records wait."""
+    """`balanced`: use as many of `provisioning.workers` as minimize time times cost, given the
+    measured time of updates while records wait."""
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -356,21 +373,23 @@ class TunerSpec(SpecPart):
 
 
 class ScheduleSpec(SpecPart):
-    """How the learning rate rises and falls with the updates that were made."""
+    """Schedule of the learning rate."""
 
     kind: ScheduleKind
-    """After `warmup_updates`, of which t more were made: `constant`: all of it; `step`: times
-    `factor` after each n of `updates`; `cosine`: half a wave down to `final` at n; `inverse_sqrt`:
-    1 / sqrt(1 + t / n)."""
+    """Shape of the schedule. At t updates after the warm-up, with n = `updates`: `constant`
+    keeps the full rate; `step` multiplies the rate by `factor` after every n updates; `cosine`
+    falls along half a cosine wave and reaches `final` at n; `inverse_sqrt` is 1 / sqrt(1 + t /
+    n)."""
     warmup_updates: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """The rate rises to all of it in so many, in a line."""
+    """Number of updates over which the rate rises linearly to its full value."""
     updates: Count | None = None
-    """n, of the job's own `group_size`: what `stop.updates` counts, too."""
+    """n: length of the schedule in updates of the job's own `group_size`, counted like
+    `stop.updates`. Required unless `kind` is `constant`."""
     factor: Share | None = None
-    """Of `step`; 0.1 where it is not given."""
+    """Factor of `step`. Optional. If unset, 0.1."""
     final: Share | None = None
-    """Of `step` and `cosine`: share of the rate below which it does not fall; 0.01 where it is not
-    given."""
+    """Share of the full rate below which `step` and `cosine` do not fall. Optional. If unset,
+    0.01."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "constant": frozenset(),
@@ -393,35 +412,37 @@ class ScheduleSpec(SpecPart):
 
     @property
     def core(self) -> RateSchedule:
-        """As the protocol has it."""
+        """Return the schedule as the core takes it."""
         return RateSchedule(self.kind, self.warmup_updates, **self._given)
 
 
 class OptimizerSpec(SpecPart):
-    """The rule that turns a gradient into a step (Algorithm 4, line 10)."""
+    """Optimizer that turns a gradient into a step (Algorithm 4, line 10)."""
 
     name: Literal["sgd", "momentum", "adam", "adamw", "adagrad", "ftrl"] = "sgd"
-    """Torch's, and `ftrl`, FTRL-Proximal (McMahan et al. 2013); `momentum` is `sgd` with one."""
+    """Optimizer of torch, or `ftrl` for FTRL-Proximal (McMahan et al. 2013). `momentum` is `sgd`
+    with a momentum."""
     learning_rate: Positive
-    """eta; alpha of `ftrl`."""
+    """Learning rate: eta, or alpha of `ftrl`."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Of `sgd`, 0 where it is not given, and of `momentum`, 0.9."""
+    """Momentum of `sgd` and `momentum`. Optional. If unset, 0 for `sgd` and 0.9 for `momentum`."""
     nesterov: bool | None = None
-    """Of `sgd` with a momentum and of `momentum`."""
+    """Use Nesterov momentum. For `momentum`, and for `sgd` with a momentum."""
     weight_decay: NotNegative | None = None
-    """L2 penalty; of `adamw` apart from the gradient, 0.01 where it is not given."""
+    """L2 penalty. With `adamw` it is decoupled from the gradient; if unset there, 0.01."""
     betas: tuple[Beta, Beta] | None = None
-    """Of `adam` and `adamw`."""
+    """Decay rates of the moments. For `adam` and `adamw`."""
     eps: Positive | None = None
-    """Of `adam`, `adamw` and `adagrad`."""
+    """Term that keeps the divisor above zero. For `adam`, `adamw` and `adagrad`."""
     l1: Annotated[NotNegative | None, _Later] = None
-    """Of `ftrl`: weights that gradients do not hold away from zero are zero."""
+    """L1 penalty of `ftrl`: weights that no gradient pulls away from zero are exactly zero."""
     l2: Annotated[NotNegative | None, _Later] = None
-    """Of `ftrl`."""
+    """L2 penalty of `ftrl`."""
     clip_norm: Annotated[Positive | None, _Later] = None
-    """Longest gradient of an update, after `reduction`: a longer one is shortened to it, once."""
+    """Maximum norm of an update's gradient, applied once, after `reduction`. A longer gradient
+    is scaled down to it."""
     schedule: Annotated[ScheduleSpec | None, _Later] = None
-    """Of the learning rate; without one it stays."""
+    """Schedule of the learning rate. Optional. If unset, the rate is constant."""
 
     _own: ClassVar[dict[str, frozenset[str]]] = {
         "sgd": frozenset({"weight_decay", "momentum", "nesterov"}),
@@ -434,13 +455,13 @@ class OptimizerSpec(SpecPart):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was said beside the name and the learning rate, of this optimizer alone."""
+        """Options that this optimizer was given, besides the name and the learning rate."""
         others = {"name", "learning_rate", "clip_norm", "schedule"}
         return self.model_dump(exclude=others, exclude_none=True)
 
     @property
     def scheduled(self) -> RateSchedule:
-        """The schedule, or what is meant without one."""
+        """Schedule of the learning rate; by default constant."""
         return CONSTANT if self.schedule is None else self.schedule.core
 
     @model_validator(mode="after")
@@ -456,93 +477,98 @@ class OptimizerSpec(SpecPart):
 
 
 class StopSpec(SpecPart):
-    """When the job is done: whatever comes first; without any, never."""
+    """Conditions that end the job, whichever is met first; without any, the job runs forever."""
 
     updates: Count | None = None
-    """J: after so many."""
+    """J: end the job after this number of updates."""
     loss: Positive | None = None
-    """epsilon: when the mean loss of a sample, smoothed, is below."""
+    """epsilon: end the job when the smoothed mean loss per sample is below this value."""
     deadline_s: Positive | None = None
-    """theta: so long after the submission."""
+    """theta: end the job this many seconds after its submission."""
 
 
 class CheckpointSpec(SpecPart):
-    """How often the model goes to object storage, and how many stay there."""
+    """Interval of checkpoints in object storage, and how many are kept."""
 
     every_updates: Count | None = None
-    """After so many updates; by default 200, or 20 with `aggregation.layout: slices`, where the
-    owners of a slice that die together take along what came after it."""
+    """Maximum number of updates between checkpoints. Optional. If unset, 200, or 20 with
+    `aggregation.layout: slices`, where updates since the last checkpoint are lost if all owners
+    of a slice fail together."""
     every_s: Positive = 300.0
-    """After so long, whichever comes first."""
+    """Maximum number of seconds between checkpoints. The limit that is reached first counts."""
     keep: Count = 3
-    """How many: one may be torn by a crash, one taken back by a takeover."""
+    """Number of checkpoints to keep. A crash may leave the newest one incomplete, and a takeover
+    may take another one back."""
 
 
 class HotSnapshotSpec(SpecPart):
-    """How often the model goes to Redis whole: what a takeover rolls back at most."""
+    """Interval of full copies of the model in Redis, which bounds what a takeover rolls back."""
 
     every_s: Positive = 1.0
-    """After so long."""
+    """Seconds between two copies."""
 
 
 class BidBrainSpec(SpecPart):
-    """What changes of its machines cost a job, as `bidbrain` takes it."""
+    """Costs of changing machines, for `policy: bidbrain`."""
 
     lambda_s: float = Field(default=30.0, ge=0)
-    """lambda: for which all work stands still after an eviction."""
+    """lambda: seconds that all work stops after an eviction."""
     start_s: float | None = Field(default=None, ge=0)
-    """sigma: for which it does when machines come or go; by default the longest start-up of the
-    market's pools."""
+    """sigma: seconds that all work stops when machines are added or removed. Optional. If unset,
+    the longest start-up time of the market's pools."""
 
 
 class ProvisioningSpec(SpecPart):
-    """What fleet to rent, for the provisioner; without one, workers are started by hand."""
+    """Machines that the provisioner rents; without this block, workers are started by hand."""
 
     workers: Count
-    """N_tot: how many, one for each stream."""
+    """N_tot: number of workers, one for each stream."""
     policy: PolicyName | None = None
-    """Who decides what to rent; by default `adaptive`, the paper's, where streams wait for a worker
-    to return (`on_preemption: hold`), and `pools` where they move to others."""
+    """Policy that decides which machines to rent. Optional. If unset, `adaptive`, the paper's
+    policy, with `on_preemption: hold`, and `pools` with `on_preemption: reassign`."""
     probability: float = Field(default=0.95, gt=0.5, lt=1)
-    """Of meeting the deadline; for `chance`."""
+    """Required probability of meeting the deadline. For `policy: chance`."""
     review_s: Positive | None = None
-    """How often the policy is asked; by default as often as it likes."""
+    """Seconds between two reviews of the plan. Optional. If unset, the policy chooses."""
     bidbrain: BidBrainSpec | None = None
-    """Of `policy: bidbrain`, which bids for machines that work off a backlog."""
+    """Settings of `policy: bidbrain`, which bids for machines that work off a backlog."""
     max_lag_s: Annotated[Positive | None, _Later] = None
-    """Of `policy: pools`: how long records may wait, at least the start-up of a machine on demand.
-    Where spot machines are lost, one on demand is started in time. By default streams are served as
-    steadily as the deadline asks (`on_preemption: hold`), or updates keep up with arrivals on
-    average (`reassign`)."""
+    """Longest time in seconds that records may wait, at least the start-up time of an on-demand
+    machine. If spot machines are lost, an on-demand machine is started in time. For `policy:
+    pools`. Optional. If unset, streams are served as steadily as the deadline requires
+    (`on_preemption: hold`), or updates keep up with arrivals on average (`reassign`)."""
     spot_up_to: float = Field(default=1.5, ge=1, le=10, exclude_if=lambda value: value == 1.5)
-    """Of `policy: pools` with `on_preemption: hold`: spot machines at most, times `workers`. More
-    than 1: a stream passes to a spare when its machine is lost."""
+    """Maximum number of spot machines, as a multiple of `workers`. Above 1 there are spares, and
+    a stream moves to a spare when its machine is lost. For `policy: pools` with `on_preemption:
+    hold`."""
     reliable: int = Field(default=0, ge=0, le=MOST, exclude_if=lambda value: value == 0)
-    """Of `policy: pools`: machines that are always on demand."""
+    """Number of machines that are always on demand. For `policy: pools`."""
 
 
 class EvaluationSpec(SpecPart):
-    """What an evaluator looks at; without one it leaves the job alone."""
+    """Evaluation of the model beside the training; without this block, the job is not evaluated."""
 
     every_updates: Count = 50
-    """Each n-th version is evaluated."""
+    """Evaluate every n-th version, where n is this number."""
     stream: str = Field(default="", json_schema_extra={"pattern": "^[A-Za-z0-9._-]{0,245}$"})
-    """Kafka topic of the test set, in the job's format; empty: there is none."""
+    """Kafka topic of the test set, in the same format as the job's records. Empty means no test
+    set."""
     records: Count = 2000
-    """Of the test set: its first ones."""
+    """Number of records to use, from the start of the test set."""
 
 
 class TrackingSpec(SpecPart):
-    """How an evaluator reports the job to its MLflow server, the one that DOLL_MLFLOW names."""
+    """Report of the job to the MLflow server that DOLL_MLFLOW names, sent by an evaluator."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     experiment: str = Field(default="Default", min_length=1)
-    """Name of the experiment that the job's run is in; it must be there."""
+    """Name of the experiment for the job's run. It must exist."""
     model: str | None = Field(
         default=None, alias="register", json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}
     )
-    """Name of the registered model whose versions its checkpoints are; by default, none is."""
+    """Name of the registered model that gets the job's checkpoints as versions. Optional. If
+    unset, no model is registered."""
 
     @field_validator("model")
     @classmethod
@@ -553,10 +579,11 @@ class TrackingSpec(SpecPart):
 
 
 class Needed(NamedTuple):
-    """What a built-in task asks of a field."""
+    """Requirements of a built-in task for a field."""
 
     dtypes: tuple[str, ...]
-    sizes: tuple[str, ...]  # the task's option that each dimension of the shape gives
+    # The task's option that gets the size of each dimension of the shape.
+    sizes: tuple[str, ...]
     words: str
 
 
@@ -572,7 +599,7 @@ _INDEX = Needed(INTEGERS, ("entries",), "whole numbers (int32) of shape [entries
 _VALUE = Needed(NUMBERS, ("entries",), "numbers of shape [entries]")
 _RATING = Needed(NUMBERS, (), "a number without a shape")
 
-# Built-in tasks and the fields that each reads; others check theirs when they are loaded.
+# Fields that each built-in task reads. Other tasks check their fields when they are loaded.
 BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "image-classifier": {"image": _IMAGE, "label": _LABEL},
     "logistic-regression": {"features": _FEATURES, "label": _LABEL},
@@ -581,98 +608,106 @@ BUILT_IN_TASKS: dict[str, dict[str, Needed]] = {
     "matrix-factorisation": {"user": _ID, "item": _ID, "rating": _RATING},
     "lda": {"index": _INDEX, "value": _VALUE},
 }
-_JOINING = ("logistic-regression", "tabular-mlp")  # take any fields as their features
+# Tasks that accept any fields as features.
+_JOINING = ("logistic-regression", "tabular-mlp")
 
 
 _Stream = Annotated[str, Field(json_schema_extra={"pattern": f"^{topics.STREAM.pattern}$"})]
 
 
 class JobSpec(SpecPart):
-    """One training job."""
+    """A training job."""
 
     name: str = Field(json_schema_extra={"pattern": "^[a-z0-9][a-z0-9._-]{0,99}$"})
-    """Its topics, keys and files are named by it."""
+    """Name of the job. The names of its topics, keys and files contain it."""
     streams: tuple[_Stream, ...] = Field(min_length=1)
     """Kafka topics, one per datastream."""
     records: RecordsSpec
-    """How a record's bytes become fields."""
+    """Format of the records and their fields."""
     task: TaskSpec
-    """What to learn."""
+    """Task to learn."""
     batch_size: Count
-    """b: records of a batch."""
+    """b: number of records per batch."""
     group_size: Count
-    """K: batches of an update."""
+    """K: number of batches per update."""
     synchronisation: Annotated[SynchronisationSpec | None, _Later] = None
-    """When workers wait for each other; by default `synchronous`."""
+    """Synchronisation between workers. Optional. If unset, `mode: synchronous`."""
     aggregation: Annotated[AggregationSpec | None, _Later] = None
-    """Who adds gradients up and holds the weights; by default the coordinator."""
+    """Component that sums gradients and holds the weights. Optional. If unset, the coordinator."""
     optimizer: OptimizerSpec
-    """The rule that turns a gradient into a step."""
+    """Optimizer that turns a gradient into a step."""
     compression: Annotated[CompressionSpec | None, _Later] = None
-    """Which changes of the model workers are told; models up to 64 KB always travel whole."""
+    """Limit on which model changes are sent to workers. Models of up to 64 KB are always sent in
+    full."""
     tuner: Annotated[TunerSpec | None, _Later] = None
-    """What is chosen by what is measured while it runs."""
+    """Settings to tune from measurements while the job runs."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Of the samples of an update, before the step."""
+    """Mean or sum over the samples of an update, before the step."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of the first weights."""
+    """Seed of the initial weights."""
     stop: StopSpec = StopSpec()
-    """When the job is done: whatever comes first; without any, never."""
+    """Conditions that end the job, whichever is met first; without any, the job runs forever."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """How often the model goes to object storage."""
+    """Interval of checkpoints in object storage."""
     hot_snapshot: HotSnapshotSpec = HotSnapshotSpec()
-    """How often it goes to Redis: what a takeover rolls back at most."""
+    """Interval of copies in Redis, which bounds what a takeover rolls back."""
     on_preemption: Literal["reassign", "hold"] = "reassign"
-    """Whether the streams of a worker that went move to others or wait for its return."""
+    """`reassign`: the streams of a lost worker move to other workers; `hold`: they wait for its
+    return."""
     on_missing: Literal["redispatch", "proceed"] = "redispatch"
-    """Whether its batches of the update under way are given to others or left out of it."""
+    """Batches of a lost worker in the current update: `redispatch` assigns them to other
+    workers; `proceed` leaves them out of this update."""
     start_at: str = "earliest"
-    """`earliest`, `latest`, or a time with its zone, such as 2026-01-31T12:00:00Z."""
+    """Start of the job in its streams: `earliest`, `latest`, or a time with its zone, such as
+    2026-01-31T12:00:00Z."""
     batch_linger_s: NotNegative | None = None
-    """Close a partial batch after so long; by default never. If the network has batch
-    normalization, a single record waits for another one and counts as lag."""
+    """Seconds after which a partial batch is closed. If the network has batch normalization, a
+    single record still waits for another one, and counts as lag. Optional. If unset, never."""
     group_linger_s: NotNegative | None = None
-    """Apply a partial update after so long; by default never."""
+    """Seconds after which a partial update is applied. Optional. If unset, never."""
     waiting_batches: Count | None = None
-    """Unsettled batches that a worker may own, at least K; by default 2K."""
+    """Maximum number of unsettled batches per worker, at least K. Optional. If unset, 2K, or
+    more if several rounds may be in flight."""
     max_failures: Count = 5
-    """Deaths, errors or non-finite results of a batch alone, until it is quarantined."""
+    """Number of failures after which a batch is quarantined, if it is computed alone: worker
+    deaths, errors, and results that are not finite."""
     autocast: bool = False
-    """Run the forward pass in bfloat16 where torch thinks it safe."""
+    """Run the forward pass in bfloat16 for operations that torch considers safe."""
     weight: Positive = 1.0
-    """Its share of the workers where jobs need more of them than there are."""
+    """Relative share of the workers that the job gets if jobs need more workers than there are."""
     provisioning: ProvisioningSpec | None = None
-    """What machines to rent; without one, workers are started by hand."""
+    """Machines to rent. Optional. If unset, workers are started by hand."""
     evaluation: EvaluationSpec | None = None
-    """What an evaluator looks at; without one it leaves the job alone."""
+    """Evaluation of the model beside the training; without this block, the job is not evaluated."""
     tracking: Annotated[TrackingSpec | None, _Later] = None
-    """Where an evaluator tells how the job learns."""
+    """Report of the job's progress to MLflow, by an evaluator."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:  # noqa: ANN401 -- as pydantic's
-        """Validate plain data as at submission: with lists, which the fields have as tuples."""
+        """Validate plain data as at submission, with lists for fields that are tuples."""
         if isinstance(obj, Mapping):
             return cls.model_validate_json(to_json(obj), **options)
         return super().model_validate(obj, **options)
 
     @property
     def waiting_bound(self) -> int:
-        """Unsettled batches that a worker may own: at least K, so that one survivor fills a group.
+        """Maximum number of unsettled batches per worker.
 
-        2K unless said: a lone survivor gathers the next group while it computes this one; with K
-        alone its stream would stand still during every round. And K for each further round that may
-        be in flight for all workers together. Where rules name other modes, the most of any.
+        It is at least K, so that a single survivor can fill a group. The default is 2K: a single
+        survivor collects the next group while it computes this one; with K alone its stream would
+        stop during every round. Each further round that may be in flight adds K. If rules name
+        other modes, the mode with the highest number counts.
         """
         return self.waiting_batches or self.synchronised.batches_held(self._most_tuned)
 
     @property
     def mode(self) -> SynchronisationMode:
-        """How its workers are synchronised."""
+        """Synchronisation mode of the job itself, without its rules."""
         return self.synchronised.mode
 
     @property
     def most_rounds(self) -> int:
-        """Updates that may be in flight at once, as far as that can be told before workers live."""
+        """Maximum number of updates in flight, as far as it is known before workers run."""
         workers = self.provisioning.workers if self.provisioning is not None else None
         modes = [mode for mode, _ in self.synchronised.modes(self.group_size)]
         rounds = [1 + mode.fixed_staleness for mode in modes if not mode.staleness_per_worker]
@@ -683,12 +718,12 @@ class JobSpec(SpecPart):
 
     @property
     def largest_group(self) -> int:
-        """K, or that of a rule that has a larger one, or the most that it is tuned to."""
+        """Largest K that an update may have: the job's, a rule's, or the tuner's upper bound."""
         return max(k for _, k in self.synchronised.modes(self._most_tuned))
 
     @property
     def group_sizes(self) -> tuple[int, int] | None:
-        """Within which K is tuned; None where it is not."""
+        """Range that K is tuned within; None if it is not tuned."""
         return None if self.tuner is None else self.tuner.group_size
 
     @property
@@ -697,21 +732,21 @@ class JobSpec(SpecPart):
 
     @property
     def rate_by_group(self) -> bool:
-        """Whether the learning rate goes with K.
+        """True if the learning rate is scaled with K.
 
-        The sum of fewer samples is a smaller step by itself; adam's, and that of others which
-        divide by how large gradients were, does not depend on them.
+        With `reduction: sum`, a sum over fewer samples is a smaller step anyway. The steps of adam,
+        and of other optimizers that divide by the size of past gradients, do not depend on K.
         """
         return self.reduction == "mean" and self.optimizer.name in PROPORTIONAL
 
     @property
     def synchronised(self) -> SynchronisationSpec:
-        """`synchronisation`, or what is meant without it."""
+        """Block `synchronisation`, or its default."""
         return self.synchronisation or SYNCHRONOUS
 
     @property
     def policy(self) -> PolicyName | None:
-        """Who decides on its machines; None where they are not rented."""
+        """Name of the policy that decides on the job's machines; None if none are rented."""
         if self.provisioning is None:
             return None
         fitting: PolicyName = "adaptive" if self.on_preemption == "hold" else "pools"
@@ -719,43 +754,43 @@ class JobSpec(SpecPart):
 
     @property
     def start_s(self) -> float | None:
-        """The time of `start_at` in seconds since 1970, or None where it is a word."""
+        """Time of `start_at` in seconds since 1970; None if it is `earliest` or `latest`."""
         return None if self.start_at in _START_WORDS else _instant(self.start_at)
 
     @property
     def grouped(self) -> bool:
-        """Whether its workers hold the weights, and add gradients up among themselves."""
+        """True if the workers hold the weights and sum gradients among themselves."""
         return self.aggregation is not None and self.aggregation.mode == "group"
 
     @property
     def among(self) -> AggregationSettings | None:
-        """How its workers add gradients up among themselves; None: they do not."""
+        """Settings of the sums among workers; None if the coordinator sums gradients."""
         return self.aggregation.core if self.aggregation and self.grouped else None
 
     @property
     def slices(self) -> SliceSettings | None:
-        """How its weights are cut into slices with owners; None: they are not."""
+        """Settings of the slices of the weights; None if there are no slices."""
         return None if self.among is None else self.among.slices
 
     @property
     def checkpoint_every_updates(self) -> int:
-        """One of so many versions is a checkpoint; owners of slices back up what they hold so."""
+        """Number of versions between checkpoints, and between backups of a slice by its owners."""
         return self.checkpoint.every_updates or (200 if self.slices is None else 20)
 
     @property
     def task_name(self) -> str:
-        """Name of a built-in task, or an entrypoint."""
+        """Name of the built-in task, or the entrypoint."""
         return self.task.name or self.task.entrypoint or ""
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """The task's options; sizes that are not given are those of the record's fields."""
+        """Options of the task. Sizes that are not given follow from the record's fields."""
         joined = {} if self._inputs == ("features",) else {"inputs": self._inputs}
         return self.record_sizes | joined | self.task.options
 
     @property
     def record_sizes(self) -> dict[str, int]:
-        """Options of a built-in task that are sizes, as the records have them."""
+        """Options of a built-in task that are sizes and follow from the records."""
         hashed = self.records.hashed if self.task.name == "sparse-logistic" else None
         sizes = {"features": hashed.buckets} if hashed else {}
         if self._inputs != ("features",):
@@ -775,7 +810,10 @@ class JobSpec(SpecPart):
 
     @property
     def _inputs(self) -> tuple[str, ...]:
-        """Fields that a task of features joins to them: its `inputs`, or all there are."""
+        """Fields that the task joins into its features.
+
+        They are its `inputs`, or `features` alone, or all but the label.
+        """
         fields = self.records.fields
         if self.task.name not in _JOINING:
             return ("features",)
@@ -808,7 +846,8 @@ class JobSpec(SpecPart):
 
     @model_validator(mode="after")
     def _has_what_the_task_reads(self) -> JobSpec:
-        sizes = dict[str, int]()  # of the records, by option of the task
+        # Sizes in the records, by option of the task.
+        sizes = dict[str, int]()
         for name in self._inputs if self._inputs != ("features",) else ():
             if name not in self.records.fields:
                 known = ", ".join(self.records.fields)
@@ -990,10 +1029,11 @@ def _instant(value: str) -> float:
 
 
 def job_from_json(text: str | bytes) -> JobSpec:
-    """Read a job that was checked elsewhere, as the jobs topic holds it.
+    """Read a job from the jobs topic, where it was checked before it was written.
 
     Raises:
-        UserError: In one line, with the field's path, what was found and what is allowed.
+        UserError: If the job is invalid. The message is one line with the field's path, what was
+            found and what is allowed.
     """
     try:
         return JobSpec.model_validate_json(text)

@@ -1,4 +1,4 @@
-"""All jobs, as a fold over the jobs topic: what each is, and what a person wants of it.
+"""All jobs, a fold over the jobs topic: each job's record, and what a person wants of it.
 
 The topic is a `common.kafka.table`, keyed by the job's name.
 """
@@ -40,59 +40,74 @@ _log = event_logger(__name__)
 
 T = TypeVar("T")
 E = TypeVar("E", bound="JobRecord | FreeName")
-REASON_CHARACTERS = 2_000  # of what is wanted: one line
-DETAIL_CHARACTERS = 8_000  # of a hold: a long traceback, far below what one record may be
-# Changes that a job's record keeps: it stays small, since its topic is compacted.
+# Maximum length of the reason for the wanted state, which is one line.
+REASON_CHARACTERS = 2_000
+# Maximum length of the details of a hold: a long traceback, far below the limit of a record.
+DETAIL_CHARACTERS = 8_000
+# Number of changes that a job's record keeps. The record stays small, since its topic is compacted.
 CHANGES_KEPT = 50
-# Size of these changes. JSON may write six bytes for one character of a reason.
+# Maximum size of these changes. JSON may need six bytes for one character of a reason.
 CHANGES_BYTES = 130_000
-# Actions of changes that no later change displaces.
+# Actions of changes that are never dropped for later ones.
 LASTING = frozenset({"submitted", "deleted", "purged"})
 _RESUMED = frozenset({"resumed", "resumed after loss"})
 
 
 class StartCheckpoint(msgspec.Struct, frozen=True):
-    """The checkpoint of another job with whose weights a job begins, copied into its own folder."""
+    """Checkpoint of another job whose weights a job starts from, copied into its own folder."""
 
     job: str
     epoch: Count
     version: Count
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the copy
+    # Checksum of the copy.
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
     def __str__(self) -> str:
         return f"{self.job}@{self.version}"
 
 
 class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
-    """One job as the topic has it."""
+    """A job in the jobs topic."""
 
     spec: JobSpec
     wanted: Wanted
-    # Where the job begins and what was known of the log below, resolved once, before anybody leads:
-    # by stream, each list by the number of the partition.
+    # Where the job begins, and what was known of the logs below. Resolved once, before the job has
+    # a leader. Keyed by stream; a list's index is the number of the partition.
     positions: dict[str, NonEmpty[list[LogPosition]]] = msgspec.field(name="first")
-    reason: str = ""  # why it is wanted so
-    submitted_s: float = 0.0  # since 1970; its deadline counts from here
-    # Without one, it begins with what the specification makes.
+    # Reason for the wanted state.
+    reason: str = ""
+    # Seconds since 1970. The deadline counts from here.
+    submitted_s: float = 0.0
+    # If None, the job starts with the model that its specification describes.
     origin: StartCheckpoint | None = None
-    revision: Count = 0  # of the specification: changes made so far
-    # The last changes, newest last, after those that made and deleted earlier jobs of the name.
+    # Number of changes made to the specification.
+    revision: Count = 0
+    # Changes, newest last: those that created and deleted earlier jobs of the name, then the last
+    # ones of this job.
     changes: tuple[Change, ...] = ()
-    request: str = ""  # who submitted it recognises a request that comes twice by this
-    held: bool = False  # paused by a machine that may not decide alone, not by a person
-    detail: str = ""  # of what it is held for: a traceback, many lines; empty where there is none
-    finished: bool = False  # stopped because it reached its stop rule, not by a person
-    incarnation: Ordinal = 1  # counts the jobs of this name; those before were purged
-    after_loss: Count = 0  # how often it was resumed although Kafka lost what it acknowledged
-    from_start: bool = False  # the last time, if need be with version 0
-    read_from: ReadFrom = ""  # likewise, streams' topics that were created anew
-    # Secret by which coordinators know each other's hot snapshots in Redis: it is in Kafka alone.
-    # Empty: they believe whatever is there.
+    # Fingerprint of the request that submitted the job. It identifies a repeated request.
+    request: str = ""
+    # True if a process paused the job because only a person may decide how to continue.
+    held: bool = False
+    # Details of the hold, such as a traceback; may be empty.
+    detail: str = ""
+    # True if the job stopped because it reached its stop rule, not by a person.
+    finished: bool = False
+    # Counts the jobs of this name. Earlier ones were purged.
+    incarnation: Ordinal = 1
+    # Number of times that the job was resumed although Kafka had lost acknowledged records.
+    after_loss: Count = 0
+    # True if the last of these resumptions permits a start from version 0.
+    from_start: bool = False
+    # Where the last of these resumptions starts in streams' topics that were created again.
+    read_from: ReadFrom = ""
+    # Secret with which coordinators seal hot snapshots in Redis. It is only in Kafka. If it is
+    # empty, they trust any snapshot in Redis.
     seal: str = ""
 
     @cached_property
     def known(self) -> LogPositions:
-        """Where every partition of the job begins, and what was known of its log below."""
+        """First position of every partition, and what was known of its log below."""
         return {
             Partition(stream, index): position
             for stream, positions in self.positions.items()
@@ -101,32 +116,33 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @cached_property
     def first(self) -> Positions:
-        """Offset at which every partition of the job begins."""
+        """First offset of every partition."""
         return {place: position.offset for place, position in self.known.items()}
 
     @property
     def id(self) -> str:
-        """By what everything that it owns is named, see `common.kafka.names`."""
+        """Identifier used in the names of all of the job's resources; see `common.kafka.names`."""
         return topics.job_id(self.spec.name, self.incarnation)
 
     def is_same_job(self, other: JobRecord | None) -> bool:
-        """Whether another record is of this job, not of one that later got its name."""
+        """True if another record is of this job, not of a later job of the same name."""
         return other is not None and (other.id, other.submitted_s) == (self.id, self.submitted_s)
 
 
 class FreeName(msgspec.Struct, frozen=True):
-    """A name that a deleted job had; without one, the next job of a name is its first."""
+    """Entry of a name whose job was deleted; without it, the next job of the name is its first."""
 
     next_incarnation: Ordinal
-    # Who made and deleted the jobs of the name, newest last.
+    # Creations and deletions of jobs of the name, newest last.
     changes: tuple[Change, ...] = ()
 
 
 class _Head(msgspec.Struct):
-    """What says how to read the rest."""
+    """Fields that determine how to decode an entry."""
 
     format: int = 1
-    next_incarnation: int = 0  # of a name that has no job
+    # Not 0 if the name has no job.
+    next_incarnation: int = 0
 
 
 _HEAD = msgspec.json.Decoder(_Head)
@@ -137,7 +153,7 @@ _JOB = msgspec.json.Decoder(
 
 
 class JobStore:
-    """Reads and writes the jobs topic. May be shared between threads: one for a process will do.
+    """Reads and writes the jobs topic. Threads may share it; one per process is enough.
 
     Attributes:
         table: Records by name.
@@ -146,15 +162,15 @@ class JobStore:
     def __init__(self, log: Log, clock: Callable[[], float] = time) -> None:
         self._log = log
         self._clock = clock
-        # Not closed: a job that only a newer program understands goes on as it was.
+        # Not closed: if only a newer program can read a job's record, the previous one stays valid.
         self.table = CompactedTable[JobRecord | FreeName](
             log, topics.JOBS, decode_entry, "job", closed=False, clock=clock
         )
-        # Entries that `refresh` saw last, and the jobs among them.
+        # Entries that `refresh` last read, and the jobs among them.
         self._shown: tuple[Mapping[str, JobRecord | FreeName], Mapping[str, JobRecord]] = {}, {}
 
     def read(self) -> dict[str, JobRecord]:
-        """All jobs as of now, by name.
+        """Return all current jobs by name.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
@@ -162,7 +178,7 @@ class JobStore:
         return _jobs(self.table.read())
 
     def refresh(self, timeout_s: float) -> Mapping[str, JobRecord]:
-        """Wait up to `timeout_s` for news, then return all jobs as known by then.
+        """Wait up to `timeout_s` for changes, then return all jobs by name.
 
         The result is the same object until a job changes.
 
@@ -175,16 +191,16 @@ class JobStore:
         return self._shown[1]
 
     def get(self, job: str) -> JobRecord:
-        """One job as of now.
+        """Return the current record of a job.
 
         Raises:
-            NotFoundError: If there is none of this name.
+            NotFoundError: If there is no job of this name.
             UnavailableError: If Kafka is unavailable for long.
         """
         return self._job(job, self.table.read().get(job))
 
     def id_of(self, name: str) -> str:
-        """The id of a name's job; where there is none, of the next one that will have the name.
+        """Return the id of a name's job; if there is no job, the id that its next one will have.
 
         Raises:
             UnavailableError: If Kafka is unavailable for long.
@@ -199,10 +215,10 @@ class JobStore:
         Args:
             job: Id of the job.
             reason: Stop rule that the job has reached.
-            revision: Revision of the job whose stop rule that is.
+            revision: Revision of the job that has this stop rule.
 
         Raises:
-            NotFoundError: If there is no such job; its name may be another one's.
+            NotFoundError: If there is no such job. Its name may belong to another one.
             ConflictError: If the job has another revision now.
             UnavailableError: If Kafka is unavailable for long.
         """
@@ -219,18 +235,19 @@ class JobStore:
         return self._update(topics.job_name(job), finished, job)
 
     def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
-        """Pause a running job for a reason that a person must look at.
+        """Pause a running job for a reason that needs a person's decision.
 
-        A job stays as it is if it is not running, or if somebody has resumed it since.
+        The job stays as it is if it is not running, or if it has been resumed since the fault was
+        found.
 
         Args:
-            job: The job as it was when the fault was found.
+            job: Record of the job when the fault was found.
             reason: Fault and remedy in one line, cut off after `REASON_CHARACTERS`.
             detail: Details for a programmer, such as a traceback, cut off after
                 `DETAIL_CHARACTERS`.
 
         Raises:
-            NotFoundError: If there is no such job; its name may be another one's.
+            NotFoundError: If there is no such job. Its name may belong to another one.
             UnavailableError: If Kafka is unavailable for long.
         """
 
@@ -251,7 +268,7 @@ class JobStore:
         return self._update(job.spec.name, held, job.id)
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self.table.close()
 
     def _update(
@@ -268,7 +285,7 @@ class JobStore:
         return self._write(name, changed)
 
     def _write(self, name: str, change: Callable[[JobRecord | FreeName | None], E]) -> E:
-        """Change the entry of a name, and log who did it; see `CompactedTable.update`."""
+        """Change the entry of a name, and log the author; see `CompactedTable.update`."""
         new = list[Change]()
 
         def changed(entry: JobRecord | FreeName | None) -> E:
@@ -304,7 +321,7 @@ class JobStore:
         by: Author,
         **more: Any,  # noqa: ANN401 -- as `Change` has them
     ) -> JobRecord:
-        """Return a record that says in addition who did something; `more` as in `Change`."""
+        """Return the record with one more change; `more` has further fields of `Change`."""
         at_s, revision = self._clock(), record.revision
         change = change_by(by, at_s, action, reason, revision=revision, **more)
         return replace(record, changes=_kept((*record.changes, change)))
@@ -315,14 +332,14 @@ def _jobs(entries: Mapping[str, JobRecord | FreeName]) -> dict[str, JobRecord]:
 
 
 def incarnation_of(entry: JobRecord | FreeName | None) -> int:
-    """Return the incarnation of a name's job; without a job, that of the next one."""
+    """Return the incarnation of a name's job; if the name has no job, that of the next one."""
     if isinstance(entry, JobRecord):
         return entry.incarnation
     return entry.next_incarnation if isinstance(entry, FreeName) else 1
 
 
 def _kept(changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Drop the oldest changes that do not fit, but none that lasts."""
+    """Drop the oldest changes that do not fit, except `LASTING` ones."""
     while len(changes) > CHANGES_KEPT or len(msgspec.json.encode(changes)) > CHANGES_BYTES:
         passing = (at for at, each in enumerate(changes) if each.action not in LASTING)
         drop = next(passing, 0)
@@ -331,10 +348,10 @@ def _kept(changes: tuple[Change, ...]) -> tuple[Change, ...]:
 
 
 def check_revision(record: JobRecord, revision: int) -> None:
-    """Refuse to change another revision than the one that somebody knows.
+    """Check that a job still has the revision that its editor knows.
 
     Raises:
-        ConflictError: If the job has another one.
+        ConflictError: If the job has another revision.
     """
     if record.revision != revision:
         raise ConflictError(
@@ -344,7 +361,7 @@ def check_revision(record: JobRecord, revision: int) -> None:
 
 
 def by_stream(first: Mapping[Partition, int | LogPosition]) -> dict[str, list[LogPosition]]:
-    """Return positions of all partitions as a record has them."""
+    """Return positions of all partitions in the form of a record."""
     found = dict[str, list[LogPosition]]()
     for place, at in sorted(first.items()):
         found.setdefault(place.topic, []).append(LogPosition.of(at))
@@ -352,21 +369,22 @@ def by_stream(first: Mapping[Partition, int | LogPosition]) -> dict[str, list[Lo
 
 
 def encode_entry(entry: JobRecord | FreeName) -> bytes:
-    """Write what stands under a name."""
+    """Encode the entry of a name."""
     return msgspec.json.encode(
         entry, enc_hook=lambda spec: msgspec.Raw(spec.model_dump_json().encode())
     )
 
 
 def decode_entry(key: bytes | None, value: bytes) -> JobRecord | FreeName:
-    """Read what stands under a name.
+    """Decode the entry of a name.
 
     Raises:
-        WireError: If it does not parse, makes no sense, or stands under another name than its own.
+        WireError: If it does not parse, is inconsistent, or its key is not its name.
     """
     try:
         head = _HEAD.decode(value)
-        if head.format > 1:  # nothing else in it need make sense here
+        # The rest of a later format may mean something else.
+        if head.format > 1:
             raise WireError(f"job record: of format {head.format}, expected at most 1")
         if head.next_incarnation:
             return _FREE_NAME.decode(value)

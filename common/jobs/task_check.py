@@ -1,4 +1,4 @@
-"""Builds a task of somebody's own for `check`: `python -m common.jobs.task_check`."""
+"""Building of a custom task for `check`: `python -m common.jobs.task_check`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MIB = 1 << 20
 
 
 def built(order: CheckRequest) -> CheckReport:
-    """Build the task."""
-    # These bring torch.
+    """Build the task, and report what was found."""
+    # These import torch.
     from common.learning.errors import one_line  # noqa: PLC0415 -- see above
-    from common.learning.tasks import task_of, try_model  # noqa: PLC0415 -- likewise
+    from common.learning.tasks import task_of, try_model  # noqa: PLC0415 -- see above
 
     spec = job_from_json(bytes(order.spec))
     try:
@@ -43,8 +43,9 @@ def built(order: CheckRequest) -> CheckReport:
 
 
 def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
-    """Read an order, carry it out with bounds, answer."""
-    with suppress(OSError):  # should memory lack all the same, this process is the one to go
+    """Read a request, build the task within limits, and write the report."""
+    # If memory runs out nevertheless, the kernel should kill this process.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = MOST_MIB * _MIB
@@ -55,6 +56,7 @@ def main(asked: BinaryIO, answer: Callable[[bytes], object]) -> None:
 
 if __name__ == "__main__":
     parts = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the task prints is no answer
+    # Output of the task must not mix with the report.
+    os.dup2(2, 1)
     main(sys.stdin.buffer, parts.write)
     parts.close()

@@ -1,4 +1,4 @@
-"""Reads what `common.jobs.progress` folds: a job's topics, its board, the ends of its streams."""
+"""Input of `common.jobs.progress`: reads a job's topics, its board, and the ends of its streams."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ReadLiveStatuses: TypeAlias = "Callable[[Sequence[Board]], Sequence[LiveStatus | Exception]]"
 
-READ_RECORDS = 500  # at once, of each topic
+# Maximum number of records per read of a topic.
+READ_RECORDS = 500
 
 # --- the job's own topics -------------------------------------------------------------------------
 
 
 def topics_of(job: str) -> tuple[Partition, Partition]:
-    """The control and the updates topic of a job: each has one partition."""
+    """Return the control and the updates topic of a job; each has one partition."""
     return Partition(topics.control_topic(job), 0), Partition(topics.updates_topic(job), 0)
 
 
@@ -49,12 +50,14 @@ class Audited(NamedTuple):
     """A record of the updates topic."""
 
     offset: int
-    record: AuditRecord | None  # None: it does not parse
-    written_s: float | None  # since 1970; None: not known
+    # None if the record does not parse.
+    record: AuditRecord | None
+    # Seconds since 1970; None if not known.
+    written_s: float | None
 
 
 class OwnTopics:
-    """Bounds and ids of topics of jobs' own, asked of Kafka with three requests for all of them.
+    """Bounds and ids of several jobs' own topics, from three requests to Kafka in total.
 
     Raises:
         UnavailableError: If Kafka is unavailable.
@@ -71,11 +74,11 @@ class OwnTopics:
         }
 
     def bounds(self, place: Partition) -> Bounds:
-        """Return what a partition holds.
+        """Return the bounds of a partition.
 
         Raises:
             UnknownTopicError: If there is no such topic.
-            UnavailableError: If Kafka does not say it now.
+            UnavailableError: If Kafka does not report them now.
         """
         if place.topic not in self._topics:
             raise UnknownTopicError(f"there is no {place}")
@@ -84,7 +87,7 @@ class OwnTopics:
         return self._bounds[place]
 
     def identified(self, place: Partition, offset: int) -> LogPosition:
-        """Return a position that names its topic: see `common.kafka.read.identified`."""
+        """Return a position with its topic's id: see `common.kafka.read.identified`."""
         return LogPosition(offset, self._topics[place.topic].topic_id)
 
 
@@ -93,16 +96,17 @@ class HistoryReader:
 
     Attributes:
         updates_start: Offset of the first record of the updates topic that it reads.
-        control_start: Likewise of the control topic.
+        control_start: Offset of the first record of the control topic that it reads.
 
     Args:
-        job: Its id.
-        most: Where either topic has more records, only the newest are read; None: all, always.
-        own: Optional. What is known of both topics. If unset, Kafka is asked.
+        job: Id of the job.
+        most: Optional. If either topic has more records than this, only the newest are read. If
+            unset, all are read.
+        own: Optional. Known bounds and ids of both topics. If unset, the reader asks Kafka.
         on_ready: Optional. See `Log.tail`.
 
     Raises:
-        UnknownTopicError: If the job has no such topics, or no more.
+        UnknownTopicError: If the job has no such topics, or no longer.
         UnavailableError: If Kafka is unavailable.
     """
 
@@ -121,7 +125,8 @@ class HistoryReader:
         sizes = [bounds.end - bounds.start for bounds in (control_bounds, updates_bounds)]
         if most is None or max(sizes) <= most:
             self.control_start, self.updates_start = control_bounds.start, updates_bounds.start
-        else:  # claims cannot be decided from the middle on: none of them is read
+        else:
+            # Claims cannot be decided from the middle of the topic, so none is read.
             self.control_start = control_bounds.end
             self.updates_start = max(updates_bounds.start, updates_bounds.end - most)
         self._control = log.tail(control, own.identified(control, self.control_start), on_ready)
@@ -129,24 +134,26 @@ class HistoryReader:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything was read that was there when it began."""
+        """True if everything was read that existed when the reader was created."""
         control, updates = self._ends
         return self._control.position() >= control and self._updates.position() >= updates
 
     def claims(self) -> list[tuple[int, ControlRecord | None]]:
-        """What is new in the control topic; without waiting.
+        """Return new records of the control topic, without waiting.
 
         Raises:
-            OutsideError: If Kafka is unavailable, the topic was cut, or a newer program wrote it.
+            OutsideError: If Kafka is unavailable, the topic was cut, or a newer program wrote to
+                it.
         """
         records = self._control.read(READ_RECORDS, 0.0)
         return [(each.offset, decoded(decode_claim, each)) for each in records]
 
     def updates(self, timeout_s: float) -> list[Audited]:
-        """What is new in the updates topic; waits for it up to `timeout_s`.
+        """Return new records of the updates topic; wait for them up to `timeout_s`.
 
         Raises:
-            OutsideError: If Kafka is unavailable, the topic was cut, or a newer program wrote it.
+            OutsideError: If Kafka is unavailable, the topic was cut, or a newer program wrote to
+                it.
         """
         return [
             Audited(each.offset, decoded(decode_audit, each), each.timestamp_s or None)
@@ -154,16 +161,16 @@ class HistoryReader:
         ]
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the connections."""
         self._control.close()
         self._updates.close()
 
 
 def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
-    """What a record says; None: it does not parse.
+    """Decode a record; return None if it does not parse.
 
     Raises:
-        OutsideError: If a newer program wrote it: no fault of what looks at the job.
+        OutsideError: If a newer program wrote it. That is no fault of this observer.
     """
     try:
         return read.decoded(decode, record)
@@ -174,13 +181,13 @@ def decoded(decode: Callable[[bytes], T], record: LogRecord) -> T | None:
 def read_history(
     reader: HistoryReader, progress: JobProgress, now: float, timeout_s: float
 ) -> None:
-    """Feed what is new.
+    """Feed new records of both topics to the progress of a job.
 
     Args:
-        reader: Where from.
-        progress: What for.
+        reader: Reader of the topics.
+        progress: Progress to feed.
         now: Seconds since 1970.
-        timeout_s: How long to wait for an update.
+        timeout_s: Maximum time to wait for an update.
 
     Raises:
         OutsideError: If Kafka is unavailable, a topic was cut, or a newer program wrote to it.
@@ -195,31 +202,35 @@ def read_history(
 
 # --- the board, and the streams -------------------------------------------------------------------
 
+# Minimum time between the starts of two polls.
 LOOK_S = 0.5
-_SHARE = 10  # of its time that a thread spends looking, at most a tenth
-_LONGEST_S = 10.0  # even where servers are slow
+# A thread spends at most a tenth of its time on polls.
+_SHARE = 10
+# Maximum time between the starts of two polls, even if servers are slow.
+_LONGEST_S = 10.0
 _PROBE_S = 1.0
-_STARTS_S = 5.0  # between looks at where streams begin: retention looks once in minutes itself
+# Time between polls of the streams' starts. Retention itself runs only once in minutes.
+_STARTS_S = 5.0
 
 
 @dataclass(slots=True)
 class ObservedJob:
-    """A job whose board and streams are looked at."""
+    """A job whose board and streams are polled."""
 
     record: JobRecord
     board: Board
-    # When to ask again where its streams begin, on a clock that never goes back.
+    # Time of the next poll of its streams' starts, on a monotonic clock.
     starts_due: float = 0.0
 
 
 class Looker:
-    """Looks at the boards and the streams of many jobs with a few requests for all of them.
+    """Polls the boards and the streams of many jobs with a few requests for all of them.
 
-    It never fails: what cannot be seen is reported as unknown. For one thread.
+    It never fails: values that it cannot get are reported as unknown. For one thread.
 
     Args:
         log: Opens Kafka.
-        live_statuses: Looks at several boards.
+        live_statuses: Polls several boards.
         logger: Logs outages.
     """
 
@@ -231,12 +242,12 @@ class Looker:
         self._redis, self._kafka = Outage(logger, "redis"), Outage(logger, "kafka")
 
     def look(self, jobs: Sequence[ObservedJob], now: float, clock: float) -> list[JobObservation]:
-        """Look at jobs; returns a look for each.
+        """Poll jobs; return an observation of each.
 
         Args:
-            jobs: Which.
+            jobs: Jobs to poll.
             now: Seconds since 1970.
-            clock: Seconds that never go back.
+            clock: Time on a monotonic clock, in seconds.
         """
         looks = self._look_at_boards(jobs, now)
         places = [
@@ -248,7 +259,7 @@ class Looker:
         due = [clock >= job.starts_due for job in jobs]
         asked = {at for of, is_due in zip(places, due, strict=True) if is_due for at in of}
         try:
-            # The high watermarks last: none of them is below the last stable offset.
+            # High watermarks are read last, so that none is below the last stable offset.
             stable = self._log().ends(set[Partition]().union(*places))
             ends = self._log().high_watermarks(stable)
             starts = self._log().starts(asked) if asked else {}
@@ -279,7 +290,7 @@ class Looker:
         try:
             for job, look in zip(jobs, looks, strict=True):
                 if job.record.wanted == "running" and not look.led:
-                    # Redis that is full, or has become a replica, answers reads and refuses writes.
+                    # If Redis is full or has become a replica, it answers reads but refuses writes.
                     job.board.put_unable(PROBE, "", _PROBE_S)
                     break
             self._redis.over()
@@ -288,17 +299,13 @@ class Looker:
         return looks
 
     def _with_outages(self, looks: list[JobObservation]) -> list[JobObservation]:
-        """Add the outages of this process, which its other parts may have met."""
+        """Add the outages of this process, including those that its other parts have met."""
         outages = ongoing()
         return [look._replace(outages=outages) for look in looks] if outages else looks
 
 
 class Poller:
-    """Looks at one job when it is time to. For one thread.
-
-    Attributes:
-        looked: True if there was a look, whatever it saw.
-    """
+    """Polls one job when it is due. For one thread."""
 
     def __init__(
         self,
@@ -312,11 +319,11 @@ class Poller:
         self._due = 0.0
 
     def look(self, now: float, clock: float) -> JobObservation | None:
-        """Look, if it is time to.
+        """Poll the job if it is due; otherwise return None.
 
         Args:
             now: Seconds since 1970.
-            clock: Seconds that never go back.
+            clock: Time on a monotonic clock, in seconds.
         """
         if clock < self._due:
             return None
@@ -325,22 +332,22 @@ class Poller:
         return seen
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._job.board.close()
 
 
 def pause_s(took_s: float, least_s: float = LOOK_S) -> float:
-    """Return the time between the starts of two looks, if one took so long."""
+    """Return the time between the starts of two polls, if a poll took `took_s`."""
     return min(_LONGEST_S, max(least_s, _SHARE * took_s))
 
 
 def one_by_one(boards: Sequence[Board]) -> list[LiveStatus | Exception]:
-    """Look at boards that share no connection."""
+    """Poll boards that share no connection."""
     return list(map(live_status, boards))
 
 
 def _seen(look: JobObservation, found: LiveStatus | Exception) -> JobObservation:
-    """Add what a board says to what a look saw already."""
+    """Add the status on a board to an observation."""
     if isinstance(found, Exception):
         return look._replace(board_away=str(found))
     statuses = found.statuses
@@ -358,10 +365,10 @@ def _seen(look: JobObservation, found: LiveStatus | Exception) -> JobObservation
 
 
 def waits_for_checkpoint(record: JobRecord, open_board: Callable[[str], Board]) -> bool:
-    """Return True if a coordinator said lately that the job waits for a checkpoint.
+    """Return True if a coordinator has recently reported that the job waits for a checkpoint.
 
     Raises:
-        UnavailableError: If Redis is unavailable and the job runs, so that nobody knows.
+        UnavailableError: If Redis is unavailable and the job runs, so that this is not known.
     """
     if record.wanted != "running":
         return False
