@@ -51,7 +51,7 @@ WORKERS, RECORDS = 4, 200
 _SETTLES_S = 10.0
 _MEASURED_S = 30.0
 _IDLE_LED_S = 300.0
-# From the last record until all jobs are drained.
+# Time until all jobs are drained, counted from their last record.
 DRAINED_S = 240.0
 # Longest wait of a job with work for a worker. A bar only if this time suffices for every job's
 # turn.
@@ -209,8 +209,8 @@ def measure_spread(on: Servers, jobs: int) -> Found:
         "jobs": jobs,
         "records": RECORDS,
         "workers": WORKERS,
-        "drained_s": max(took_s),  # since the last record came
-        # until the first job was drained
+        "drained_s": max(took_s),  # counted from the last record
+        # first drained job
         "first_s": min(took_s),
         "waited_s": max(each.waited_s for each in watched),
         # Mean time of a worker at one job.

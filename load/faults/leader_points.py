@@ -26,7 +26,7 @@ from services.coordinator.loop import JobCoordinator
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
 
-# In the order of a leader's life. The first three belong to a takeover, so the previous leader must
+# Order of a leader's life. The first three belong to a takeover, so the previous leader must
 # end first.
 AT_TAKEOVER = ("its Lead counts", "members asked what they hold", "members named")
 POINTS = (

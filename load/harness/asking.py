@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
-    seconds: float  # since the request was due
+    seconds: float  # counted from the due time
 
 
 class Link(NamedTuple):

@@ -76,9 +76,9 @@ def conclude(
 class Figure(NamedTuple):
     """A measured number and its requirement."""
 
-    name: str  # with its unit
+    name: str  # unit included
     value: float
-    digits: int = 0  # after the point
+    digits: int = 0  # decimals
     most: float = inf  # required: at most
     least: float = -inf  # required: at least
     # Optional. Desired value beyond the requirement.
@@ -125,7 +125,7 @@ class Found(NamedTuple):
 
     title: str
     figures: Sequence[Figure]
-    data: Mapping[str, Any]  # for the JSON file
+    data: Mapping[str, Any]  # content of the JSON file
     # Other missed requirements.
     faults: Sequence[str] = ()
 

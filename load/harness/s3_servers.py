@@ -51,7 +51,7 @@ class S3Server:
     def __init__(self, port: int = 0) -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._writing = threading.Lock()
-        # By default werkzeug logs every request.
+        # Without this, werkzeug logs every request.
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = make_server("127.0.0.1", port, self._answer, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever)

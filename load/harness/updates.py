@@ -155,7 +155,7 @@ class UpdatesWatch(threading.Thread):
         self.updates = list[SeenUpdate]()
         # Workers whose batches were in an update.
         self.workers = set[WorkerId]()
-        self.samples = 0  # in all updates
+        self.samples = 0  # all updates
         self.leads = 0
         self.fallbacks = list[Fallback]()
         self._fault: BaseException | None = None

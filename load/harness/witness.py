@@ -61,7 +61,7 @@ class SeenRound:
         return tuple(b for order in orders if order.worker == worker for b in order.batches)
 
     def most_asked(self) -> int:
-        """Largest number of batches assigned to one worker, which computes them one after the other."""
+        """Largest number of batches assigned to one worker, which computes them in sequence."""
         asked = Counter[str]()
         for _, trigger in self.triggers:
             for order in trigger.orders:
