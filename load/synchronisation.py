@@ -187,7 +187,7 @@ def batches_per_s(
 
 
 def _gain_with_a_slow_one(given: SynchronisationSpec) -> float:
-    """Return the gain over workers that all compute own batches, and so are as slow as the slowest."""
+    """Return the gain over workers that only compute their own batches, all as slow as one."""
     all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, _ROUNDS, GRADIENT_S), variation=0.0)
     job = SimulatedJob(8, 1, _ROUNDS, GRADIENT_S, given)
     return batches_per_s([*[1.0] * 7, 0.25], job) / all_slow
@@ -328,7 +328,7 @@ def seconds_to_target(
 
 
 def damped_over_slots(learning: Learning, seeds: int) -> float:
-    """Return the time to target with the rate over 1 + staleness, relative to a rate over the slots."""
+    """Return the time to target at rate / (1 + staleness), relative to rate / slots."""
     mode = SynchronisationSpec(mode="asynchronous", staleness=8 * learning.workers)
     damped = mode.model_copy(update={"damped": True})
     medians_s = [
