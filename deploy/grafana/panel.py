@@ -218,7 +218,7 @@ def laid_out(panels: tuple[Lines, ...]) -> list[tuple[Lines, int, int]]:
 
 
 def annotation(name: str, expression: str, title: str, color: str) -> Json:
-    """Return an annotation that marks, in all panels, the moments at which the query has a value."""
+    """Return an annotation that marks, in all panels, the moments when the query has a value."""
     return {
         "name": name,
         "datasource": _SOURCE,

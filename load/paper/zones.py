@@ -116,7 +116,7 @@ def zones_in(folder: Path) -> tuple[Path, ...]:
 
 
 def least_machine_usd(up: Bools, work_s: float) -> Floats:
-    """Return a lower bound of the cost of one machine's work if all zones' times are known, (R,) USD.
+    """Return a lower bound of one machine's cost if all zones' times are known, (R,) USD.
 
     For a price per second of work, the cheapest way through time is a shortest path: idle, in one
     zone, or on demand. A move delays work by a start-up. The best such price makes it the bound of
