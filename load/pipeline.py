@@ -58,9 +58,9 @@ _QUIET_S = 0.5
 _TIMEOUT_S = 60.0
 # Training before a block, after every worker has claimed a new batch.
 _WARM_S = 2.0
-# Factor by which a backlog exceeds the need, in case the pipeline is faster than its reference.
+# Size of a backlog relative to the need, in case the pipeline is faster than its reference.
 _RESERVE = 1.3
-# Records/s for which the backlog of the logistic case lasts.
+# Records/s that size the backlog of the logistic case.
 _LOGISTIC_PER_S = 300_000.0
 
 
@@ -212,7 +212,7 @@ def main() -> int:
 
 
 def _uneven(blocks: list[Block]) -> list[str]:
-    """Return the blocks in which a worker had much less to do than another."""
+    """Return the blocks that gave a worker much less to do than another."""
     found = list[str]()
     for number, block in enumerate(blocks, 1):
         cores = [block.cores[f"worker-{worker}"] for worker in range(_WORKERS)]

@@ -6,7 +6,7 @@
 
 Runs real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed
 wait of 50 ms, 5 K waiting batches per worker (2 K, the default, if one more worker starts). One
-process at a time is disturbed in the middle of a round and is back at work before the next, or one
+process at a time is disturbed in the middle of a round and works again before the next, or one
 more is started and leaves again. All is observed from outside, on the board and in the updates
 topic.
 """
@@ -108,7 +108,7 @@ class Measured(NamedTuple):
 
     @property
     def values_ms(self) -> list[float]:
-        """Judged values, in the order in which they occurred."""
+        """Judged values, in order of occurrence."""
         return [value for each in self.found for value in each.values_ms]
 
     @property

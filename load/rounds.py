@@ -70,7 +70,7 @@ class Scenario(NamedTuple):
         )
 
 
-# By number of workers. Workers are started once and more join later, because 20 take a while to
+# Sorted by number of workers. Workers are started once and more join later, because 20 take a while to
 # load torch.
 SCENARIOS = (
     Scenario("megabyte-2", _MEGABYTE, 2),

@@ -105,7 +105,7 @@ class Series:
 
 
 class Coordinators:
-    """Coordinators of one job, one of which leads."""
+    """Coordinators of one job, with one leader."""
 
     def __init__(self, start: Callable[[str], EmbeddedService], board: Board) -> None:
         self._start = start

@@ -44,7 +44,7 @@ POINTS = (
 
 
 def named(folder: Path) -> Path:
-    """Return the path of the file that names a point. `died` says where it is moved."""
+    """Return the path of the file that names a point. See `died` for its new path."""
     return folder / "point"
 
 

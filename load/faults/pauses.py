@@ -60,7 +60,7 @@ _ENDS = {
     "leader_elected": "decide",
     "partitions_revoked": "rebalance",
     "partitions_assigned": "rebalance",
-    # The leader has decided all claims, and says from which offsets to read.
+    # The leader has decided all claims, and publishes the offsets to read.
     "reading_from": "replay",
 }
 _ENDINGS = {"_unavailable": "detect", "_recovered": "reconnect"}
@@ -79,7 +79,7 @@ class CarriedOut(NamedTuple):
 
     @property
     def span_s(self) -> Span:
-        """Time in which the fault is felt."""
+        """Span of the fault's effect."""
         return self.began_s, max(self.ended_s, self.began_s + _FELT_S)
 
 
@@ -148,7 +148,7 @@ def length(span: Span) -> float:
 
 
 def longest(between: Sequence[Span], begin: float = -math.inf, end: float = math.inf) -> Span:
-    """Return the longest span that overlaps an interval, or an empty span if there is none."""
+    """Return the longest span that overlaps an interval, or else an empty span."""
     inside = (span for span in between if span[1] > begin and span[0] <= end)
     return max(inside, key=length, default=(0.0, 0.0))
 

@@ -17,7 +17,7 @@ _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class Network:
-    """The thread in which all proxies run, until the context ends."""
+    """The thread that runs all proxies, until the context ends."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

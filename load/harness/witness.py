@@ -105,7 +105,7 @@ class Witness:
         self._tail.close()
 
     def rounds(self) -> list[SeenRound]:
-        """Return all rounds so far, in the order in which they began."""
+        """Return all rounds so far, by their beginning."""
         with self._news:
             return list(self._rounds)
 
@@ -115,7 +115,7 @@ class Witness:
         """Wait for a round that begins from now on and fits.
 
         Raises:
-            NotMeasuredError: If there is none in time.
+            NotMeasuredError: If no such round begins in time.
         """
         found = list[SeenRound]()
         with self._news:

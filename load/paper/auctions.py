@@ -83,7 +83,7 @@ class Job:
     eviction_s: float = 30.0
     # Time from an allocation to its first work.
     start_s: float = 0.0
-    # Share of the time in which no work is done.
+    # Share of the time lost to checkpoints.
     checkpoint_share: float = 0.0
 
 
@@ -237,7 +237,7 @@ class Row(NamedTuple):
 
     name: str
     kind: Kind
-    # Share of the prices from which the odds are learned.
+    # Share of the prices used to learn the odds.
     learns: float
     most: dict[int, float]  # cost share
     # relative to `standard + elastic`
@@ -330,10 +330,10 @@ def measured(work: Work) -> Found:
 
 
 def rows_of(folder: Path) -> tuple[Row, ...]:
-    """Return the rows for which a folder holds prices.
+    """Return the rows whose prices are in a folder.
 
     Raises:
-        UserError: If there are none.
+        UserError: If the folder has no prices.
     """
     kinds = {kind for path in sorted(folder.glob("*.csv*")) if (kind := _kind(path))}
     if not kinds:
@@ -362,7 +362,7 @@ def read_auctions(folder: Path, kind: Kind) -> Auctions:
         kind: Kind of file to read.
 
     Raises:
-        UserError: If there are none, or a type's on-demand price or size is unknown.
+        UserError: If there are no prices, or a type's on-demand price or size is unknown.
     """
     names, prices, step_s = _tables(folder) if kind == "tables" else _records(folder)
     if not names:

@@ -36,7 +36,7 @@ class Section:
 
     title: str
     data: dict[str, Any] = field(default_factory=dict)  # content of the JSON file
-    figures: dict[str, Figure] = field(default_factory=dict)  # by file name
+    figures: dict[str, Figure] = field(default_factory=dict)  # keyed by file name
     blocks: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)  # missed requirements
 
@@ -135,7 +135,7 @@ def _wrapped(words: str, indent: str = "") -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Format a share, or a dash if there is none."""
+    """Format a share, or a dash for None."""
     return NONE if share is None else f"{100 * share:.{digits}f} %"
 
 

@@ -69,7 +69,7 @@ LOW = Prices("low", 0.186, 0.058)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting in which section V compares costs."""
+    """A setting of section V's cost comparison."""
 
     availability: float = 0.9  # alpha
     deadline_factor: float = 1.05  # theta / theta_0

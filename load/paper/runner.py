@@ -32,7 +32,7 @@ class Asked:
     runs: int
     seed: int
     quick: bool
-    # Recorded traces and images. None if there are none.
+    # Recorded traces and images. None without data.
     data: Path | None
     # Folder for files that simulations read.
     scratch: Path

@@ -100,7 +100,7 @@ class Found:
 
 
 def _mean_price(path: Path, trace: TraceSpec, bid: float) -> float:
-    """Return the mean price over the time in which a machine is available."""
+    """Return the mean price over the time that a machine is available."""
     found = read_trace(path, trace.series, trace.column)
     paid_s = np.where(found.values <= bid, found.durations_s, 0.0)
     return float(found.values @ paid_s / paid_s.sum()) if paid_s.any() else found.mean()
@@ -232,7 +232,7 @@ def _had(found: Found, group: str, name: str, path: Path) -> None:
 
 
 def _recorded_prices(path: Path, found: Found) -> tuple[Prices, str]:
-    """Return the prices of a trace and their column. If it has none, the paper's prices."""
+    """Return the prices of a trace and their column. Without prices, return the paper's."""
     column = "prices"
     try:
         mean = read_trace(path, column=column).mean()

@@ -143,7 +143,7 @@ class Streams:
         partial = self.workers * (BATCH_SIZE**2 - 1) / 12 / (GROUP_SIZE * BATCH_SIZE) ** 2
         if self.under_way_s:
             return _with_jitter(Normal(law.mean, law.variance + 2 * partial))
-        # For all workers, because no worker has just completed an update.
+        # Covers all workers, because no worker has just completed an update.
         late_s = partial_batches_s(rates, BATCH_SIZE) * self.workers / (self.workers - 1)
         late = late_s * update_rate_per_s(rates, GROUP_SIZE, BATCH_SIZE)
         return _with_jitter(Normal(law.mean - late, law.variance + partial))

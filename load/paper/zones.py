@@ -107,7 +107,7 @@ def zones_in(folder: Path) -> tuple[Path, ...]:
     """Return the zones: recordings of one machine, side by side in one folder.
 
     Raises:
-        UserError: If there are none.
+        UserError: If the folder has no zones.
     """
     found = sorted((*folder.glob("*.json"), *folder.glob("*.json.gz")))
     if not found:

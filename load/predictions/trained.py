@@ -48,7 +48,7 @@ def stale_s(seen: Sequence[Seen], made: ModelId, at: float) -> float:
     """Return how long a newer snapshot had existed when a version answered.
 
     Args:
-        seen: All snapshots, in the order in which they appeared.
+        seen: All snapshots, in order of appearance.
         made: The version. If the observer missed its snapshot, the earlier ones decide.
         at: Time of the answer. The server may have known a snapshot that the observer had not seen.
     """

@@ -74,7 +74,7 @@ def train(name: str, rank: int, ranks: int) -> dict[str, float]:
                 weights = parameters_to_vector(module.parameters())
             metric = torch.tensor(judge.metric(weights.numpy()))
         distributed.broadcast(metric, 0)
-    # In a ring, each rank sends each part of the gradient once per other rank, first as partial
+    # Each rank of a ring sends each part of the gradient once per other rank, first as partial
     # sums and then as the total.
     sent = 2 * (ranks - 1) / ranks * 4 * sum(each.numel() for each in module.parameters())
     return found | {"bytes": sent * updates, "updates": updates, "metric": float(metric)}

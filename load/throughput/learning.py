@@ -1,4 +1,4 @@
-"""Training tasks with targets, in which a record touches few weights."""
+"""Training tasks with targets, whose records touch few weights each."""
 
 from __future__ import annotations
 
