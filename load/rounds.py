@@ -70,8 +70,8 @@ class Scenario(NamedTuple):
         )
 
 
-# Sorted by number of workers. Workers are started once and more join later, because 20 take a while to
-# load torch.
+# Sorted by number of workers. Workers are started once and more join later, because 20 take a while
+# to load torch.
 SCENARIOS = (
     Scenario("megabyte-2", _MEGABYTE, 2),
     Scenario("tiny-4", _TINY, 4, _REQUIRED_PER_S),
