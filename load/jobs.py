@@ -210,7 +210,7 @@ def measure_spread(on: Servers, jobs: int) -> Found:
         "records": RECORDS,
         "workers": WORKERS,
         "drained_s": max(took_s),  # counted from the last record
-        # first drained job
+        # Time until the first job is drained.
         "first_s": min(took_s),
         "waited_s": max(each.waited_s for each in watched),
         # Mean time of a worker at one job.

@@ -35,7 +35,7 @@ from load.harness import report
 
 WORKERS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE, UPDATES = 64, 125.0, 20, 256, 10_000  # section V-A
 MANY_WORKERS = 10_000
-PLANS = 20  # one repeat
+PLANS = 20  # per repeat
 RUNS = 1000
 DECISION_S = 0.02  # at most
 LOST = 3  # lost machines of each pool

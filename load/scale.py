@@ -74,7 +74,7 @@ _ZERO = bytes(4)  # a record: a float32
 class Cost(NamedTuple):
     """A quantity that may grow with a size, and its bars."""
 
-    name: str  # unit included
+    name: str  # includes the unit
     digits: int
     # Smallest difference that counts.
     noise: float

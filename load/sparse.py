@@ -59,7 +59,7 @@ _SIGNIFICANCE = 1.5
 _REQUIRED = ("clicks_like", "ratings_like")
 _DDP_S = 600.0
 _VERSION_S = 60.0  # timeout of the next version
-# interval between polls for a version
+# Interval between polls for a version.
 _LOOK_S = 0.002
 # Updates of another job before the clock starts, because a broker compiles its code during use.
 _WARM_UP = 200

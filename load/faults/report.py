@@ -77,7 +77,7 @@ class Outcome:
     events: Sequence[Event]
     workers: int
     coordinators: int
-    # None unless a backlog always waited.
+    # None unless `--saturated`.
     pace: Pace | None
     leads: int
     # Number of resumes after a loss.
@@ -95,7 +95,7 @@ class Outcome:
     switching: bool = False
     # Leads that rolled updates back.
     fallbacks: int = 0
-    # None unless machines were of tiers.
+    # None unless `--tiers`.
     tiers: Reached | None = None
     # Reason why the weights could not be compared although everything was settled.
     unread: str = ""

@@ -34,7 +34,7 @@ LEAST_OF_UPDATES = 0.9
 LEAST_OF_BATCHES = 0.8
 # Length of the window before the freeze. After it, the second window of this length counts.
 _WINDOW_S = 5.0
-# limit for all workers to own partitions again
+# Time limit for all workers to own partitions again.
 _OWNED_S = 60.0
 _START_S = 60.0
 # Additional time of backlog for each freeze.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.kafka.port import Log, Writer
 
-# interval between a producer's writes
+# Interval between a producer's writes.
 _TICK_S = 0.05
 # Time that Kafka may be unavailable.
 _FLUSH_S = 60.0

@@ -76,7 +76,7 @@ def conclude(
 class Figure(NamedTuple):
     """A measured number and its requirement."""
 
-    name: str  # unit included
+    name: str  # includes the unit
     value: float
     digits: int = 0  # decimals
     most: float = inf  # required: at most

@@ -65,7 +65,7 @@ class Servers:
     settings: Settings
     kafka: str  # its name
     logs: Path  # folder of the services' logs
-    pids: dict[str, int] = field(default_factory=dict)  # servers that we started
+    pids: dict[str, int] = field(default_factory=dict)  # servers that this started
     # Services fork from a process with loaded libraries, so that many fit and start quickly.
     forks: bool = False
 

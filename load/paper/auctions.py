@@ -42,7 +42,7 @@ ON_DEMAND_USD = {
 CORES = {"medium": 1, "large": 2, "xlarge": 4, "2xlarge": 8, "4xlarge": 16, "8xlarge": 32}
 UNUSUAL_CORES = {"d2.8xlarge": 36}
 COLUMNS = {"timestamp", "availability_zone", "instance_type", "price_usd_per_hour"}
-GRID_S = 300.0  # tables
+GRID_S = 300.0  # step of the tables
 # Interval of BidBrain's decisions: the grid of price records.
 RECORDS_S = 120.0
 OLD_MARKET_ENDS = datetime(2017, 11, 1, tzinfo=UTC)
@@ -240,7 +240,7 @@ class Row(NamedTuple):
     # Share of the prices used to learn the odds.
     learns: float
     most: dict[int, float]  # cost share
-    # relative to `standard + elastic`
+    # Cost relative to `standard + elastic`.
     of_elastic: dict[int, float]
     # Share of machine time that is not free.
     paid: float | None = None
@@ -273,7 +273,7 @@ class Found(NamedTuple):
     clairvoyant: float
     # BidBrain's time, as a share of the job's hours.
     time: float
-    # share of BidBrain's machine time
+    # Share of BidBrain's machine time.
     free: float
 
 

@@ -125,7 +125,7 @@ def explain_drawn(section: Section, runner: Runner) -> None:
     rows, away, lower = [], list[float](), list[float]()
     for setting, one, other in zip(settings, own, fixed, strict=True):
         runs, ratio = found[other.name].runs, found[other.name].summary.cost_ratio
-        mean = found[one.name].summary.cost_ratio.mean  # deadlines of their own
+        mean = found[one.name].summary.cost_ratio.mean  # runs have their own deadlines
         infeasible = float(np.mean([run.spot_share == 0 for run in runs]))
         ratios = [run.cost_usd / ON_DEMAND_USD for run in runs]
         share, dearer = float(np.mean(ratios)), float(np.mean([each >= 1 for each in ratios]))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 JOB, RECORDS, BACKLOG, WORKERS = "bids", 12_000, 4_000, 3
 # Duration of a gradient, so that the backlog lasts for several hours of the market.
 BATCH_S = 0.02
-# Time span of the other records.
+# Time over which the producers write the other records.
 SECONDS = 45.0
 PATIENCE_S = 180.0
 BILLED_HOUR_S = 10.0
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     evicted: int
     # Partitions that lay unread for too long.
     unread: int
-    # longest time that any lay unread
+    # Longest time that any lay unread.
     unread_s: float
 
 

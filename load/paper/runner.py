@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.config.policy_names import StreamPolicyName
     from common.spot.experiments.spec import Experiment
 
-# runs of each setting in the paper
+# Runs of each setting in the paper.
 FEW = 12
 
 
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     """Results of a case."""
 
     runs: tuple[SimulatedRun, ...]  # without their histories
-    # decisions after the first, per run
+    # Decisions after the first, per run.
     changes: float
     summary: RunsSummary  # all runs
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 HOT_S = 0.2
 _RECORDS_PER_S = 1000
-# interval between writes of records
+# Interval between writes of records.
 _TICK_S = 0.1
-# interval between polls for snapshots
+# Interval between polls for snapshots.
 _LOOK_S = 0.02
 # Includes processes that load torch on a busy machine.
 _START_S = 120.0
