@@ -1,14 +1,14 @@
-"""What members reach that add up gradients among themselves: pace, repair, and a joiner's copy.
+"""Measures aggregation among members: update rate, repair time, copying a joiner's state.
 
-    python load/aggregation.py                                # exits 1 where a bar is not reached
+    python load/aggregation.py                                # exits 1 if a bar is missed
     python load/aggregation.py --only kill_median_ms --json out/aggregation.json
 
-The collective layer alone, but for `leader_…` and `ddp_…`: real processes and a real Redis, gloo
-over 127.0.0.1, gradients of no cost; this process takes the leader's part, and no record is read or
-audited. All processes share this machine's processors, so wall times are upper bounds of what as
-many machines would take. `leader_…` are of a whole job on real servers, 4 workers with 1 MB, whose
-leader ends itself at each of the points of `load.faults.leader_points`; `ddp_…` are of such a job
-without faults, beside plain DDP.
+Most figures measure the collective layer alone: real processes, a real Redis, gloo over 127.0.0.1,
+and gradients that cost nothing. This process plays the leader, and no records are read or audited.
+All processes share this machine's processors, so wall times are upper bounds for the same number of
+machines. `leader_…` measures a whole job on real servers, 4 workers with 1 MB, whose leader ends
+itself at each of the points of `load.faults.leader_points`; `ddp_…` compares such a job without
+faults with plain DDP.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from signal import SIGKILL, SIGSTOP, Signals
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
@@ -41,26 +42,28 @@ from load.harness.stack import NotMeasuredError, await_until, servers
 from load.throughput.members import START_S, Member, Pace
 from load.throughput.ranks import run_ranks
 
-_MB = 250_000  # weights, float32
+_MB = 250_000  # float32 weights
 _BLOWS = 30
 _STOPS = 10
 _COPIES = 5
 _DDP = Path(__file__).parent / "throughput" / "plain_ddp.py"
-_SIDE, _UPDATES, _GRADIENT_S = 4, 30, 0.02  # workers or ranks, updates of each side
+# Workers or ranks, and updates of each side.
+_SIDE, _UPDATES, _GRADIENT_S = 4, 30, 0.02
 _SIDE_S = 200.0
-_POINTS_S = 400.0  # the backlog lasts so long: until twelve leaders have come back
+# The backlog lasts this long, until twelve leaders have been restarted.
+_POINTS_S = 400.0
 _FOREVER = 10**9  # updates
-# A worker's death shows in its connection to Redis at the leader's next look.
+# The leader's next poll notices a worker's death, because it breaks the connection to Redis.
 _LOOK_S = 0.05
-# A frozen member breaks no connection: the leader waits for so long, and so many times an update.
-# Then it ends the group, and waits a little longer to see who is silent.
+# A frozen member breaks no connection. The leader waits for this time plus this many update times,
+# then ends the group, and waits a little longer to see which members stay silent.
 _LATE_S, _LATE_UPDATES, _SILENT_S = 0.3, 5, 0.4
 _names = count()
 
 
 @contextmanager
 def _fleet(size: int, weights: int) -> Iterator[tuple[EmbeddedRedis, list[Member]]]:
-    """Members with a Redis of their own; whoever is in the list at the end is ended."""
+    """Start members and a Redis for them. Members in the list at exit are ended."""
     members = list[Member]()
     with EmbeddedRedis() as redis:
         try:
@@ -75,7 +78,7 @@ def _fleet(size: int, weights: int) -> Iterator[tuple[EmbeddedRedis, list[Member
 def _asked(
     members: Sequence[Member], method: str, argument: int
 ) -> tuple[str, Mapping[Member, Future[Any]]]:
-    """Let members make a group of a new name, and begin something in it."""
+    """Let the members create a group with a new name, and call a method in it."""
     name = f"g{next(_names)}"
     peers = [member.peer for member in members]
     for rank, member in enumerate(members):
@@ -84,10 +87,10 @@ def _asked(
 
 
 def _end(name: str, left: Mapping[Member, Future[Any]], patience_s: float) -> None:
-    """See that a group is over as a leader does, and tell all who are left.
+    """Notice that a group is over as a leader would, and abort it on all remaining members.
 
     Raises:
-        NotMeasuredError: If one of them goes on in it.
+        NotMeasuredError: If a member continues in the group.
     """
     wait(left.values(), patience_s, FIRST_EXCEPTION)
     for member in left:
@@ -110,7 +113,7 @@ def _per_s(size: int, weights: int, updates: int) -> float:
 
 @cache
 def _repaired_ms(blow: Signals, blows: int) -> list[float]:
-    """From each blow to the end of the next update, by those who are left."""
+    """Return the times from each signal to the end of the survivors' next update, in ms."""
     random, found = Random(1), list[float]()  # noqa: S311 -- when to strike, no secret
     with _fleet(4, _MB) as (redis, members):
         pace = _asked(members, "updates", 50)[1][members[0]].result(START_S)
@@ -136,7 +139,7 @@ def _repaired_ms(blow: Signals, blows: int) -> list[float]:
 
 
 def copy_s() -> report.Figure:
-    """All that a joiner needs, weights and Adam's state: others wait no longer for it."""
+    """Measure copying weights and Adam state to a joiner. Others wait no longer than this."""
     found = list[float]()
     with _fleet(2, 100 * _MB) as (_, members):
         for _ in range(_COPIES):
@@ -147,11 +150,12 @@ def copy_s() -> report.Figure:
 
 @cache
 def _ended_leaders(kafka: str) -> tuple[list[float], int]:
-    """From the end of each leader to the next one's first order, in ms; updates taken back."""
+    """Return the ms from each leader's end to its successor's first order, and rollbacks."""
     found = list[float]()
     conditions = replace(Conditions(), weights=_MB, aggregation="replicas")
     with (
-        servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on,  # twelve are brought back
+        # Forks, because twelve processes are restarted.
+        servers(kafka, tasks=(ENTRYPOINT,), forks=True) as on,
         tempfile.TemporaryDirectory(prefix="doll-points-") as folder,
     ):
         replica = ("load.faults.leader_points", folder)
@@ -165,13 +169,13 @@ def _ended_leaders(kafka: str) -> tuple[list[float], int]:
 
 
 def _ddp_per_s(weights: int) -> float:
-    """Updates of plain DDP."""
+    """Return the updates per second of plain DDP."""
     words = [str(weights), str(_GRADIENT_S), str(_UPDATES)]
     return 1 / max(float(each["update_s"]) for each in run_ranks(_DDP, words, _SIDE, _SIDE_S))
 
 
 def _job_per_s(kafka: str, weights: int) -> float:
-    """Updates of a job whose records come from Kafka, each audited."""
+    """Return the updates per second of a job that reads from Kafka and audits each update."""
     conditions = Conditions(
         _SIDE, _SIDE, gradient_s=_GRADIENT_S, weights=weights, aggregation="replicas"
     )
@@ -187,7 +191,7 @@ def _job_per_s(kafka: str, weights: int) -> float:
 
 
 def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
-    """The same model and timed gradients, on the same machine one after the other."""
+    """Compare with DDP: the same model, timed gradients and machine, one after the other."""
     weights = megabytes * _MB
     found = _job_per_s(kafka, weights) / _ddp_per_s(weights)
     name = f"updates/s by those of plain DDP, {_SIDE} x {megabytes} MB, gradients of 20 ms"
@@ -197,7 +201,7 @@ def _beside_ddp(kafka: str, megabytes: int) -> report.Figure:
 _KILLED = f"ms from SIGKILL to the next update, 4 x 1 MB, {_BLOWS} times"
 _STOPPED = f"ms from SIGSTOP to the next update, 4 x 1 MB, {_STOPS} times"
 FIGURES: dict[str, Callable[[], report.Figure]] = {
-    # All-reduce, digest, Adam; there is no bar for what one of twenty members spends.
+    # All-reduce, digest and Adam. The processor time of one of twenty members has no bar.
     "updates_100mb": lambda: report.Figure(
         "updates/s, 4 x 100 MB", _per_s(4, 100 * _MB, 8), 2, least=1.0, goal=1.5
     ),
@@ -210,8 +214,8 @@ FIGURES: dict[str, Callable[[], report.Figure]] = {
         2,
         goal=6,
     ),
-    # In the middle of updates; of a SIGSTOP nothing tells, so the leader waits for as long as an
-    # update may take.
+    # Signals arrive in the middle of updates. A SIGSTOP breaks no connection, so the leader waits
+    # for the longest time that an update may take.
     "kill_median_ms": lambda: report.Figure(
         f"{_KILLED}: median", median(_repaired_ms(SIGKILL, _BLOWS)), most=150, goal=100
     ),
@@ -239,7 +243,7 @@ ON_SERVERS: dict[str, Callable[[str], report.Figure]] = {
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     parser = report.parser(__doc__, "python load/aggregation.py --only kill_median_ms")
     names = [*FIGURES, *ON_SERVERS]
     parser.add_argument("--only", choices=names, nargs="+", default=names)

@@ -2,21 +2,21 @@
 
     python load/chaos.py --minutes 5 --seed 7 --json chaos.json
 
-Starts Apache Kafka, Redis, an S3 server, two coordinators and four workers as processes, with a
-network in between that can be cut. Producers write numbered records for one job of the counting
-model while a schedule drawn from the seed kills, freezes, cuts, slows and brings back. Then
-everything is healed, the job drains, and each weight must be exactly -1.
+Starts Apache Kafka, Redis, an S3 server, two coordinators and four workers as processes, connected
+by a network that can be cut. Producers write numbered records for one job of the counting model
+while a schedule drawn from the seed kills, freezes, disconnects, slows and restarts processes. Then
+all faults are undone, the job drains, and each weight must be exactly -1.
 
-With `--tiers` some machines are reliable and the others spot, slices of the weights have one owner
-each, and machines are lost by the tier, and all owners at once: stages must be switched while that
-goes on, and what the last owners took along is learned again from a backup.
+With `--tiers` some machines are reliable and the others spot, and each slice of the weights has one
+owner. Faults take all machines of a tier, or all owners, at once. Stages must be switched
+meanwhile, and the job restores what the last owners held from a backup.
 
-With `--saturated` the producers stay ahead of the job, whose first minute is without faults: how
-much of that minute's throughput is left, then, is what faults cost. `--burn N` has N processes of
-others use the processor meanwhile.
+With `--saturated` the producers stay ahead of the job, and the first minute has no faults. The
+share of that minute's throughput that remains afterwards is the cost of the faults. With `--burn
+N`, N other processes use the processor meanwhile.
 
-Exit status: 0 all is well; 1 a weight is wrong, the audit has a flaw, a service ended by itself,
-the job does not drain or a bar is missed; 2 it could not be run.
+Exit status: 0 if all is well; 1 if a weight is wrong, the audit finds a flaw, a service ends by
+itself, the job does not drain or a bar is missed; 2 if the run could not be done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.core.messages import ModelId, SynchronisationMode
 from common.embedded.process import Child
@@ -72,63 +73,77 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
 
 _JOB = "chaos"
-_PARTITIONS = 3  # of each of two streams: two for some workers, whoever is there
+# Partitions of each of the two streams: two for some workers, whichever workers are alive.
+_PARTITIONS = 3
 _PRODUCERS = 3
-_GRADIENT_S = 0.02  # of a batch: long enough that many a fault strikes in the middle of a round
-# Of a batch of a job with a backlog: four workers wait most of the time, so that what a fault costs
-# is not hidden behind who gets the processor.
+# Duration of a batch's gradient: long enough for many faults to strike in the middle of a round.
+_GRADIENT_S = 0.02
+# Duration of a batch's gradient if a backlog waits. Four workers wait most of the time, so that
+# competition for the processor does not hide the cost of a fault.
 _SATURATED_GRADIENT_S = 0.1
-_REFERENCE_S = 60.0  # without faults, of that job
+# Time without faults of a saturated job.
+_REFERENCE_S = 60.0
 _BACKLOG = (
-    1000  # records, of three seconds: they lie in Kafka also where the producers cannot write
+    # Records of three seconds. They lie in Kafka even while the producers cannot write.
+    1000
 )
-_TAKEN_BACK = 1.2  # the job learns some records twice
-_START_S = 90.0  # until the first update
-_SPARE_S = 120.0  # the model has weights for what may be produced beyond the run
+# The job learns some records twice.
+_TAKEN_BACK = 1.2
+_START_S = 90.0  # limit for the first update
+# The model has weights for records produced up to this long after the run.
+_SPARE_S = 120.0
 _DRAIN_S = 120.0
 _LOOK_S = 0.02
 _STATUS_S = 5.0
-_OWNER_S = 1.0  # between looks at whether the job is held
-SWITCH_S = 20.0  # between changes of its mode
+# Time between checks whether the job is held.
+_OWNER_S = 1.0
+# Time between changes of the job's mode.
+SWITCH_S = 20.0
 MODES: tuple[SynchronisationMode, ...] = get_args(SynchronisationMode)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for."""
+    """Options of a run."""
 
     seconds: float
     seed: int
     workers: int
     coordinators: int
     rate_per_s: float
-    only: Sequence[str] = ()  # words; nothing but faults whose kind has one of them
-    losses: bool = False  # Kafka loses records that it has acknowledged, too
-    lies: bool = False  # object storage answers wrongly while coordinators start
-    saturated: bool = False  # a backlog always waits
-    burn: int = 0  # processes of others that use the processor
+    # Words. If set, only faults whose kind contains one of them.
+    only: Sequence[str] = ()
+    # Kafka also loses records that it has acknowledged.
+    losses: bool = False
+    # Object storage gives wrong answers while coordinators start.
+    lies: bool = False
+    # A backlog always waits.
+    saturated: bool = False
+    # Number of other processes that use the processor.
+    burn: int = 0
     synchronisation: SynchronisationMode | Literal["switching"] = "synchronous"
     aggregation: Aggregation = "board"
-    tiers: bool = False  # machines are reliable or spot, and lost by the tier
+    # Machines are reliable or spot, and lost by the tier.
+    tiers: bool = False
 
     @property
     def switching(self) -> bool:
-        """Whether the job is changed from mode to mode."""
+        """True if the job changes from mode to mode."""
         return self.synchronisation == "switching"
 
     @property
     def mode(self) -> SynchronisationMode:
-        """The job's, at first."""
+        """The job's first mode."""
         return "synchronous" if self.synchronisation == "switching" else self.synchronisation
 
     @property
     def gradient_s(self) -> float:
-        """How long a batch takes."""
+        """Duration of a batch's gradient."""
         return _SATURATED_GRADIENT_S if self.saturated else _GRADIENT_S
 
     @property
     def records(self) -> int:
-        """At most so many are produced."""
+        """Maximum number of records produced."""
         if not self.saturated:
             return int(self.rate_per_s * (self.seconds + _SPARE_S))
         most_per_s = self.workers * BATCH_SIZE / self.gradient_s
@@ -136,7 +151,7 @@ class Plan:
         return int(_TAKEN_BACK * most_per_s * seconds) + _BACKLOG
 
     def schedule(self) -> tuple[Fault, ...]:
-        """The faults that the seed draws."""
+        """Return the faults that the seed draws."""
         sizes = dict.fromkeys(("worker", "worker-redis", "worker-kafka"), self.workers)
         sizes["coordinator"] = self.coordinators
         kinds = [*KINDS, *(LOSSES if self.losses else ()), *(TIERS if self.tiers else ())]
@@ -146,7 +161,7 @@ class Plan:
 
 
 class Run:
-    """One run on servers that stand."""
+    """One run on servers that are already up."""
 
     def __init__(self, plan: Plan, folder: Path, outside: Outside, stack: ExitStack) -> None:
         self._plan = plan
@@ -202,10 +217,10 @@ class Run:
         self._status_at = 0.0
 
     def carry_out(self) -> Outcome:
-        """Do all faults, heal, drain, and look at what was learned.
+        """Carry out all faults, undo them, drain the job, and check its weights.
 
         Raises:
-            NotMeasuredError: If it did not begin, or something of ours failed.
+            NotMeasuredError: If the job does not begin, or the harness fails.
             OutsideError: If a server does not come back.
         """
         if not self._turn_until(self._is_under_way, _START_S):
@@ -250,9 +265,10 @@ class Run:
         )
 
     def _unlearned(self, proof: Audit, produced: int) -> tuple[Sequence[Unlearned], str]:
-        """Weights that are wrong, or why there are none to look at.
+        """Return the wrong weights, or the reason why the weights cannot be read.
 
-        A leader that takes updates back when all was settled leaves no snapshot of the last one.
+        A leader that rolls updates back after everything was settled leaves no snapshot of the last
+        one.
         """
         try:
             return self._job.unlearned(proof, produced), ""
@@ -263,17 +279,17 @@ class Run:
             return (), f"{error}; taken back since: {back or 'nothing'}"
 
     def _due(self, seconds: float) -> float:
-        """How many records are to be written by now."""
+        """Return the number of records to be written by now."""
         if self._plan.saturated:
             return self._watch.samples + _BACKLOG
         return self._plan.rate_per_s * seconds
 
     def _is_under_way(self) -> bool:
-        """Whether there are updates; where a pace is a reference, by all workers."""
+        """True once there are updates; with `--saturated`, updates by all workers."""
         return len(self._watch.workers) >= (self._plan.workers if self._plan.saturated else 1)
 
     def _pace(self, proof: Audit, began_s: float) -> Pace:
-        """How fast it learned before the first fault and then, by what counts in the end."""
+        """Return the throughput before and during faults, from updates that count in the end."""
         counts = {ModelId(each.epoch, each.version) for each in proof.updates}
         learned = [
             (each.applied_s - began_s, each.samples)
@@ -288,7 +304,7 @@ class Run:
         )
 
     def _do_faults(self, faults: Sequence[Fault]) -> None:
-        """Begin and end each when it is its time."""
+        """Begin and end each fault at its time."""
         began_s = dict[Fault, float]()
         moments = [(at_s, fault) for fault in faults for at_s in (fault.at_s, fault.ends_s)]
         for at_s, fault in sorted(moments):
@@ -302,7 +318,10 @@ class Run:
         self._turn_until(partial(self._is, self._plan.seconds), self._plan.seconds)
 
     def _note(self, fault: Fault, began_s: float, ended: object) -> None:
-        """Note that a fault was undone; one that takes a while lasts until that is done."""
+        """Record that a fault was undone.
+
+        A fault whose end returns a `Future` lasts until that is done.
+        """
         number = len(self._carried_out)
         self._carried_out.append(CarriedOut(fault, began_s, self._now_s()))
 
@@ -313,7 +332,7 @@ class Run:
             ended.add_done_callback(done)
 
     def _heal(self) -> None:
-        """Let everything run and nothing more come in."""
+        """Undo all faults and stop the producers."""
         self._outside.heal()
         self._outside.await_broker()
         self._workers.bring_all_back()
@@ -322,7 +341,7 @@ class Run:
         self._producers.stop()
 
     def _is_over(self) -> bool:
-        """Whether all is settled; what Redis says may be from before a loss."""
+        """True once everything is settled. What Redis says may predate a loss of records."""
         return self._job.drained() and (self._owner is None or self._job.settled())
 
     def _behind(self) -> str:
@@ -330,7 +349,7 @@ class Run:
         return f"held: {held}" if held else self._job.behind()
 
     def _turn_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Look after everything until something is so; False if it never was."""
+        """Supervise all processes until a condition holds. Returns False after the timeout."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -353,7 +372,7 @@ class Run:
         return self._now_s() >= at_s
 
     def _print_status(self) -> None:
-        """Say where it stands, now and then."""
+        """Print a status line every `_STATUS_S`."""
         if time.monotonic() < self._status_at:
             return
         self._status_at = time.monotonic() + _STATUS_S
@@ -365,10 +384,10 @@ class Run:
 
 
 class _Owner:
-    """Resumes the job as its reason says, whenever it is held after a loss of records.
+    """Resumes the job with the option that its reason names, whenever a loss of records holds it.
 
     Args:
-        switching: Whether to change its mode, now and then.
+        switching: Also change the job's mode every `SWITCH_S`.
     """
 
     def __init__(self, log: Log, job: str, *, switching: bool) -> None:
@@ -381,11 +400,12 @@ class _Owner:
         self._look_at = 0.0
 
     def look(self) -> None:
-        """Look now and then, and resume."""
+        """Check the job every `_OWNER_S`, and resume it if it is held."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _OWNER_S
-        with suppress(UnavailableError, ConflictError):  # then at the next look
+        with suppress(UnavailableError, ConflictError):
+            # If the store is unavailable, the next check retries.
             record = self._job_store.refresh(0.0)[self._job]
             self.why_held = record.reason if record.held else ""
             if "--after-loss" in self.why_held:
@@ -401,7 +421,7 @@ class _Owner:
                 )
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the job store."""
         self._job_store.close()
 
 
@@ -410,7 +430,7 @@ def _fleet(start: Callable[[int, int], EmbeddedService], size: int) -> Fleet:
 
 
 def main() -> int:
-    """Run, report, judge."""
+    """Run, report, and check the bars."""
     example = "python load/chaos.py --minutes 5 --seed 7 --json chaos.json"
     parser = report.parser(__doc__, example, kafka=False)
     parser.add_argument("--minutes", type=float, default=1.0, help="of faults; default %(default)g")

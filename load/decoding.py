@@ -1,8 +1,8 @@
-"""What it costs to decode a record, in processor time.
+"""Measures the processor time of decoding a record.
 
     python load/decoding.py
 
-One thread decodes what one poll gives, again and again, by the codec that a job's `records` names.
+One thread decodes the records of one poll repeatedly, with the codec that a job's `records` names.
 Cases take turns, so that a slow moment of the machine falls on all of them.
 """
 
@@ -17,7 +17,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fastavro
 import numpy as np
@@ -31,14 +32,15 @@ from common.data.registered import RegisteredCodec
 from common.jobs.spec import RecordsSpec
 from load.harness import report
 
-_POLL = 2000  # records of a poll, as `services/worker/stream.py` has it
+# Records of a poll, as in `services/worker/stream.py`.
+_POLL = 2000
 _TURNS, _CALLS = 15, 3
 _NAMES = [f"c{number}" for number in range(40)]
 _SYMBOLS = ["tcp", "udp", "icmp"]
 
 
 def _cases() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
-    """By name: a job's `records`, and values."""
+    """Return a job's `records` and encoded values, by case."""
     random = np.random.default_rng(0)
     label = {"dtype": "int64"}
     rows = [
@@ -84,7 +86,7 @@ def _cases() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
 
 
 def _avro(type_: object, rows: list[dict[str, Any]]) -> tuple[str, list[bytes]]:
-    """A schema whose every field is of this type, and records as serializers frame them."""
+    """Return a schema whose fields all have this type, and records as serializers frame them."""
     fields = [{"name": name, "type": type_} for name in rows[0]]
     schema = {"type": "record", "name": "Row", "fields": fields}
     parsed, values = fastavro.parse_schema(schema), []
@@ -97,7 +99,7 @@ def _avro(type_: object, rows: list[dict[str, Any]]) -> tuple[str, list[bytes]]:
 
 
 def _protobuf(rows: list[dict[str, Any]]) -> tuple[str, list[bytes]]:
-    """A schema of records whose every field is a double, and records as serializers frame them."""
+    """Return a schema whose fields are all doubles, and records as serializers frame them."""
     number, required = FieldDescriptorProto.TYPE_DOUBLE, FieldDescriptorProto.LABEL_OPTIONAL
     fields = [
         FieldDescriptorProto(name=name, number=at, type=number, label=required)
@@ -114,7 +116,7 @@ def _protobuf(rows: list[dict[str, Any]]) -> tuple[str, list[bytes]]:
 
 
 def _schema_cases() -> dict[str, tuple[dict[str, Any], list[bytes], str]]:
-    """By name: a job's `records`, values and their schema."""
+    """Return a job's `records`, encoded values and their schema, by case."""
     random = np.random.default_rng(0)
     rows = [dict(zip(_NAMES, row, strict=True)) for row in random.random((_POLL, 40)).tolist()]
     sparse = [{**row, **dict.fromkeys(_NAMES[place % 40 :: 10])} for place, row in enumerate(rows)]
@@ -138,7 +140,7 @@ def _schema_cases() -> dict[str, tuple[dict[str, Any], list[bytes], str]]:
 
 
 def _decoder(records: dict[str, Any], values: list[bytes], schema: str = "") -> Callable[[], float]:
-    """Processor time of one record, in microseconds, measured once."""
+    """Return a function that measures the processor time of one record, in microseconds."""
     spec = RecordsSpec.model_validate_json(json.dumps({"codec": "json", **records}))
     codec = make_codec(spec.codec, spec.described())
     if isinstance(codec, RegisteredCodec):

@@ -1,9 +1,9 @@
-"""Many jobs on one coordinator: what they cost, and how workers spread over them.
+"""Measures many jobs on one coordinator: their cost, and how workers spread over them.
 
-python load/jobs.py --only idle       # exits 1 where a hundred idle jobs cost too much
-python load/jobs.py --only spread     # exits 1 where a small job waits too long for a worker
-python load/jobs.py --only submit     # exits 1 where `doll job submit` takes long beside many jobs
-python load/jobs.py --only admin      # exits 1 where an admin service costs much beside 1,000 jobs
+python load/jobs.py --only idle       # exits 1 if a hundred idle jobs cost too much
+python load/jobs.py --only spread     # exits 1 if a small job waits too long for a worker
+python load/jobs.py --only submit     # exits 1 if `doll job submit` is slow beside many jobs
+python load/jobs.py --only admin      # exits 1 if an admin service is costly beside 1,000 jobs
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from time import monotonic, sleep
 import numpy as np
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from typing import TYPE_CHECKING
 
@@ -44,18 +45,25 @@ from services.cli.local import open_page
 if TYPE_CHECKING:
     from common.redis.port import Board
 
-WORKERS, RECORDS = 4, 200  # of a spread; records are of each job
-_SETTLES_S = 10.0  # after all are led, and after an empty one has started
+# `--only spread`. Records are per job.
+WORKERS, RECORDS = 4, 200
+# Time to settle once all jobs are led, and once a coordinator without jobs has started.
+_SETTLES_S = 10.0
 _MEASURED_S = 30.0
 _IDLE_LED_S = 300.0
-DRAINED_S = 240.0  # all jobs, after their records came
-WAITS_S = 120.0  # a job with work and nobody for it, where that is time enough for everybody's turn
+# Time until all jobs are drained, counted from their last record.
+DRAINED_S = 240.0
+# Longest wait of a job with work for a worker. A bar only if this time suffices for every job's
+# turn.
+WAITS_S = 120.0
 _SPREAD_LED_S = 180.0
 _FLUSH_S = 60.0
 _LONGEST_S = 900.0
-SUBMITTED_S = 0.2  # the last of all jobs, by the command
-_COMMANDS = 5  # the last jobs are submitted by processes of their own
-# Its start is what every command takes: the interpreter, the libraries, the command line's parser.
+# The last of all jobs, with the command.
+SUBMITTED_S = 0.2
+# The last jobs are submitted by processes of their own.
+_COMMANDS = 5
+# Its start is common to all commands: the interpreter, the libraries, the command line's parser.
 _COMMAND = """\
 import sys
 from time import monotonic, sleep
@@ -72,10 +80,10 @@ print(f"took {monotonic() - began}")
 
 
 def measure_idle(on: Servers, jobs: int) -> Found:
-    """Measure a coordinator without jobs, then one that starts among many.
+    """Measure a coordinator without jobs, then one that starts with many.
 
     Raises:
-        NotMeasuredError: If something did not run as it should.
+        NotMeasuredError: If a part does not run as expected.
     """
     with ExitStack() as stack:
         empty = on.start("coordinator", "idle-empty")
@@ -128,7 +136,7 @@ def measure_idle(on: Servers, jobs: int) -> Found:
 
 @dataclass
 class _Watched:
-    """A job, seen by what its leader says of it."""
+    """A job, observed through its leader's status."""
 
     job: CountingJob
     board: Board
@@ -137,7 +145,7 @@ class _Watched:
     waited_s: float = 0.0
 
     def look(self, now: float) -> None:
-        """See who works for it, and whether that is done."""
+        """Record whether the job has workers and whether it is drained."""
         try:
             leader_status = self.board.get_leader_status()
         except UnavailableError:
@@ -157,10 +165,10 @@ class _Watched:
 
 
 def measure_spread(on: Servers, jobs: int) -> Found:
-    """Submit jobs, let a coordinator lead all, then give each its records.
+    """Submit jobs, let a coordinator lead them all, then produce each job's records.
 
     Raises:
-        NotMeasuredError: If something did not run as it should.
+        NotMeasuredError: If a part does not run as expected.
     """
     with ExitStack() as stack:
         boards = stack.enter_context(closing(open_boards(on.settings)))
@@ -201,11 +209,13 @@ def measure_spread(on: Servers, jobs: int) -> Found:
         "jobs": jobs,
         "records": RECORDS,
         "workers": WORKERS,
-        "drained_s": max(took_s),  # since the last record came
-        "first_s": min(took_s),  # until the first job was drained
+        "drained_s": max(took_s),  # counted from the last record
+        # Time until the first job is drained.
+        "first_s": min(took_s),
         "waited_s": max(each.waited_s for each in watched),
-        "turn_s": max(took_s) * WORKERS / max(moves, 1),  # of a worker at one job, in the mean
-        "moves": moves,  # of all workers
+        # Mean time of a worker at one job.
+        "turn_s": max(took_s) * WORKERS / max(moves, 1),
+        "moves": moves,  # all workers
     }
     fits = jobs * data["turn_s"] / WORKERS <= WAITS_S
     figures = (
@@ -233,7 +243,7 @@ def _produce(log: Log, watched: list[_Watched]) -> None:
 
 
 def measure_submit(on: Servers, jobs: int) -> Found:
-    """Submit jobs, most of them by this process, the last ones by commands.
+    """Submit most jobs from this process, and the last ones with the command.
 
     Raises:
         NotMeasuredError: If a command failed.
@@ -265,7 +275,7 @@ def measure_submit(on: Servers, jobs: int) -> Found:
 
 
 def _submitted(environment: dict[str, str], folder: Path, name: str) -> float:
-    """How long the command took for a job, in seconds."""
+    """Return the seconds that the command took to submit a job."""
     file = folder / f"{name}.yaml"
     file.write_text(SPEC.format(name=name))
     command = (sys.executable, "-c", _COMMAND, str(file))
@@ -286,7 +296,7 @@ _JOBS, _ADMIN_JOBS = 100, 1000
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     parser = report.parser(__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--jobs", type=int, help=f"{_JOBS}, for admin {_ADMIN_JOBS}")

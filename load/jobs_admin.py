@@ -1,7 +1,7 @@
-"""What an admin service costs beside many jobs, and how fast it answers: a part of `load/jobs.py`.
+"""Measures an admin service beside many jobs: cost and latency. Part of `load/jobs.py`.
 
-Of the jobs, 90 % are paused, 9 % run without records, and 1 % make updates. Their topics and
-boards are real and their coordinators are made up, so that the machine is the service's.
+Of the jobs, 90 % are paused, 9 % run without records, and 1 % make updates. Their topics and boards
+are real, but no coordinators run, so that the service has the machine to itself.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ group_size: 1
 optimizer: {{{{name: adam, learning_rate: 1.0e-3}}}}
 """
 _WRITERS = 8
-_UPDATES_PER_S = 2.0  # of each job that makes some
-_SETTLES_S = 30.0  # after the service has read all that it follows
+_UPDATES_PER_S = 2.0  # per job with updates
+# Time to settle once the service has read all topics that it follows.
+_SETTLES_S = 30.0
 _MEASURED_S = 60.0
 _READY_S = 300.0
 _ASKED_PER_S, _ASKED_S = 20.0, 30.0
@@ -81,13 +82,13 @@ _LIST = "/v1/jobs"
 
 @dataclass(frozen=True)
 class _Work:
-    """A job that makes updates, by what its coordinator and its worker write."""
+    """A job with updates. The benchmark writes what its coordinator and worker would write."""
 
     record: JobRecord
     board: LeaderBoard
 
     def lead(self, log: Log) -> None:
-        """Say once what does not change."""
+        """Write the records and values that do not change."""
         job = self.record.id
         with closing(log.writer()) as writer:
             writer.append(updates_topic(job), encode_audit(Lead(-1, GENESIS, "load", 0)))
@@ -99,10 +100,10 @@ class _Work:
 
 
 def measure_admin(on: Servers, jobs: int) -> Found:
-    """Make jobs, then measure the service alone, with a page, asked often and with changes.
+    """Create jobs, then measure the service alone, with a page, with requests and with changes.
 
     Raises:
-        NotMeasuredError: If something did not run as it should.
+        NotMeasuredError: If a part does not run as expected.
     """
     with ExitStack() as stack:
         log = on.log
@@ -184,14 +185,14 @@ def _submit(log: Log, jobs: int) -> list[JobRecord]:
 
 
 def _again(act: Callable[[], JobRecord]) -> JobRecord:
-    """Do something, once more if Kafka was too busy."""
+    """Call a function, and once more if Kafka was too busy."""
     with suppress(UnavailableError):
         return act()
     return act()
 
 
 def _go_on(log: Log, works: list[_Work], ended: threading.Event) -> None:
-    """Make claims and updates until the end."""
+    """Write claims and updates until the event is set."""
     writer, version = log.writer(), 0
     while not ended.wait(1 / _UPDATES_PER_S):
         version += 1
@@ -208,7 +209,7 @@ def _go_on(log: Log, works: list[_Work], ended: threading.Event) -> None:
 
 
 def _is_ready(address: Address, running: int) -> bool:
-    """True if the service has read all jobs that run."""
+    """True if the service has read all running jobs."""
     with suppress(httpx2.HTTPError):
         answer = httpx2.get(
             f"http://{address.host}:{address.port}/v1/jobs?wanted=running&limit=500",
@@ -222,7 +223,7 @@ def _is_ready(address: Address, running: int) -> bool:
 
 
 def _cost(service: EmbeddedService) -> dict[str, float]:
-    """Measure what the service uses for a while."""
+    """Measure the resources that the service uses during `_MEASURED_S`."""
     processor = Processor({"admin": service.pid})
     sleep(_MEASURED_S)
     process = psutil.Process(service.pid)
@@ -234,7 +235,7 @@ def _cost(service: EmbeddedService) -> dict[str, float]:
 
 
 def _with_page(address: Address, service: EmbeddedService) -> tuple[float, dict[str, float]]:
-    """Open the list in a browser; returns milliseconds to its first row, and what it costs.
+    """Open the list in a browser. Returns the ms to its first row, and the service's cost.
 
     Raises:
         NotMeasuredError: If there is no Chromium.
@@ -248,7 +249,7 @@ def _with_page(address: Address, service: EmbeddedService) -> tuple[float, dict[
             http_credentials={"username": "load", "password": address.key},
         )
         url = f"http://{address.host}:{address.port}/"
-        # Once for the browser's own start; it keeps what does not change.
+        # The first visit starts the browser and fills its cache.
         for last in (False, True):
             page = context.new_page()
             began = perf_counter()
@@ -261,7 +262,7 @@ def _with_page(address: Address, service: EmbeddedService) -> tuple[float, dict[
 
 
 def _change(address: Address, names: list[str]) -> tuple[list[float], Counter[int]]:
-    """Submit and change jobs, several at once; returns seconds and statuses."""
+    """Submit and change jobs, several at once. Returns seconds and statuses."""
     statuses = Counter[int]()
 
     async def change(client: httpx2.AsyncClient, turns: asyncio.Semaphore, number: int) -> float:

@@ -1,12 +1,13 @@
-"""How fast the whole pipeline is, over how fast plain PyTorch is on the same machine.
+"""Measures the whole pipeline's throughput relative to plain PyTorch on the same machine.
 
-    python load/pipeline.py                   # the CNN; exits 1 where the median is below 0.85
+    python load/pipeline.py                   # the CNN; exits 1 if the median is below 0.85
     python load/pipeline.py --case logistic   # against one consumer that reads and decodes
 
-Blocks of reference and pipeline alternate. Whoever's turn it is not stands still: the baseline
-waits on a pipe, the job is paused and its processes are frozen, so that neither slows the other and
-none works ahead. A pipeline's block is counted from update to update in the audit trail, once every
-worker announces new batches again; as many batches wait in their hands at its start as at its end.
+Blocks of reference and pipeline alternate, and the side that is not measured stands still: the
+baseline waits on a pipe, or the job is paused and its processes are frozen. So neither slows the
+other, and none works ahead. A pipeline's block is counted from update to update in the audit trail,
+once every worker claims new batches again. The number of batches that wait in the workers is the
+same at its start as at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.data.codecs import codec_of
 from common.embedded.services import stop_all
@@ -49,16 +51,21 @@ if TYPE_CHECKING:
 _WORKERS = 2
 _TOPIC = "records"
 _REQUIRED = 0.85
-_LEAST_SHARE = 0.5  # of a worker's processor time, over that of the worker that uses most
-_QUIET_S = 0.5  # a paused job makes no update for so long: none is in flight
+# Share of a worker's processor time in that of the busiest worker.
+_LEAST_SHARE = 0.5
+# Time without an update after which a paused job has none in flight.
+_QUIET_S = 0.5
 _TIMEOUT_S = 60.0
-_WARM_S = 2.0  # of training before a block, after every worker has announced something new
-_RESERVE = 1.3  # a backlog is larger than needed by this, for a pipeline faster than its reference
-_LOGISTIC_PER_S = 300_000.0  # records/s for which the backlog of the other case lasts
+# Training before a block, after every worker has claimed a new batch.
+_WARM_S = 2.0
+# Size of a backlog relative to the need, in case the pipeline is faster than its reference.
+_RESERVE = 1.3
+# Records/s that size the backlog of the logistic case.
+_LOGISTIC_PER_S = 300_000.0
 
 
 class Pipeline:
-    """The job on its processes, frozen except while it is measured."""
+    """The job on its processes, frozen except during measurements."""
 
     def __init__(self, on: Servers, job: JobSpec, records: int) -> None:
         self._board = open_board(on.settings, job.name)
@@ -74,7 +81,7 @@ class Pipeline:
         self._rest()
 
     def run(self, seconds: float) -> Block:
-        """Wake up, warm up, measure, and rest again."""
+        """Thaw, warm up, measure, and freeze again."""
         for service in self.services[1:]:
             thaw(service)
         await_until(lambda: len(self._board.heartbeats()) == _WORKERS, _TIMEOUT_S, "workers alive")
@@ -89,7 +96,7 @@ class Pipeline:
         return block
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         for service in self.services:
             thaw(service)
         stop_all(self.services)
@@ -97,7 +104,7 @@ class Pipeline:
         self._job_store.close()
 
     def _warm(self) -> None:
-        """Train until every worker has found its place again, then a little longer."""
+        """Train until every worker has batches again, then for `_WARM_S`."""
         leader_status = self._board.get_leader_status()
         decided = leader_status.control_position if leader_status is not None else 0
         try:
@@ -117,20 +124,20 @@ class Pipeline:
 
 @dataclass
 class Pairs:
-    """Blocks side by side."""
+    """Paired blocks of both sides."""
 
     reference: list[Block]
     pipeline: list[Block]
 
     @property
     def ratios(self) -> list[float]:
-        """Of each pair, in records per second."""
+        """Ratio of each pair, by records per second."""
         pairs = zip(self.reference, self.pipeline, strict=True)
         return [mine.records_per_s / other.records_per_s for other, mine in pairs]
 
 
 def measure(reference: Reference, pipeline: Pipeline, pairs: int, block_s: float) -> Pairs:
-    """Alternate; every other pair begins with the pipeline, so that a drift favours neither."""
+    """Alternate. Every other pair begins with the pipeline, so that drift favours neither."""
     found = Pairs([], [])
     for number in range(pairs):
         if number % 2:
@@ -166,7 +173,7 @@ def set_up(given: argparse.Namespace) -> Iterator[tuple[Pipeline, Reference]]:
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     parser = report.parser(__doc__)
     parser.add_argument("--case", choices=CASES, default="cnn")
     parser.add_argument("--pairs", type=int, default=5)
@@ -205,7 +212,7 @@ def main() -> int:
 
 
 def _uneven(blocks: list[Block]) -> list[str]:
-    """Return the blocks in which a worker had much less to do than another."""
+    """Return the blocks that gave a worker much less to do than another."""
     found = list[str]()
     for number, block in enumerate(blocks, 1):
         cores = [block.cores[f"worker-{worker}"] for worker in range(_WORKERS)]

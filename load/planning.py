@@ -1,6 +1,6 @@
-"""How long plans for 10,000 workers take, and simulations of the paper's setting.
+"""Measures the time of plans for 10,000 workers, and of simulations of the paper's setting.
 
-Plans are timed inside the function, simulations whole: drawing, running and summing up. Policies
+Plans are timed inside the function; simulations include drawing, running and summing up. Policies
 that count machines decide after a loss in each pool.
 """
 
@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from rich.progress import track
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.spot.experiments.experiment import simulate
 from common.spot.experiments.spec import Experiment
@@ -34,15 +35,15 @@ from load.harness import report
 
 WORKERS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE, UPDATES = 64, 125.0, 20, 256, 10_000  # section V-A
 MANY_WORKERS = 10_000
-PLANS = 20  # in one repeat
+PLANS = 20  # per repeat
 RUNS = 1000
 DECISION_S = 0.02  # at most
-LOST = 3  # machines of each pool that had some
-PAST_S, PAST_STEP_S = 48 * HOUR_S, 900.0  # of prices
+LOST = 3  # lost machines of each pool
+PAST_S, PAST_STEP_S = 48 * HOUR_S, 900.0  # prices
 
 
 class Case(NamedTuple):
-    """Something to time, and how often in one repeat."""
+    """An action to time, and its number of calls in one repeat."""
 
     name: str
     action: Callable[[], object]
@@ -51,14 +52,15 @@ class Case(NamedTuple):
 
 
 def main() -> int:
-    """Time every case, print a table; returns the exit status."""
+    """Time every case and print a table. Returns the exit status."""
     parser = report.parser(__doc__, "python load/planning.py --repeats 9", kafka=False)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of every case (3)")
     arguments = parser.parse_args()
     cases = _cases()
     seconds, rows = dict[str, dict[str, float]](), []
     for name, action, times, required_s in track(cases, "cases", transient=True):
-        setup = "import gc; gc.enable()"  # which `repeat` would switch off
+        # `repeat` would disable the garbage collector.
+        setup = "import gc; gc.enable()"
         found = repeat(action, setup, number=times, repeat=arguments.repeats)
         seconds[name] = report.spread([taken_s / times for taken_s in found])
         shown = (f"{seconds[name][which]:.4f}" for which in ("min", "median", "max"))

@@ -1,13 +1,14 @@
-"""How soon training goes on when a worker or the leader goes, or a worker comes.
+"""Measures how soon training continues after losing a worker or the leader, or with a new worker.
 
     python load/recovery.py                            # all six; exits 1 if one falls short
     python load/recovery.py --only worker --kills 10   # one of them, shorter
     python load/recovery.py --only thaw                # 2 and 8 workers stand still; 20 minutes
 
-Real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed wait of
-50 ms, 5 K batches of each worker waiting (where one more starts 2 K, as by default). One process at
-a time is disturbed in the middle of a round and is back at work before the next, or one more is
-started and leaves again. All is seen from outside, on the board and in the updates topic.
+Runs real coordinator and worker processes on real servers: 4 workers, K=4, each gradient a timed
+wait of 50 ms, 5 K waiting batches per worker (2 K, the default, if one more worker starts). One
+process at a time is disturbed in the middle of a round and works again before the next, or one
+more is started and leaves again. All is observed from outside, on the board and in the updates
+topic.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.testing.counting import ENTRYPOINT
 from load.faults import thaws
@@ -39,27 +41,32 @@ from load.harness.processor import Neighbours
 from load.harness.stack import Servers, servers
 
 _START_S = 60.0
-_PER_DISTURBANCE_S = 40.0  # the backlog lasts so long: to load torch on a busy machine, to join
+# Backlog per disturbance, enough to load torch on a busy machine and to join.
+_PER_DISTURBANCE_S = 40.0
 _SPREAD = {"median": 0.5, "p95": 0.95, "max": 1.0}
 
 
 class Measurement(NamedTuple):
-    """What to do how often, and what must come of it."""
+    """A kind of disturbance, its number of repetitions and its bars."""
 
     title: str
-    value: str  # what is judged
+    # Name of the value that is judged.
+    value: str
     times: int
     disturb: Callable[[Drill, int], Iterator[Disturbance]]
     max_ms: float
     median_ms: float = inf  # at most
     coordinators: int = 1
-    weights: int = 0  # of a model that workers hold, and add up among themselves; 0: the board's
-    # Batches that a worker may hold, in K: those of a newcomer wait behind all that others hold.
+    # Number of weights of a model that workers hold and add up among themselves. 0: the board has
+    # it.
+    weights: int = 0
+    # Batches that a worker may hold, in units of K. Batches of a new worker wait behind all that
+    # others hold.
     waiting_groups: int = Conditions.waiting_groups
 
 
 def measurements(conditions: Conditions) -> dict[str, Measurement]:
-    """All of them by name; each with what it must reach."""
+    """Return all measurements by name, with their bars."""
     gradient_ms = 1e3 * conditions.gradient_s
     return {
         "worker": Measurement(
@@ -90,22 +97,23 @@ def measurements(conditions: Conditions) -> dict[str, Measurement]:
 
 
 class Measured(NamedTuple):
-    """What one measurement gave."""
+    """Result of one measurement."""
 
     name: str
     measurement: Measurement
     conditions: Conditions
     found: list[Disturbance]
-    others: float  # cores that other processes used meanwhile
+    # Number of cores that other processes used meanwhile.
+    others: float
 
     @property
     def values_ms(self) -> list[float]:
-        """What is judged, in the order in which it happened."""
+        """Judged values, in order of occurrence."""
         return [value for each in self.found for value in each.values_ms]
 
     @property
     def missed(self) -> list[str]:
-        """Where it falls short, in words."""
+        """Descriptions of missed bars."""
         found = report.spread(self.values_ms, _SPREAD)
         limits = {"median": self.measurement.median_ms, "max": self.measurement.max_ms}
         return [
@@ -115,7 +123,7 @@ class Measured(NamedTuple):
         ]
 
     def as_data(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Return the result for the JSON file."""
         return {
             "values_ms": self.values_ms,
             "spread_ms": report.spread(self.values_ms, _SPREAD),
@@ -126,7 +134,7 @@ class Measured(NamedTuple):
         }
 
     def draw(self, on: Servers) -> None:
-        """Print it as a table."""
+        """Print the result as a table."""
         rows = [
             _row(self.measurement.value, self.values_ms),
             *(
@@ -144,7 +152,7 @@ class Measured(NamedTuple):
 
 
 def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions) -> Measured:
-    """Run one measurement, on a job and processes of its own."""
+    """Run one measurement on a job and processes of its own."""
     seconds = _START_S + wanted.times * _PER_DISTURBANCE_S
     found = list[Disturbance]()
     conditions = replace(conditions, waiting_groups=wanted.waiting_groups)
@@ -161,7 +169,7 @@ def measure(name: str, wanted: Measurement, on: Servers, conditions: Conditions)
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     standard, names = Conditions(), [*measurements(Conditions()), thaws.Thaws.name]
     example = "python load/recovery.py --only worker --kills 5 --json recovery.json"
     parser = report.parser(__doc__, example)

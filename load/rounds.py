@@ -1,9 +1,9 @@
-"""How many updates per second the protocol makes with gradients of no cost, and where time goes.
+"""Measures the protocol's updates per second with gradients that cost nothing, by stage.
 
     python load/rounds.py     # exits 1 below 200 updates/s with the tiny model and 4 workers
 
-Real coordinator and worker processes, K=20, batches of one record from a prepared backlog. Each
-service tells at its end how long its stages took in the mean; what a round took besides is in
+Runs real coordinator and worker processes with K=20 on batches of one record from a prepared
+backlog. Each service logs the mean duration of its stages at its end. The rest of a round is
 transit: messages on their way through Redis, threads waiting for the processor, decisions.
 """
 
@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.embedded.services import EmbeddedService, stop_all
 from common.redis.board import open_board
@@ -32,19 +33,22 @@ if TYPE_CHECKING:
     from common.jobs.spec import JobSpec
 
 TOPIC = "records"
-_PARTITIONS = 20  # one at least for each worker of the largest scenario
+# At least one for each worker of the largest scenario.
+_PARTITIONS = 20
 _GROUP_SIZE = 20  # K
 _WAITING = (
-    100  # batches that a worker may hold: five groups, so that none waits for the leader's status
+    # Batches that a worker may hold: five groups, so that none waits for the leader's status.
+    100
 )
-_TINY, _MEGABYTE = 100, 250_000  # weights, float32
+_TINY, _MEGABYTE = 100, 250_000  # float32 weights
 _REQUIRED_PER_S = 200.0
-_PER_S = 1_000  # updates per second that a backlog lasts for
+# Updates per second that a backlog lasts for.
+_PER_S = 1_000
 _WARM_S = 1.0
-# For workers to start, to join a group and to leave, each. All of them take from the same few
-# processors, on a busy machine from a part of them.
+# Time for workers to start, to join a group and to leave, each. They all share the same few
+# processors, or a part of them on a busy machine.
 _PATIENCE_S = 60.0
-_MORE_PATIENCE_S = 10.0  # for each worker
+_MORE_PATIENCE_S = 10.0  # additional time per worker
 
 
 class Scenario(NamedTuple):
@@ -57,7 +61,7 @@ class Scenario(NamedTuple):
     group_size: int = _GROUP_SIZE
 
     def job(self) -> JobSpec:
-        """The job."""
+        """Return the job."""
         return costless_spec(
             *(self.name, TOPIC, self.weights),
             batch_size=1,
@@ -66,7 +70,8 @@ class Scenario(NamedTuple):
         )
 
 
-# By number of workers: they are started once and more join later, as 20 take a while to load torch.
+# Sorted by number of workers. Workers are started once and more join later, because 20 take a while
+# to load torch.
 SCENARIOS = (
     Scenario("megabyte-2", _MEGABYTE, 2),
     Scenario("tiny-4", _TINY, 4, _REQUIRED_PER_S),
@@ -74,8 +79,8 @@ SCENARIOS = (
     Scenario("megabyte-20", _MEGABYTE, 20),
 )
 
-# Where each stage of a round is told: an event's field, and the service that logs it. Per round
-# there is one of each, but K of `sum` at most: one per order, a worker's part of a round.
+# Sources of the stages of a round: a field of an event, and the service that logs it. A round has
+# one of each, but up to K of `sum`: one per order, a worker's part of a round.
 STAGES = {
     "indicator": ("indicator", "worker"),
     "trigger": ("PostTrigger", "coordinator"),
@@ -90,21 +95,25 @@ STAGES = {
 
 
 class Measured(NamedTuple):
-    """What one scenario gave."""
+    """Result of one scenario."""
 
     scenario: Scenario
     pace: Pace
-    stages_ms: dict[str, float]  # mean of one pass; `sum` is that of all orders of a round
+    # Mean of one pass. `sum` covers all orders of a round.
+    stages_ms: dict[str, float]
     cores: dict[str, float]
 
     @property
     def transit_ms(self) -> float:
-        """What a round took besides its stages; the indicator is not in its way."""
+        """Time of a round outside its stages.
+
+        Excludes the indicator, which runs beside the round.
+        """
         stages = sum(ms for stage, ms in self.stages_ms.items() if stage != "indicator")
         return 1e3 / self.pace.updates_per_s - stages
 
     def as_data(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Return the result for the JSON file."""
         return {
             **self.scenario._asdict(),
             "updates_per_s": self.pace.updates_per_s,
@@ -124,21 +133,21 @@ class Fleet:
 
     @property
     def services(self) -> list[EmbeddedService]:
-        """All of them."""
+        """All services."""
         return [self.coordinator, *self.workers]
 
     def pids(self) -> dict[str, int]:
-        """Process ids, by name."""
+        """Return process ids by name."""
         return {service.name: service.pid for service in self.services} | self.on.pids
 
     def grow(self, workers: int) -> None:
-        """Start workers until there are so many; each takes whatever job there is.
+        """Start workers until there are this many. Each takes any job.
 
-        All have started before there is one, else the first to come would use the processors that
-        the others start with.
+        Waits until all have started. Otherwise the first ones would work on processors that the
+        others need to start.
 
         Raises:
-            NotMeasuredError: If one does not start.
+            NotMeasuredError: If a worker does not start.
         """
         for number in range(len(self.workers), workers):
             self.workers.append(self.on.start("worker", f"worker-{number}"))
@@ -150,11 +159,11 @@ class Fleet:
 
     @property
     def patience_s(self) -> float:
-        """How long all of them may take for one thing."""
+        """Maximum time of one operation of all workers."""
         return _PATIENCE_S + _MORE_PATIENCE_S * len(self.workers)
 
     def stage_times(self, job: str) -> dict[str, list[dict[str, Any]]]:
-        """What each kind of service has told of a job."""
+        """Return the `stage_times` events of a job, by kind of service."""
         kinds = {"coordinator": [self.coordinator], "worker": self.workers}
         return {
             kind: [entry for each in services for entry in events(each, "stage_times", job)]
@@ -162,7 +171,7 @@ class Fleet:
         }
 
     def close(self) -> None:
-        """End all."""
+        """Stop all services."""
         stop_all(self.services)
 
 
@@ -209,14 +218,14 @@ def _stages_ms(reported: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def _summed(cores: dict[str, float]) -> dict[str, float]:
-    """All workers as one."""
+    """Add up the cores of all workers."""
     workers = sum(used for name, used in cores.items() if name.startswith("worker-"))
     others = {name: used for name, used in cores.items() if not name.startswith("worker-")}
     return {"workers": workers, **others}
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     parser = report.parser(__doc__)
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument("--seconds", type=float, default=10.0, help="per scenario")

@@ -1,13 +1,13 @@
-"""How cost grows: with partitions, jobs, workers, the length of a job's history, Kafka's distance.
+"""Measures growth of cost with partitions, jobs, workers, a job's history and Kafka's distance.
 
-    python load/scale.py                      # exits 1 where something grows faster than its cause
+    python load/scale.py                      # exits 1 if a cost grows faster than its cause
     python load/scale.py --only history       # one series; --quick: fewer and smaller sizes of each
-    python load/scale.py --only jobs --plot scale.png   # drawn, too
+    python load/scale.py --only jobs --plot scale.png   # also draws it
 
-Each series changes one size and nothing else, on servers of its own for each. A cost is shown at
-every size, and per unit: what each unit adds to the cost of the smallest size or, where a cost is
-one unit's already or must not depend on the size at all, the cost itself. Processor seconds and
-counts are hardly moved by what else the machine does; other seconds are.
+Each series changes one size and nothing else, on new servers for each size. A cost is shown at
+every size, and per unit: the increase per unit over the smallest size, or the cost itself if it is
+already per unit or must not depend on the size. Other load on the machine hardly affects processor
+seconds and counts, but it does affect other seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import psutil
 from matplotlib.figure import Figure
 from rich.progress import track
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.embedded.services import EmbeddedService, stop_all
 from common.errors import UnavailableError
@@ -54,13 +55,16 @@ if TYPE_CHECKING:
     from common.redis.port import Board
 
 _JOB = "scale"
-_BATCH_SIZE, _GROUP_SIZE = 256, 4  # b and K: an update of 1,024 records
-_TIMES = 3  # each restart and each takeover; the longest counts
+# b and K: an update of 1,024 records.
+_BATCH_SIZE, _GROUP_SIZE = 256, 4
+# Number of restarts and of takeovers. The longest counts.
+_TIMES = 3
 _SETTLES_S = 5.0
 _IDLE_S = 20.0
 _LED_S = 120.0
 _ROUNDS_S = 10.0
-_BACKLOG = 400_000  # records, each a batch: more than workers use meanwhile
+# Records, each a batch. More than workers use in a measurement.
+_BACKLOG = 400_000
 _ZERO = bytes(4)  # a record: a float32
 
 
@@ -68,17 +72,20 @@ _ZERO = bytes(4)  # a record: a float32
 
 
 class Cost(NamedTuple):
-    """Something that may grow with a size, and what is required of it."""
+    """A quantity that may grow with a size, and its bars."""
 
-    name: str  # with its unit
+    name: str  # includes the unit
     digits: int
-    noise: float  # differences below are none
+    # Smallest difference that counts.
+    noise: float
     most: float = inf  # at the largest size
-    adds: bool = True  # each unit adds to it; else it must not depend on the size
-    grows: float = 2.0  # at most so many times, per unit, from the best of the other sizes
+    # Each unit adds to the cost. If False, the cost must not depend on the size.
+    adds: bool = True
+    # Maximum factor, per unit, over the best of the other sizes.
+    grows: float = 2.0
 
     def per_unit(self, sizes: Sequence[int], values: Sequence[float]) -> list[float]:
-        """What a unit costs at each size but, where it is added to, the smallest."""
+        """Return the cost per unit at each size. If units add up, without the smallest size."""
         if not self.adds:
             return [max(value, self.noise) for value in values]
         steps = zip(sizes[1:], values[1:], strict=True)
@@ -87,17 +94,18 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """A size that is changed, and what is looked at meanwhile."""
+    """A size to change, and the costs to observe."""
 
     unit: str
     sizes: tuple[int, ...]
     quick: tuple[int, ...]
-    measure: Callable[[str, int], Mapping[str, float]]  # which Kafka, size; by name of cost
+    # Measures costs by name, given the Kafka and the size.
+    measure: Callable[[str, int], Mapping[str, float]]
     costs: tuple[Cost, ...]
 
 
 class Coordinators:
-    """Coordinators of one job, one of which leads; ends with its context."""
+    """Coordinators of one job, with one leader."""
 
     def __init__(self, start: Callable[[str], EmbeddedService], board: Board) -> None:
         self._start = start
@@ -106,37 +114,38 @@ class Coordinators:
 
     @property
     def leader(self) -> EmbeddedService:
-        """The one that was started last, once another is gone."""
+        """The service started last, which leads once the others have ended."""
         return self._services[-1]
 
     def begin(self) -> dict[str, float]:
-        """Start one where none runs, and wait until it leads."""
+        """Start a coordinator while none runs, and wait until it leads."""
         before, began = self._epoch(), time.monotonic()
         self._next()
         return self._led("restart", before, began, 0.0)
 
     def restart(self) -> dict[str, float]:
-        """Kill the leader where no other stands by, and start another."""
+        """Kill the leader without a standby, and start another coordinator."""
         self.leader.kill()
         return self.begin()
 
     def take_over(self) -> dict[str, float]:
-        """Kill the leader where another stands by."""
+        """Kill the leader while another coordinator stands by."""
         leader = self.leader
         standby = self._next()
         await_until(lambda: bool(events(standby, "standby")), _LED_S, "another stands by")
-        time.sleep(1.0)  # it reads the rest of its code
+        # The standby loads the rest of its code.
+        time.sleep(1.0)
         before, used, began = self._epoch(), used_s(standby.pid), time.monotonic()
         leader.kill()
         return self._led("takeover", before, began, used)
 
     def longest(self) -> dict[str, float]:
-        """Restarts and takeovers, each several times."""
+        """Restart and take over several times each. Returns the longest."""
         each = [do() for do in (self.restart, self.take_over) for _ in range(_TIMES)]
         return {name: max(one.get(name, 0.0) for one in each) for name in each[0] | each[-1]}
 
     def close(self) -> None:
-        """End all."""
+        """Stop all services."""
         stop_all(self._services)
 
     def _next(self) -> EmbeddedService:
@@ -161,12 +170,12 @@ class Coordinators:
 
 
 def job(batch_size: int = _BATCH_SIZE, group_size: int = _GROUP_SIZE) -> JobSpec:
-    """A job whose gradients cost nothing."""
+    """Return a job whose gradients cost nothing."""
     return costless_spec(_JOB, TOPIC, batch_size=batch_size, group_size=group_size)
 
 
 def make_stream(log: Log, partitions: int) -> None:
-    """Make the topic that the job reads; a thousand partitions take a busy broker a while."""
+    """Create the topic that the job reads. A busy broker needs a while for 1,000 partitions."""
 
     def made() -> bool:
         try:
@@ -179,7 +188,7 @@ def make_stream(log: Log, partitions: int) -> None:
 
 
 def with_partitions(kafka: str, size: int) -> dict[str, float]:
-    """One stream of so many partitions: a worker that reads it, coordinators of its job."""
+    """Measure a stream of `size` partitions, the worker that reads it and its coordinators."""
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,)))
         board = stack.enter_context(closing(open_board(on.settings, _JOB)))
@@ -210,7 +219,7 @@ def with_partitions(kafka: str, size: int) -> dict[str, float]:
 
 
 def _largest_update(log: Log, board: Board, partitions: int) -> int:
-    """Let an update be made of records that came evenly over all partitions; returns its bytes."""
+    """Make an update of records spread evenly over all partitions. Returns its largest bytes."""
     written = 0
 
     def claimed() -> bool:
@@ -218,7 +227,8 @@ def _largest_update(log: Log, board: Board, partitions: int) -> int:
         least = written // _BATCH_SIZE * _BATCH_SIZE
         return leader_status is not None and sum(leader_status.claimed.values()) >= least
 
-    def kept() -> bool:  # in a snapshot: who leads next need not make it again
+    def kept() -> bool:
+        # True once a snapshot has the update, so that the next leader need not make it again.
         return any(from_bytes(data).snapshot.made.version for data in board.snapshots())
 
     with closing(log.writer()) as writer:
@@ -233,7 +243,7 @@ def _largest_update(log: Log, board: Board, partitions: int) -> int:
 
 
 def with_jobs(kafka: str, size: int) -> dict[str, float]:
-    """So many jobs without work on one coordinator."""
+    """Measure `size` jobs without work on one coordinator."""
     with servers(kafka, tasks=("common.testing.counting:CountingTask",)) as on:
         data = measure_idle(on, size).data
     return {
@@ -245,7 +255,7 @@ def with_jobs(kafka: str, size: int) -> dict[str, float]:
 
 
 def with_workers(kafka: str, size: int) -> dict[str, float]:
-    """So many workers, and one batch of each in an update."""
+    """Measure `size` workers, with one batch of each in an update."""
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,), forks=True))
         produce(on.log, TOPIC, size, [_ZERO], _BACKLOG)
@@ -262,7 +272,7 @@ def with_workers(kafka: str, size: int) -> dict[str, float]:
 
 
 def with_history(kafka: str, size: int) -> dict[str, float]:
-    """So many updates in the job's past, of one batch each."""
+    """Measure a job with `size` past updates of one batch each."""
     with ExitStack() as stack:
         on = stack.enter_context(servers(kafka, tasks=(ENTRYPOINT,)))
         board = stack.enter_context(closing(open_board(on.settings, _JOB)))
@@ -279,7 +289,7 @@ def with_history(kafka: str, size: int) -> dict[str, float]:
 
 
 def with_distance(_: str, size: int) -> dict[str, float]:
-    """Kafka so many milliseconds away from the coordinators, each way."""
+    """Measure coordinators with a delay of `size` ms each way to Kafka."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="doll-load-")))
         outside = stack.enter_context(Outside(folder, 1, (ENTRYPOINT,)))
@@ -302,7 +312,7 @@ def _started(name: str, **given: Any) -> EmbeddedService:  # noqa: ANN401 -- of 
 
 
 def _leads(*, restart: float = inf, takeover: float, adds: bool = True) -> tuple[Cost, ...]:
-    """What restarts and takeovers cost, and may take at most."""
+    """Return the costs and bars of restarts and takeovers."""
     return (
         Cost("restart, s", 2, 1.0, restart, adds=adds),
         Cost("restart, processor s", 2, 0.2, adds=adds),
@@ -325,7 +335,8 @@ SERIES = {
             Cost("idle worker, cores", 3, 0.01),
             Cost("leader, MB", 0, 10.0),
             Cost("worker, MB", 0, 10.0),
-            Cost("largest audit record, KB", 1, 0.1, 900.0),  # Kafka takes a megabyte
+            # Kafka accepts a megabyte.
+            Cost("largest audit record, KB", 1, 0.1, 900.0),
         ),
     ),
     "jobs": Series(
@@ -346,7 +357,7 @@ SERIES = {
         (2, 8),
         with_workers,
         (
-            # A worker takes two hundredths of a core by the clock alone, whatever it computes.
+            # A worker's clock alone takes two hundredths of a core, whatever it computes.
             Cost("a batch, processor µs", 0, 10.0, adds=False, grows=4.0),
             Cost("of it workers, µs", 0, 10.0, adds=False, grows=4.0),
             Cost("of it coordinator, µs", 0, 10.0, adds=False, grows=1.5),
@@ -370,7 +381,7 @@ SERIES = {
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     parser = report.parser(__doc__, "python load/scale.py --only jobs workers --json scale.json")
     parser.add_argument("--only", choices=SERIES, nargs="+", default=list(SERIES))
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
@@ -399,10 +410,10 @@ def main() -> int:
 def measured(
     series: Series, sizes: Iterable[int], kafka: str
 ) -> tuple[dict[int, Mapping[str, float]], str]:
-    """Measure at one size after the other, up to the first that this machine does not manage.
+    """Measure one size after the other, up to the first that fails on this machine.
 
     Returns:
-        The costs by size, and why there are no more of them; empty if there are.
+        The costs by size, and why later sizes are missing. Empty if none is.
     """
     found: dict[int, Mapping[str, float]] = {}
     for size in sizes:
@@ -414,7 +425,7 @@ def measured(
 
 
 def _judged(name: str, found: Mapping[int, Mapping[str, float]]) -> list[str]:
-    """Print a series; returns what falls short."""
+    """Print a series. Returns the missed bars."""
     series, sizes = SERIES[name], list(found)
     rows, short = list[tuple[str, ...]](), list[str]()
     for cost in series.costs:
@@ -447,7 +458,7 @@ def _judged(name: str, found: Mapping[int, Mapping[str, float]]) -> list[str]:
 
 
 def _plot(found: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path) -> None:
-    """Draw every cost as a multiple of what it is at the smallest size."""
+    """Draw every cost as a multiple of the cost at the smallest size."""
     figure = Figure(figsize=(4.2 * len(found), 4.2), layout="constrained")
     axes = figure.subplots(1, len(found), squeeze=False)[0]
     for axis, (name, by_size) in zip(axes, found.items(), strict=True):

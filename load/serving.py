@@ -1,15 +1,15 @@
-"""Predictions by a model that trains meanwhile: how late, how old, taken back or not, how fast.
+"""Measures predictions by a model that trains meanwhile: latency, staleness, rollbacks, throughput.
 
-    python load/serving.py --json out/serving.json    # exits 1 where a figure is not as required
+    python load/serving.py --json out/serving.json    # exits 1 if a figure misses its requirement
     python load/serving.py --seconds 20 --pairs 2     # shorter
 
-Training (Kafka, Redis, two coordinators, a worker; the 28x28 CNN) and this program have one core,
-who serves and who asks another. Two runs of requests on a schedule, an image each: in the first the
-leader is killed twice, in the second Redis loses the job's data in the moment in which its leader
-is killed. An answer was taken back if its version is not in the effective history in the end. It is
-stale for as long as a newer snapshot has been on the board when it comes. Then blocks of requests
-as fast as they are answered, in pairs: of `doll serve`, which goes on to follow the training, and
-of a plain server of the same network.
+Training (Kafka, Redis, two coordinators, a worker; the 28x28 CNN) and this program share one core,
+the model server and its client another. Two runs send requests on a schedule, an image each: in the
+first the leader is killed twice, in the second Redis loses the job's data right when its leader is
+killed. An answer is taken back if its version is not in the effective history at the end. An answer
+is stale for the time that a newer snapshot has been on the board. Then blocks of requests, each
+sent once the last is answered, alternate in pairs between `doll serve`, which still follows the
+training, and a plain server of the same network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import msgspec
 import numpy as np
@@ -41,7 +42,8 @@ from load.predictions.trained import Trained, stale_s
 
 JOB = "served"
 START_S = 60.0
-CONNECTIONS = 8  # of a block as fast as can be
+# Connections of a block without a schedule.
+CONNECTIONS = 8
 BLOCK_S = 3.0
 _ASKER, _PLAIN = (
     Path(__file__).parent / "predictions" / name for name in ("asker.py", "plain_server.py")
@@ -49,37 +51,37 @@ _ASKER, _PLAIN = (
 
 
 class Run(NamedTuple):
-    """What came of requests on a schedule."""
+    """Results of requests on a schedule."""
 
     came: Came
-    stale_s: list[float]  # of each answer
+    stale_s: list[float]  # per answer
     taken_back: int
 
     def p99_ms(self) -> float:
-        """Latency, from when a request was due."""
+        """99 % quantile of the latency, from the time a request was due."""
         return 1e3 * float(np.quantile(self.came.seconds, 0.99))
 
     def stale_p99_s(self) -> float:
-        """Staleness."""
+        """99 % quantile of the staleness."""
         return float(np.quantile(self.stale_s, 0.99))
 
 
 class Pair(NamedTuple):
-    """Two blocks side by side."""
+    """Paired blocks of both servers."""
 
     ours_per_s: float
     plain_per_s: float
-    ours_cpu_us: float  # of an answer
+    ours_cpu_us: float  # per answer
     plain_cpu_us: float
 
     @property
     def ratio(self) -> float:
-        """Ours over theirs."""
+        """Our throughput relative to the plain server's."""
         return self.ours_per_s / self.plain_per_s
 
 
 def main() -> int:
-    """Measure, print tables; returns the exit status."""
+    """Measure and print tables. Returns the exit status."""
     example = "python load/serving.py --seconds 20 --pairs 2 --json out/serving.json"
     parser = report.parser(__doc__, example)
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="a run (120)")
@@ -95,7 +97,8 @@ def main() -> int:
     machine, cores = report.machine(), sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         stack.callback(os.sched_setaffinity, 0, cores)
-        os.sched_setaffinity(0, cores[:1])  # and whatever is started from now on
+        # Also applies to every process started from here.
+        os.sched_setaffinity(0, cores[:1])
         on = stack.enter_context(servers(given.kafka))
         trained = stack.enter_context(closing(Trained(on, JOB, given.aggregation)))
         with _on(cores[-1]):
@@ -129,7 +132,7 @@ def main() -> int:
 
 @contextmanager
 def _on(core: int) -> Iterator[None]:
-    """Let what is started meanwhile have a core."""
+    """Run processes that are started in this context on one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -168,7 +171,7 @@ def _await_ready(address: Address, ours: EmbeddedService) -> None:
 def _run(
     trained: Trained, ask: Callable[[], subprocess.Popen[bytes]], disturb: Callable[[], None]
 ) -> Run:
-    """Ask on a schedule while something disturbs the training."""
+    """Send requests on a schedule while `disturb` disturbs the training."""
     asking = ask()
     disturb()
     said, _ = asking.communicate()
@@ -195,10 +198,11 @@ def _wipe_once(trained: Trained, seconds: float) -> None:
 
 
 def _pairs(count: int, ours: tuple[Address, int], plain: tuple[Address, int]) -> list[Pair]:
-    """Blocks of both, whose order changes from pair to pair."""
+    """Measure blocks of both servers, whose order changes from pair to pair."""
     requests = {ours: request(ours[0], JOB), plain: _plain_request(plain[0])}
     pairs = list[Pair]()
-    for number in range(-1, count):  # the first warms both up
+    for number in range(-1, count):
+        # The first pair warms both servers up.
         found = dict[tuple[Address, int], tuple[float, float]]()
         for each in (ours, plain) if number % 2 else (plain, ours):
             address, pid = each

@@ -1,12 +1,12 @@
-"""Sparse models to a target loss: our services, over plain PyTorch DDP on the same cores.
+"""Compares sparse training to a target loss with plain PyTorch DDP on the same cores.
 
-    python load/sparse.py          # exits 1 where ours takes as much of anything as DDP
+    python load/sparse.py          # exits 1 if any cost is not below DDP's
     python load/sparse.py --only clicks_like --kafka embedded --json out/sparse.json
 
-MLLess's comparison: the same rows, optimizer, b and K = p, until the loss on test rows is the same.
-Ours sends what is not zero of a gradient and what changes significantly of the model, through
-Redis; DDP adds up dense gradients in a ring. Both have their rows before the clock starts, and both
-stand still while somebody looks at the test rows.
+This is MLLess's comparison: the same rows, optimizer, b and K = p, until the loss on test rows is
+the same. Our services send a gradient's nonzero elements and the model's significant changes
+through Redis; DDP adds up dense gradients in a ring. Both have their rows before the clock starts,
+and both stand still during evaluations on the test rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import redis
 
 from common.learning.checkpoint import weights_in
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rich.progress import track
 
@@ -52,40 +53,47 @@ if TYPE_CHECKING:
 
 _DDP = Path(__file__).parent / "throughput" / "ddp.py"
 _TOPIC = "rows"
-_SIGNIFICANCE = 1.5  # what the documents recommend
-_REQUIRED = ("clicks_like", "ratings_like")  # the small real sets are shown only
+# The recommended value of the documentation.
+_SIGNIFICANCE = 1.5
+# The small real sets are shown only.
+_REQUIRED = ("clicks_like", "ratings_like")
 _DDP_S = 600.0
-_VERSION_S = 60.0  # until the next version
-_LOOK_S = 0.002  # between looks for a version
-_WARM_UP = 200  # updates of another job before: a broker's code is compiled while it is used
+_VERSION_S = 60.0  # timeout of the next version
+# Interval between polls for a version.
+_LOOK_S = 0.002
+# Updates of another job before the clock starts, because a broker compiles its code during use.
+_WARM_UP = 200
 
 
 class Side(NamedTuple):
-    """What it took one side to come to the target."""
+    """Cost of one side to reach the target."""
 
-    seconds: float  # from the first look at the test rows on
-    bytes: float  # from the beginning on
-    processor_s: Mapping[str, float]  # of each process, from the first look on
+    # Time since the first evaluation on the test rows.
+    seconds: float
+    bytes: float  # counted from the beginning
+    # Processor time of each process since the first evaluation.
+    processor_s: Mapping[str, float]
     updates: int
     metric: float
 
     @property
     def cost_s(self) -> float:
-        """Processor-seconds of all."""
+        """Processor-seconds of all processes."""
         return sum(self.processor_s.values())
 
 
 class Mark(NamedTuple):
-    """How far all is that is counted."""
+    """A reading of all counters."""
 
     at_s: float
-    processor_s: dict[str, float]  # of each process
+    processor_s: dict[str, float]  # each process
     redis_bytes: int
-    topics: dict[str, int]  # the ends of those that a job writes itself
+    # Ends of the topics that a job writes itself.
+    topics: dict[str, int]
 
 
 def ratios(ours: Side, ddp: Side) -> dict[str, float]:
-    """Ours over DDP's."""
+    """Return our costs relative to DDP's."""
     return {
         "time_ratio": ours.seconds / ddp.seconds,
         "bytes_ratio": ours.bytes / ddp.bytes,
@@ -94,7 +102,7 @@ def ratios(ours: Side, ddp: Side) -> dict[str, float]:
 
 
 def job_of(name: str, learning: Learning, train: Records) -> JobSpec:
-    """The job that learns it as DDP does, and offers its versions to be judged."""
+    """Return a job that learns like DDP and offers its versions for evaluation."""
     fields = {
         field: {"dtype": str(column.dtype), "shape": list(column.shape[1:])}
         for field, column in train.items()
@@ -118,7 +126,7 @@ def job_of(name: str, learning: Learning, train: Records) -> JobSpec:
 
 
 def run_ddp(name: str, workers: int) -> Side:
-    """Let as many ranks as workers come to the target.
+    """Run one rank per worker until the target is reached.
 
     Raises:
         NotMeasuredError: If a rank fails, or the target is not reached.
@@ -134,10 +142,10 @@ def run_ddp(name: str, workers: int) -> Side:
 
 
 class Meter:
-    """Counts what a job costs on servers that nobody else uses.
+    """Counts the cost of a job on servers that nothing else uses.
 
     Args:
-        pids: Of all processes that work for it, by name.
+        pids: Process ids of all processes that work for the job, by name.
     """
 
     def __init__(self, on: Servers, job: str, pids: Mapping[str, int]) -> None:
@@ -147,7 +155,7 @@ class Meter:
         self._pids = pids
 
     def mark(self) -> Mark:
-        """Look at all that is counted."""
+        """Read all counters."""
         at_s = perf_counter()
         return Mark(
             at_s,
@@ -158,7 +166,7 @@ class Meter:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Let none of the processes do anything meanwhile."""
+        """Freeze all processes in this context."""
         for pid in self._pids.values():
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -168,11 +176,11 @@ class Meter:
                 os.kill(pid, signal.SIGCONT)
 
     def sent(self, since: int, mark: Mark) -> int:
-        """Bytes from one to another: through Redis, and records of the job's, written and read.
+        """Return the bytes sent through Redis, plus the job's own records, written and read.
 
         Args:
-            since: What Redis had sent and received when the job was submitted.
-            mark: When it is over.
+            since: Bytes that Redis had sent and received when the job was submitted.
+            mark: Reading at the end.
         """
         records = sum(
             size or 0
@@ -183,13 +191,13 @@ class Meter:
         return mark.redis_bytes - since + 2 * records
 
     def redis_bytes(self) -> int:
-        """What Redis has sent and received."""
+        """Return the bytes that Redis has sent and received."""
         stats = self._redis.info("stats")
         return int(stats["total_net_input_bytes"] + stats["total_net_output_bytes"])
 
 
 def run_ours(name: str, learning: Learning, kafka: str) -> Side:
-    """Let the services come to the target, on servers of their own.
+    """Run the services until the target is reached, on servers of their own.
 
     Raises:
         NotMeasuredError: If a service ends, or the target is not reached.
@@ -229,7 +237,8 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
                 raise NotMeasuredError(f"{name}: {metric:.4f} after {known.version} updates")
         if known is None or first is None or first is mark:
             raise NotMeasuredError(f"{name}: the target was reached before the clock started")
-        # What was left to be judged, and fetched, is ours to see: DDP is judged where it runs.
+        # Exclude the models stored and fetched for evaluation, because DDP is evaluated in its own
+        # process.
         judged = len(model) * (known.version // LOOK_EVERY + 1 + looks)
         used = {who: s - first.processor_s[who] for who, s in mark.processor_s.items()}
         sent = meter.sent(since, mark) - judged
@@ -237,7 +246,7 @@ def run_ours(name: str, learning: Learning, kafka: str) -> Side:
 
 
 def _warm_up(on: Servers, spec: JobSpec, services: Sequence[EmbeddedService]) -> None:
-    """Have another job like it learn for a while."""
+    """Train another job of the same kind for `_WARM_UP` updates."""
     other = spec.model_copy(update={"name": "warm-up"})
     on.submit(other)
     with closing(open_board(on.settings, other.name)) as board:
@@ -260,7 +269,7 @@ def _next_version(
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     parser = report.parser(__doc__, "python load/sparse.py --only clicks_like --workers 4")
     parser.add_argument("--only", choices=SETS, nargs="+", default=list(SETS))
     parser.add_argument("--workers", type=int, default=8, help="p, and K [default: 8]")

@@ -1,9 +1,9 @@
-"""What a job's synchronisation costs and brings: bytes, batches per second, cost to a target.
+"""Measures effects of a job's synchronisation: bytes, batches per second, cost to a target.
 
-    python load/synchronisation.py                        # exits 1 where a figure falls short
+    python load/synchronisation.py                        # exits 1 if a figure falls short
     python load/synchronisation.py --only traffic_lr_mb --json out/synchronisation.json
 
-Traffic is counted of encoded messages, both ways, on the tasks that workers run.
+Traffic is the size of encoded messages, both ways, on the tasks that workers run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.config.synchronisation import SYNCHRONOUS, SynchronisationSpec
 from common.core.messages import Gradient, ModelId, WorkerId
@@ -69,7 +70,7 @@ _WORKER = WorkerId("worker-0")
 
 @dataclass
 class Traffic:
-    """What crossed the wire until the target was reached."""
+    """Bytes sent until the target was reached."""
 
     updates: int = 0
     up: int = 0  # bytes
@@ -79,17 +80,17 @@ class Traffic:
 
     @property
     def megabytes(self) -> float:
-        """Both ways; infinite where the target was not reached."""
+        """Both ways. Infinite if the target was not reached."""
         return (self.up + self.down) / 1e6 if self.reached else float("inf")
 
 
 def traffic(learning: Learning, compression: Compression | None, *, sparse: bool = True) -> Traffic:
-    """Train until the target is reached, and count what would cross the wire.
+    """Train until the target is reached, and count the bytes that messages would take.
 
     Args:
-        learning: What is learned, and how far.
-        compression: Which changes of the weights workers are told; None: all of them.
-        sparse: Whether gradients, and the weights' changes, may be sent sparse.
+        learning: Task and target.
+        compression: Selects the changes of weights sent to workers. None: all of them.
+        sparse: Gradients and changes of weights may be sent sparse.
     """
     task = make_task(learning.task, learning.options)
     split = learning.data()
@@ -134,15 +135,20 @@ def traffic(learning: Learning, compression: Compression | None, *, sparse: bool
 
 # --- batches per second, in virtual time ----------------------------------------------------------
 
-GRADIENT_S = 0.05  # of one batch
+GRADIENT_S = 0.05  # one batch
 _ROUNDS = 400
-_ROUNDS_EACH = 60  # of one worker, where groups are of one
-_BEGINNING = 0.2  # of the updates: until then not everybody is at work
+# Rounds per worker, for groups of one batch.
+_ROUNDS_EACH = 60
+# Share of the updates before all workers are at work.
+_BEGINNING = 0.2
 _PAIRS = 3
-_JITTER = 0.2  # standard deviation of a gradient's time over its mean
-_PLENTY_PER_S = 1e5  # records: of a backlog
-_LINK_S = 0.004  # of a message
-_audited = Counter[str]()  # updates of all runs, and those staler than they may be
+# Standard deviation of a gradient's time relative to its mean.
+_JITTER = 0.2
+# Records/s of a backlog.
+_PLENTY_PER_S = 1e5
+_LINK_S = 0.004  # one message
+# Number of updates of all runs, and of those staler than allowed.
+_audited = Counter[str]()
 
 
 def _backlogs(count: int) -> list[SimulatedStream]:
@@ -169,7 +175,7 @@ def _run(time: VirtualTime, protocol: Protocol) -> None:
 def batches_per_s(
     speeds: Sequence[float], job: SimulatedJob, *, variation: float = _JITTER, link_s: float = 0.0
 ) -> float:
-    """How many batches a fleet puts into updates, all of whose streams have a backlog."""
+    """Return the batches/s that a fleet puts into updates, with a backlog in all streams."""
     time, streams = VirtualTime(), _backlogs(len(speeds))
     protocol = _protocol(time, job, streams, Learner(), variation, link_s)
     for speed, stream in zip(speeds, streams, strict=True):
@@ -181,14 +187,17 @@ def batches_per_s(
 
 
 def _gain_with_a_slow_one(given: SynchronisationSpec) -> float:
-    """Over everybody with its own batch: then all wait for the slow one, as if all were slow."""
+    """Return the gain over workers that only compute their own batches, all as slow as one."""
     all_slow = batches_per_s([0.25] * 8, SimulatedJob(8, 1, _ROUNDS, GRADIENT_S), variation=0.0)
     job = SimulatedJob(8, 1, _ROUNDS, GRADIENT_S, given)
     return batches_per_s([*[1.0] * 7, 0.25], job) / all_slow
 
 
 def _per_worker(size: int) -> float:
-    """Walks of four batches; every order and gradient holds one link of all for 4 ms."""
+    """Return batches/s per worker with four local steps.
+
+    A message takes their shared link for 4 ms.
+    """
     local_steps = SynchronisationSpec(mode="asynchronous", local_rate=0.1)
     job = SimulatedJob(4, 1, max(_ROUNDS, _ROUNDS_EACH * size), GRADIENT_S, local_steps)
     return batches_per_s([1.0] * size, job, link_s=_LINK_S) / size
@@ -196,10 +205,10 @@ def _per_worker(size: int) -> float:
 
 @dataclass
 class _Counted(Learner):
-    """Counts updates and the rounds that were begun and put back.
+    """Counts updates and the rounds that were begun and discarded.
 
     Args:
-        applied: Called after each update, with their number.
+        applied: Called after each update with the number of updates so far.
     """
 
     applied: Callable[[int], None]
@@ -213,7 +222,7 @@ class _Counted(Learner):
         self.applied(self.updates)
 
     def discard(self, round_: int) -> None:
-        """Count a round that was lost."""
+        """Count a discarded round."""
         del round_
         self.discarded += 1
 
@@ -229,10 +238,10 @@ _BY_RULE = {
 
 
 def switches() -> report.Figure:
-    """Walks of four batches while workers wait for the link: 16 of them, half-way 8.
+    """Measure switches to four local steps: 16 workers share a link, 8 of them from half-way.
 
     Raises:
-        NotMeasuredError: If a round was lost at a switch.
+        NotMeasuredError: If a switch discarded a round.
     """
     time, streams = VirtualTime(), _backlogs(16)
     given = SynchronisationSpec.model_validate({"rules": (_BY_RULE,)})
@@ -269,20 +278,23 @@ _SLOTS = 8
 _JOIN_EVERY_S = 4.0
 _LONGEST_S = 120.0
 _SEEDS = 5
-# The rate is one that a worker alone can bear: at 30 it diverges.
+# A single worker trains at this rate. At 30 it diverges.
 _GROWING = replace(RATINGS, optimizer=OptimizerSettings("sgd", 20.0), workers=_SLOTS, target=0.8185)
 
 
 def seconds_to_target(
     learning: Learning, given: SynchronisationSpec, rate: float, seed: int
 ) -> float:
-    """Of updates of one gradient, by workers that join one after the other; inf: not reached.
+    """Return the time to the target with K = 1, while workers join one after the other.
 
     Args:
-        learning: What is learned; `workers` streams, which those who are there share.
-        given: When workers wait for each other.
-        rate: Of the learning rate.
-        seed: Of the first weights, and who learns what when.
+        learning: Task and target. Its `workers` streams are shared by the workers present.
+        given: Synchronisation mode.
+        rate: Factor of the learning rate.
+        seed: Seed of the first weights and of the timing.
+
+    Returns:
+        Virtual seconds, or inf if the target was not reached.
     """
     time, split = VirtualTime(), learning.data()
     judge = Judge(learning, split.test)
@@ -316,7 +328,7 @@ def seconds_to_target(
 
 
 def damped_over_slots(learning: Learning, seeds: int) -> float:
-    """Seconds to the target with the rate over 1 + staleness, over those at one over the slots."""
+    """Return the time to target at rate / (1 + staleness), relative to rate / slots."""
     mode = SynchronisationSpec(mode="asynchronous", staleness=8 * learning.workers)
     damped = mode.model_copy(update={"damped": True})
     medians_s = [
@@ -344,10 +356,10 @@ def _tuned_cost(name: str, most: float) -> report.Figure:
 
 
 def audit_stale() -> report.Figure:
-    """In all runs of the others.
+    """Return the number of updates in all other figures that were staler than allowed.
 
     Raises:
-        NotMeasuredError: If there was none.
+        NotMeasuredError: If no other figure was measured.
     """
     if not _audited["updates"]:
         raise NotMeasuredError("audit_stale needs another figure of virtual time beside it")
@@ -356,14 +368,16 @@ def audit_stale() -> report.Figure:
 
 
 FIGURES: dict[str, Callable[[], report.Figure]] = {
-    # To test loss 0.507 and test RMSE 0.815. Dense 1,537 and 532, without compression 52 and 295.
+    # Targets: test loss 0.507 and test RMSE 0.815. Dense messages take 1,537 and 532 MB,
+    # uncompressed sparse ones 52 and 295.
     "traffic_lr_mb": lambda: report.Figure(
         "MB both ways, clicks", traffic(CLICKS, RECOMMENDED).megabytes, 1, most=22
     ),
     "traffic_pmf_mb": lambda: report.Figure(
         "MB both ways, ratings", traffic(RATINGS, RECOMMENDED).megabytes, 1, most=60
     ),
-    # One of eight workers four times slower, K = 8; also on processes whose gradients sleep.
+    # One of eight workers is four times slower, K = 8. `slow_worker_real` uses processes whose
+    # gradients sleep.
     "slow_worker_s0": lambda: report.Figure(
         "batches/s, one slow, s = 0", _gain_with_a_slow_one(SYNCHRONOUS), 2, least=1.9
     ),
@@ -376,19 +390,20 @@ FIGURES: dict[str, Callable[[], report.Figure]] = {
     "slow_worker_real": lambda: report.Figure(
         "batches/s, one slow, s = 1, processes", slow_worker.gain("apache", _PAIRS), 2, least=2.3
     ),
-    # The link alone allows 15.6 batches/s of 19.1, which is 0.82: four batches in two messages.
+    # The link alone allows 15.6 of 19.1 batches/s, which is 0.82: four batches in two messages.
     "fleet_32_share": lambda: report.Figure(
         "batches/s per worker, 32 over 1", _per_worker(32) / _per_worker(1), 2, least=0.85
     ),
     "fleet_32_link": lambda: report.Figure(
         "batches/s of 32 over the link's", _per_worker(32) / (4 / (2 * _LINK_S) / 32), 2, least=0.95
     ),
-    # A worker joins every four seconds, up to eight; ratings, K = 1; medians of five seeds.
+    # A worker joins every four seconds, up to eight. Ratings, K = 1, medians of five seeds.
     "growing_fleet": lambda: report.Figure(
         "s to target, fleet 1 to 8, damped", damped_over_slots(_GROWING, _SEEDS), 2, most=0.75
     ),
     "switches": switches,
-    # To test loss 0.5005 and test RMSE 0.8185, from K = p = 24 on, messages of 1.5 ms.
+    # Targets: test loss 0.5005 and test RMSE 0.8185, starting at K = p = 24, with messages of 1.5
+    # ms.
     "tuner_lr_cost": lambda: _tuned_cost("clicks", 0.25),
     "tuner_pmf_cost": lambda: _tuned_cost("ratings", 1.0),
     "audit_stale": audit_stale,
@@ -396,13 +411,14 @@ FIGURES: dict[str, Callable[[], report.Figure]] = {
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the bars."""
     parser = report.parser(
         __doc__, "python load/synchronisation.py --only traffic_lr_mb", kafka=False
     )
     parser.add_argument("--only", choices=FIGURES, nargs="+", default=list(FIGURES))
     given = parser.parse_args()
-    torch.set_num_threads(1)  # batches are too small for more
+    # Batches are too small for more threads.
+    torch.set_num_threads(1)
     return report.measure_figures("Synchronisation", given, FIGURES)
 
 

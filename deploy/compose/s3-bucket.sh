@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the bucket, a folder of the S3 server's volume, and gives both to the user it runs as.
+# Creates the bucket, a folder of the S3 server's volume, and makes the server's user their owner.
 set -eu
 
 directory=${S3_DIRECTORY:-/data}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Starts the S3 server with the key that its clients have, which is in one file, of boto3's form.
+# Starts the S3 server with its clients' key, from a file in boto3's format.
 set -eu
 
 value() {

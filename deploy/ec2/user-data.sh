@@ -1,20 +1,20 @@
 #!/bin/bash
-# Starts the worker that this machine was rented for, and ends the machine after it. For Amazon Linux 2023;
-# an image that has Docker and the worker's image already starts in a third of the time.
+# Starts the worker that this machine was rented for, and shuts the machine down afterwards. For Amazon Linux
+# 2023. An image that already has Docker and the worker's image starts in a third of the time.
 #
-# The order is in the machine's tags. The rest is in Systems Manager's parameters, read by its role:
+# Job and worker are in the machine's tags. The machine's role reads the rest from Systems Manager's parameters:
 #   /doll/worker/image                         the image
-#   /doll/worker/settings/DOLL_KAFKA           a variable, and so on for the others
-#   /doll/worker/secrets/DOLL_REDIS_PASSWORD   what DOLL_REDIS_PASSWORD_FILE shall hold
+#   /doll/worker/settings/DOLL_KAFKA           a variable, one parameter each
+#   /doll/worker/secrets/DOLL_REDIS_PASSWORD   content of the file in DOLL_REDIS_PASSWORD_FILE
 #   /doll/worker/files/ca.pem                  a file in /run/secrets
 set -euo pipefail
 
 readonly metadata=http://169.254.169.254/latest
-readonly work=/run/doll # in memory, and gone with the machine
+readonly work=/run/doll # in memory
 readonly cloud=/var/lib/cloud
 
-# Nobody pays for a machine that does nothing, whatever the reason. But not at once: one that switches itself
-# off before EC2 takes it, at most 120 s after the notice, would count as failed and not as preempted.
+# A machine without work costs money, so it shuts down whatever the reason. It waits 180 s: EC2 takes a preempted
+# machine at most 120 s after the notice, and an earlier shutdown would count as a failure, not a preemption.
 end() {
   sleep 180
   shutdown -h now
@@ -31,8 +31,8 @@ machine=$(tell instance-id)
 tier=spot
 if [ "$(tell instance-life-cycle)" = on-demand ]; then tier=reliable; fi
 
-# User data runs once: a machine that EC2 starts anew after a fault of its host would do nothing and cost. It
-# ends then; another one that was made from this one's image does not.
+# User data runs once, so a machine that EC2 restarts after a host fault would cost money without working. This
+# script shuts it down at each later boot, but not another machine made from this one's image.
 mkdir -p "$cloud/scripts/per-boot"
 cat >"$cloud/scripts/per-boot/doll" <<AGAIN
 #!/bin/sh
@@ -77,8 +77,8 @@ fi
 gpus=()
 if command -v nvidia-smi >/dev/null; then gpus=(--gpus all); fi
 
-# A unit after Docker's, so that a machine that is given back lets the worker leave before Docker ends. The
-# host's network: metadata, where notices are, answers no one who is a hop away.
+# The unit is ordered after Docker's, so that on shutdown the worker leaves before Docker stops. The host's network
+# is needed because the metadata service, which has the notices, does not answer a hop away.
 systemd-run --unit doll-worker --wait \
   --property After=docker.service --property Requires=docker.service --property TimeoutStopSec=60 \
   docker run --rm --init --name doll-worker --network host \

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "dashboards"
 
 
 def written() -> dict[Path, str]:
-    """What each file shall hold."""
+    """Return the content of each file."""
     return {
         FOLDER / f"{dashboard.name}.json": json.dumps(dashboard.json(), indent=1) + "\n"
         for dashboard in DASHBOARDS

@@ -1,4 +1,4 @@
-"""The dashboard of cost: what machines a job has, what they cost, and whether it is in time."""
+"""The dashboard of cost: a job's machines, their cost, and its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard of learning: what the model is worth, and whether its data change."""
+"""The dashboard of learning: the quality of the model, and changes of its data."""
 
 from __future__ import annotations
 

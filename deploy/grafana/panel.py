@@ -1,4 +1,4 @@
-"""What a dashboard is made of, and the JSON in which Grafana 12 reads it."""
+"""Parts of a dashboard, and their JSON for Grafana 12."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 Json: TypeAlias = dict[str, object]
 Steps: TypeAlias = Mapping[float | None, str]
 
-_SCHEMA = 41  # of Grafana 12
+_SCHEMA = 41  # Grafana 12
 COLUMNS = 24
 _SOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 _JOBS = "label_values(doll_model_version, job_name)"
@@ -32,7 +32,8 @@ _JOB_VARIABLE: Json = {
         "query": _JOBS,
         "refId": "PrometheusVariableQueryEditor-VariableQuery",
     },
-    "refresh": 2,  # whenever the time range changes: jobs come and go
+    # Refresh whenever the time range changes, because the set of jobs changes.
+    "refresh": 2,
     "sort": 1,
     "includeAll": False,
     "multi": False,
@@ -40,7 +41,7 @@ _JOB_VARIABLE: Json = {
 
 
 class Query(NamedTuple):
-    """A query, and what its lines are called."""
+    """A query and the legend of its lines."""
 
     expression: str
     legend: str
@@ -50,15 +51,15 @@ _LEGEND: Json = {"displayMode": "list", "placement": "bottom", "showLegend": Tru
 
 
 class Lines:
-    """One picture: lines along time.
+    """A panel of lines over time.
 
     Args:
-        title: What is seen.
-        description: What is normal, and what to do where it is not.
-        queries: Whose lines are drawn.
-        unit: By Grafana's name.
-        steps: Colours, each from a value on, the first from the least; lines are drawn at them.
-        names: What 0 and 1 are called.
+        title: Title.
+        description: Normal values, and what to do about others.
+        queries: Queries whose lines are drawn.
+        unit: Unit, by Grafana's name.
+        steps: Colours by the value at which they begin; None is the least. Draws a line at each.
+        names: Names of the values 0 and 1.
     """
 
     kind = "timeseries"
@@ -78,7 +79,7 @@ class Lines:
         self._unit, self._steps, self._names = unit, steps, names
 
     def json(self, number: int, column: int, row: int) -> Json:
-        """As Grafana reads it, in its place."""
+        """Return the panel at a place, as JSON for Grafana."""
         return {
             "id": number,
             "type": self.kind,
@@ -141,7 +142,7 @@ class Stat(Lines):
 
 
 class States(Lines):
-    """0 or 1 along time."""
+    """0 or 1 over time."""
 
     kind = "state-timeline"
     options: ClassVar[Json] = {
@@ -156,10 +157,10 @@ class Dashboard:
     """A page of panels, laid out from left to right.
 
     Args:
-        name: Of the file; `doll-<name>` is its lasting id, and `DOLL: <name>` its title.
-        description: What it is for.
-        panels: In order.
-        annotations: Drawn into all of them.
+        name: Name of the file. `doll-<name>` is the lasting id, and `DOLL: <name>` the title.
+        description: Purpose of the dashboard.
+        panels: Panels in order.
+        annotations: Annotations drawn into all panels.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Dashboard:
         self._description = description
 
     def json(self) -> Json:
-        """As Grafana reads it."""
+        """Return the dashboard as JSON for Grafana."""
         return {
             "uid": f"doll-{self.name}",
             "title": f"DOLL: {self.name}",
@@ -178,7 +179,8 @@ class Dashboard:
             "schemaVersion": _SCHEMA,
             "version": 1,
             "editable": True,
-            "graphTooltip": 1,  # one cross-hair through all panels
+            # One cross-hair through all panels.
+            "graphTooltip": 1,
             "refresh": "10s",
             "time": {"from": "now-30m", "to": "now"},
             "timezone": "browser",
@@ -204,7 +206,7 @@ class Dashboard:
 
 
 def laid_out(panels: tuple[Lines, ...]) -> list[tuple[Lines, int, int]]:
-    """Each panel with its column and row, from left to right in rows of 24 columns."""
+    """Return each panel with its column and row, from left to right in rows of 24 columns."""
     column = row = tallest = 0
     found = list[tuple[Lines, int, int]]()
     for panel in panels:
@@ -216,7 +218,7 @@ def laid_out(panels: tuple[Lines, ...]) -> list[tuple[Lines, int, int]]:
 
 
 def annotation(name: str, expression: str, title: str, color: str) -> Json:
-    """Mark moments in all panels: those at which the query gives anything."""
+    """Return an annotation that marks, in all panels, the moments when the query has a value."""
     return {
         "name": name,
         "datasource": _SOURCE,

@@ -54,7 +54,7 @@ PIPELINE = Dashboard(
         Query(f"changes(({newest('doll_epoch')})[1h:15s])", "changes"),
         steps={None: "green", 3: "orange", 6: "red"},
     ),
-    # From records to updates.
+    # Records to updates.
     Lines(
         "Records per second",
         "Normal: what arrives is read and is soon in updates. Less is read: workers are too few, or"

@@ -1,4 +1,4 @@
-"""How each kind of fault is done to the stack, and undone."""
+"""Actions that begin and end each kind of fault."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from load.harness.counting import CountingJob
     from load.harness.producers import Producers
 
-_HIGHEST, _NOBODYS = 2**64 - 1, 2**60  # epochs: no id is above the first one's
-_LATENCY_S = 0.15  # each way: a bad path between continents
+# Epochs. No trigger id is above the first one's.
+_HIGHEST, _NOBODYS = 2**64 - 1, 2**60
+# Each way: a bad path between continents.
+_LATENCY_S = 0.15
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ T = TypeVar("T")
 class Action(NamedTuple):
     """Beginning and end of a kind of fault, each for one of its targets by number.
 
-    An end that takes a while gives a `Future`, which is done when its target works again.
+    If ending takes a while, `end` returns a `Future` that is done when the target works again.
     """
 
     begin: Callable[[int], object]
@@ -46,7 +48,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Targets:
-    """Everything that can be struck."""
+    """Targets of the faults."""
 
     outside: Outside
     workers: Fleet
@@ -58,7 +60,7 @@ class Targets:
     log: Log
 
     def grow(self) -> None:
-        """Give the smallest stream of the job one more partition, and let somebody write to it."""
+        """Add a partition to the job's smallest stream, and start a producer for it."""
 
         def grown() -> None:
             sizes = Counter(place.topic for place in self.job.places)
@@ -68,7 +70,7 @@ class Targets:
         self.outside.in_turn(grown)
 
     def forge_trigger(self, epoch: int) -> None:
-        """Put a trigger that nobody made where workers read, under an id of this epoch."""
+        """Append a forged trigger to the workers' stream, under an id of this epoch."""
         leader_status = self.job.board.get_leader_status()
         stream = f":{leader_status.triggers}" if leader_status and leader_status.triggers else ""
         trigger = UpdateTrigger(TriggerId(_NOBODYS, 1), ModelId(_NOBODYS, 1), ())
@@ -79,20 +81,20 @@ class Targets:
         )
 
     def start_from(self, lie: Lie) -> None:
-        """Let storage answer wrongly, empty Redis and start all coordinators again."""
+        """Make storage answer wrongly, empty Redis and restart all coordinators."""
         self.outside.lie(self.job.record.id, lie)
         self.coordinators.kill_all()
         self.outside.redis_admin().flushall()
         self.coordinators.bring_back_in_turn()
 
     def cut(self, *topics: Callable[[str], str]) -> None:
-        """Let Kafka lose the last records of topics of the job's own."""
+        """Make Kafka lose the last records of the job's own topics."""
         places = [Partition(topic(self.job.name), 0) for topic in topics]
         self.outside.cut_tails(self.log, places)
 
 
 def actions_on(targets: Targets) -> dict[str, Action]:
-    """All actions, by the name of their kind."""
+    """Return all actions, by the name of their kind."""
     outside, workers, coordinators = targets.outside, targets.workers, targets.coordinators
     actions = {
         "all workers killed": _each([workers], Fleet.kill_all, Fleet.bring_back_in_turn),
@@ -167,7 +169,7 @@ def _to_broker(
 
 
 def _demote(outside: Outside) -> None:
-    """Make Redis a replica of a server that is away, as in the middle of a fail-over."""
+    """Make Redis a replica of a server that is unavailable, as in the middle of a fail-over."""
     outside.redis_admin().replicaof("127.0.0.1", "1")
 
 

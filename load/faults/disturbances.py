@@ -1,7 +1,7 @@
-"""Disturbs a job and tells what it cost: workers killed, started or asked to leave, leaders killed.
+"""Kills, starts and stops processes of a job, and measures the cost.
 
-How much later an update completes is its round's time, from trigger to update, less the median of
-the undisturbed rounds between the disturbances.
+An update's delay is the time of its round, from trigger to update, less the median of the
+undisturbed rounds between the disturbances.
 """
 
 from __future__ import annotations
@@ -27,25 +27,29 @@ if TYPE_CHECKING:
     from load.harness.witness import SeenRound
 
 _LEAVE_S = 30.0
-_FLOOR_S = 0.5  # shortest deadline of a job
+# Shortest deadline of a job.
+_FLOOR_S = 0.5
 _WARM_S = 60.0
 _POINT_S = 30.0
 
 
 class Disturbance(NamedTuple):
-    """One process that was disturbed, and what came of it."""
+    """One process that was disturbed, and the times measured."""
 
     process: str
-    values_ms: list[float]  # what is judged
-    parts_ms: dict[str, float]  # what else was timed, by what it is
-    note: str = ""  # what is counted instead
+    # Values compared with the bar.
+    values_ms: list[float]
+    # Other times, by name.
+    parts_ms: dict[str, float]
+    # Counted alternative, such as how the loss was noticed.
+    note: str = ""
 
 
 def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
-    """SIGKILL one worker after the other in the middle of its gradient, and bring each back.
+    """SIGKILL the workers in turn in the middle of their gradients, and restart each.
 
     Raises:
-        NotMeasuredError: If something does not come back, or every second kill comes too late.
+        NotMeasuredError: If a process does not come back, or half of the kills come too late.
     """
     victims = _in_turn(drill)
 
@@ -54,7 +58,8 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
         round_ = _middle_of_round(drill, victim)
         killed_at, ended_at = _killed(drill, victim, round_)
         again_at = round_.given_again_at(round_.asked_of(victim.name), away_from=victim.name)
-        if again_at is None:  # its gradient was on its way
+        if again_at is None:
+            # Its gradient was already on its way.
             return None
         drill.await_undisturbed()
         rounds = drill.witness.rounds()
@@ -78,7 +83,10 @@ def kill_workers(drill: Drill, kills: int) -> Iterator[Disturbance]:
 
 
 def _killed(drill: Drill, victim: EmbeddedService, round_: SeenRound) -> tuple[float, float]:
-    """Kill a worker and bring it back after a round; returns when it was killed and had ended."""
+    """Kill a worker and restart it after the round.
+
+    Returns the times of the kill and of its exit.
+    """
     killed_at = monotonic()
     victim.kill()
     ended_at = monotonic()
@@ -88,10 +96,10 @@ def _killed(drill: Drill, victim: EmbeddedService, round_: SeenRound) -> tuple[f
 
 
 def _in_time(kill: Callable[[], Disturbance | None], kills: int) -> Iterator[Disturbance]:
-    """Kill until so many kills did not come too late.
+    """Kill until this many kills came in time.
 
     Raises:
-        NotMeasuredError: If every second one does.
+        NotMeasuredError: If more than half of the kills come too late.
     """
     missed = 0
     for _ in range(kills):
@@ -103,10 +111,10 @@ def _in_time(kill: Callable[[], Disturbance | None], kills: int) -> Iterator[Dis
 
 
 def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
-    """SIGKILL one worker after the other while all add up, and bring each back.
+    """SIGKILL the workers in turn while members add gradients up, and restart each.
 
     Raises:
-        NotMeasuredError: If something does not come back, or every second kill comes too late.
+        NotMeasuredError: If a process does not come back, or half of the kills come too late.
     """
     draw, victims = Random(1), _in_turn(drill)  # noqa: S311 -- when to strike, no secret
 
@@ -133,10 +141,10 @@ def kill_members(drill: Drill, kills: int) -> Iterator[Disturbance]:
 
 
 def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:
-    """Start one more worker on a job that trains, and let it leave again.
+    """Start one more worker on a job that trains, and stop it with notice.
 
     Raises:
-        NotMeasuredError: If it does not come to a gradient, or does not leave well.
+        NotMeasuredError: If the worker contributes no gradient, or does not leave cleanly.
     """
     for number in range(starts):
         undisturbed = drill.await_undisturbed()
@@ -168,15 +176,15 @@ def start_workers(drill: Drill, starts: int) -> Iterator[Disturbance]:
 
 
 def _attempt_s(round_: SeenRound) -> float:
-    """From when members were told to enter to their update."""
+    """Return the time from the members' order to reduce to their update."""
     return (round_.applied_at or 0.0) - min(round_.attempts.values())
 
 
 def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:
-    """SIGTERM one worker after the other in the middle of a round, and bring each back.
+    """SIGTERM the workers in turn in the middle of a round, and restart each.
 
     Raises:
-        NotMeasuredError: If something does not come back, or a worker does not leave well.
+        NotMeasuredError: If a process does not come back, or a worker does not leave cleanly.
     """
     victims = _in_turn(drill)
     for _ in range(times):
@@ -208,12 +216,12 @@ def ask_to_leave(drill: Drill, times: int) -> Iterator[Disturbance]:
 
 
 def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
-    """SIGKILL the leader again and again; each comes back as the next standby.
+    """SIGKILL the leader repeatedly. Each killed leader restarts as the next standby.
 
     Raises:
-        NotMeasuredError: If nobody takes over, or something does not come back.
+        NotMeasuredError: If no standby takes over, or a process does not come back.
     """
-    begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
+    begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # seconds since 1970
     for _ in range(kills):
         epoch, leader = _warm(drill, begun_s)
         killed_at, killed_on = monotonic(), time.time()
@@ -227,17 +235,17 @@ def kill_leaders(drill: Drill, kills: int) -> Iterator[Disturbance]:
 
 
 def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
-    """Let leaders end at each point of their work, once; each comes back as a standby.
+    """End a leader at each point of its work, once. Each restarts as a standby.
 
     Args:
-        drill: Its coordinators are of `load.faults.leader_points`.
-        folder: Where those look for the point.
+        drill: Runs coordinators of `load.faults.leader_points`.
+        folder: Folder of the file that names the point.
 
     Raises:
-        NotMeasuredError: If one does not come to a point, nobody takes over, or something does not
-            come back.
+        NotMeasuredError: If a leader does not reach a point, no standby takes over, or a process
+            does not come back.
     """
-    begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # since 1970
+    begun_s = dict.fromkeys((each.name for each in drill.coordinators), 0.0)  # seconds since 1970
     for point in POINTS:
         drill.await_members()
         _, leader = _standing_by(drill, begun_s)
@@ -261,7 +269,10 @@ def end_leaders(drill: Drill, folder: Path) -> Iterator[Disturbance]:
 
 
 def _warm(drill: Drill, begun_s: Mapping[str, float]) -> tuple[int, EmbeddedService]:
-    """Wait until all is well and all others stand by; gives who leads, and its epoch."""
+    """Wait until rounds are undisturbed and all others stand by.
+
+    Returns the leader and its epoch.
+    """
     drill.await_undisturbed()
     return _standing_by(drill, begun_s)
 
@@ -284,15 +295,16 @@ def _in_turn(drill: Drill) -> Iterator[EmbeddedService]:
 def _middle_of_round(drill: Drill, worker: EmbeddedService) -> SeenRound:
     """Wait until a worker has computed half of its next gradient."""
     round_ = drill.await_order(worker)
-    # A timed wait: the gradient is one too, and nothing says that half of it is over.
+    # A timed wait, because the gradient is one too and no event marks its middle.
     time.sleep(max(0.0, round_.began_at + drill.conditions.gradient_s / 2 - monotonic()))
     return round_
 
 
 def _road(drill: Drill, round_: SeenRound, victim: EmbeddedService, again_at: float) -> str:
-    """What made the coordinator ask others: a deadline is never earlier than this.
+    """Return what made the coordinator reassign batches: the noticed loss, or a deadline.
 
-    Floor, and for each batch a quantile of gradient times, none of which is below the timed wait.
+    A deadline is at least the floor plus, for each batch, a quantile of gradient times, none of
+    which is below the timed wait.
     """
     conditions = drill.conditions
     batches = len(round_.asked_of(victim.name))
@@ -305,7 +317,7 @@ def _median_ms(rounds: list[SeenRound]) -> float:
 
 
 def _stands_by(service: EmbeddedService, since_s: float) -> bool:
-    """Whether it has loaded all and asked for the lease in its present life."""
+    """True if the service has logged `standby` since it was last started."""
     return any(_logged_s(entry) >= since_s for entry in events(service, "standby"))
 
 
@@ -317,7 +329,7 @@ def _leader(drill: Drill, epoch: int) -> EmbeddedService:
 
 
 def _takeover_ms(drill: Drill, epoch: int, since_s: float, all_ms: float) -> dict[str, float]:
-    """What a takeover was made of, since a moment in seconds since 1970."""
+    """Return the parts of a takeover since a moment in seconds since 1970."""
     successor = _leader(drill, epoch)
     stood_ms = _last_ms(successor, "stands_to_lead", since_s)
     led_ms = _last_ms(successor, "leader_elected", since_s)
@@ -329,7 +341,7 @@ def _takeover_ms(drill: Drill, epoch: int, since_s: float, all_ms: float) -> dic
 
 
 def _last_ms(service: EmbeddedService, event: str, since_s: float) -> float:
-    """From a moment, in seconds since 1970, to the last time that a service logged an event."""
+    """Return the ms from a moment, in seconds since 1970, to the service's last log of an event."""
     return 1e3 * (_logged_s(events(service, event)[-1]) - since_s)
 
 

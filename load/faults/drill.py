@@ -1,7 +1,7 @@
-"""A job on real processes that is disturbed on purpose, and put in order again each time.
+"""A job on real processes that is disturbed on purpose and restored each time.
 
-The counting model with a timed wait as its gradient, K of its batches always waiting: what a round
-takes is known, and what it takes longer is what the disturbance costs.
+The job uses the counting model with a timed wait as its gradient, and K of its batches always wait.
+So the duration of a round is known, and any delay is the cost of the disturbance.
 """
 
 from __future__ import annotations
@@ -28,37 +28,42 @@ if TYPE_CHECKING:
 
     from common.jobs.spec import JobSpec
 
-_BATCH_SIZE = 8  # b: what is measured is the protocol, not how fast records are moved
-_IDS = 64  # of records
+# b. Small, because the drill measures the protocol and not how fast records move.
+_BATCH_SIZE = 8
+_IDS = 64  # distinct ids of records
 _UNDISTURBED_ROUNDS = (
-    10  # with one trigger each, evenly shared, everybody in one at least: all is well
+    # Rounds with one trigger each, evenly shared, with each worker in at least one of them.
+    10
 )
 _EVEN_ROUNDS = 5
-_TIMEOUT_S = 120.0  # for processes that load torch on a busy machine
-_ROUND_S = 30.0  # no round takes longer, whatever happens
+# Includes processes that load torch on a busy machine.
+_TIMEOUT_S = 120.0
+# No round takes longer, whatever happens.
+_ROUND_S = 30.0
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which a job is disturbed; all of them are stated with a result."""
+    """Conditions of a drill. Each is reported with the result."""
 
     workers: int = 4
     group_size: int = 4  # K
-    gradient_s: float = 0.05  # of one batch, a timed wait
+    gradient_s: float = 0.05  # one batch, a timed wait
     partitions: int = 8
-    weights: int = 64  # of the model, which travels inside the trigger
+    # Number of weights of the model, which travels inside the trigger.
+    weights: int = 64
     aggregation: Aggregation = "board"
-    # Batches that a worker may hold, in K: with a job's default of 2 some queue runs dry every
-    # thirty rounds, and another worker is asked for two batches.
+    # Batches that a worker may hold, in units of K. With a job's default of 2, some queue runs dry
+    # every thirty rounds, and another worker computes two batches.
     waiting_groups: int = 5
 
     @property
     def share(self) -> int:
-        """Batches of a round in the fullest hands, where all workers take part evenly."""
+        """Largest number of batches per worker in a round that is shared evenly."""
         return -(-self.group_size // self.workers)
 
     def job(self, name: str, topic: str) -> JobSpec:
-        """The job."""
+        """Return the job."""
         return counting_spec(
             self.weights,
             self.gradient_s,
@@ -72,15 +77,15 @@ class Conditions:
 
     @property
     def waiting_batches(self) -> int:
-        """Batches that a worker may hold."""
+        """Number of batches that a worker may hold."""
         return self.waiting_groups * self.group_size
 
     def records_in(self, seconds: float) -> int:
-        """How many records the job can use in a time."""
+        """Return the number of records that the job can use in this time."""
         return int(seconds / self.gradient_s * self.group_size * _BATCH_SIZE)
 
     def as_data(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Return the conditions for the JSON file."""
         return {
             **asdict(self),
             "batch_size": _BATCH_SIZE,
@@ -92,10 +97,10 @@ class Drill:
     """A job, its coordinators and workers, and a witness of its rounds.
 
     Args:
-        name: The job's name; its stream is `<name>-records`.
-        seconds: How long the backlog lasts at least.
-        coordinators: How many replicas.
-        replica: Which program they are, and what its options end with.
+        name: The job's name. Its stream is `<name>-records`.
+        seconds: Minimum time that the backlog lasts.
+        coordinators: Number of replicas.
+        replica: Program of the replicas, and the options appended to its command.
     """
 
     def __init__(
@@ -136,15 +141,15 @@ class Drill:
         self._since = dict.fromkeys((worker.name for worker in self.workers), 0)
 
     def close(self) -> None:
-        """End all."""
+        """Stop all processes."""
         self.witness.close()
         stop_all([*self.workers, *self.coordinators])
 
     def await_undisturbed(self) -> list[SeenRound]:
-        """Wait until everybody takes part in rounds that nothing disturbs; gives the last of them.
+        """Wait until all workers take part in undisturbed rounds. Returns the last of these rounds.
 
         Raises:
-            NotMeasuredError: If it does not come to that, or the backlog ends.
+            NotMeasuredError: If this does not happen, or the backlog ends.
         """
         last = list[SeenRound]()
 
@@ -156,16 +161,16 @@ class Drill:
         return last
 
     def members(self) -> int:
-        """How many took part in the newest round, where members add up among themselves."""
+        """Return the number of members in the newest round, if members add up among themselves."""
         rounds = self.witness.rounds()
         group = rounds[-1].triggers[-1][1].group if rounds else None
         return len(group.membership.members) if group else 0
 
     def await_members(self) -> None:
-        """Wait until all workers are members, and an update was made so; busy ones may lag.
+        """Wait until all workers are members and have made an update. Busy workers may lag.
 
         Raises:
-            NotMeasuredError: If it does not come to that, or the backlog ends.
+            NotMeasuredError: If this does not happen, or the backlog ends.
         """
 
         def whole() -> bool:
@@ -176,12 +181,12 @@ class Drill:
         self._await(whole, "all workers are members")
 
     def await_even(self) -> None:
-        """Wait until all are members, and each round of the last ones asked everybody alike.
+        """Wait until all workers are members and the last rounds were shared evenly.
 
-        Before that some hold no batches yet: their partitions are on the way to them.
+        Before that some workers hold no batches, because their partitions are not assigned yet.
 
         Raises:
-            NotMeasuredError: If it does not come to that, or the backlog ends.
+            NotMeasuredError: If this does not happen, or the backlog ends.
         """
         self.await_members()
         share = self.conditions.share
@@ -193,13 +198,13 @@ class Drill:
         self._await(even, "all workers are asked alike")
 
     def await_order(self, worker: EmbeddedService) -> SeenRound:
-        """Wait for the next round that asks something of a worker."""
+        """Wait for the next round that assigns a batch to a worker."""
         return self.witness.await_begun(
             lambda round_: bool(round_.asked_of(worker.name)), _ROUND_S, f"work for {worker.name}"
         )
 
     def await_attempt(self) -> SeenRound:
-        """Wait until members are told to add the next gradients up among themselves."""
+        """Wait until members receive the order to add up the next gradients."""
         return self.witness.await_attempt(_ROUND_S)
 
     def await_leader(self, after: int) -> SeenRound:
@@ -209,7 +214,7 @@ class Drill:
         )
 
     def await_later(self, epoch: int) -> SeenRound:
-        """Wait for the first round of a later epoch, which may have begun before."""
+        """Return the first round of a later epoch, even if it has already begun."""
 
         def found() -> list[SeenRound]:
             return [each for each in self.witness.rounds() if each.model.epoch > epoch]
@@ -218,7 +223,7 @@ class Drill:
         return found()[0]
 
     def taken_back(self) -> int:
-        """Updates that a later Lead took back, by what both topics say."""
+        """Return the number of updates that a later Lead rolled back, according to both topics."""
         control = read_decoded(self._on.log, control_topic(self.job), wire.decode_claim)
         updates = read_decoded(self._on.log, updates_topic(self.job), wire.decode_audit)
         return audit(self._first, control, updates).taken_back
@@ -228,7 +233,7 @@ class Drill:
         self.witness.await_applied(list(rounds), _ROUND_S)
 
     def bring_back(self, worker: EmbeddedService) -> None:
-        """Start a worker again; `await_undisturbed` awaits batches announced from now on."""
+        """Restart a worker. `await_undisturbed` then requires a batch claimed after the restart."""
         leader_status = self._board.get_leader_status()
         self._since[worker.name] = (
             leader_status.control_position if leader_status is not None else 0
@@ -236,7 +241,7 @@ class Drill:
         worker.restart()
 
     def start_another(self, number: int) -> EmbeddedService:
-        """Start one more worker, which whoever asked for it ends."""
+        """Start one more worker. The caller stops it."""
         return self._on.start("worker", f"{self.job}-other-{number}", "--job", self.job)
 
     def await_gradient(self, worker: EmbeddedService) -> SeenRound:
@@ -257,7 +262,7 @@ class Drill:
         return [service.pid for service in (*self.coordinators, *self.workers)]
 
     def _await(self, condition: Callable[[], bool], what: str, *others: EmbeddedService) -> None:
-        """Wait for something while all processes run and records are left."""
+        """Wait for a condition while all processes run and records are left."""
 
         def met() -> bool:
             check([*self.coordinators, *self.workers, *others])
@@ -280,5 +285,5 @@ class Drill:
 
 
 def _takes_part(worker: str, since: int, round_: SeenRound) -> bool:
-    """Whether a worker was asked for a batch that it announced in its present life."""
+    """True if the round used a batch that the worker claimed after its last start."""
     return any(b.worker == worker and b.offset >= since for b in round_.asked_of(worker))

@@ -1,10 +1,10 @@
-"""A coordinator that ends itself in the middle of its work: at the point that a file names.
+"""A coordinator that kills itself in the middle of its work, at the point that a file names.
 
     python -m load.faults.leader_points --name c1 FOLDER
 
-It is the coordinator of the product, but looks for the file at each step. Whoever
-comes to the point writes into it who that was, by its epoch, and when (`monotonic`), moves it away
-and is gone, as by SIGKILL: nothing is closed, flushed or given back.
+This is the product's coordinator, but it looks for the file at each step. A coordinator that
+reaches the point writes its epoch and the time (`monotonic`) into the file, moves the file and
+sends itself SIGKILL: it closes, flushes and releases nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from services.coordinator.loop import JobCoordinator
 if TYPE_CHECKING:
     from common.core.commands import CoordinatorCommand
 
-# In the order of a leader's life. The first three are of a takeover: whoever led before must go.
+# Order of a leader's life. The first three belong to a takeover, so the previous leader must
+# end first.
 AT_TAKEOVER = ("its Lead counts", "members asked what they hold", "members named")
 POINTS = (
     *AT_TAKEOVER,
@@ -43,26 +44,28 @@ POINTS = (
 
 
 def named(folder: Path) -> Path:
-    """The file that names a point; where it was moved to, see `died`."""
+    """Return the path of the file that names a point. See `died` for its new path."""
     return folder / "point"
 
 
 def died(folder: Path) -> Path:
-    """The file that says who came to one, and when."""
+    """Return the path of the file with the epoch and the time of a death."""
     return folder / "died"
 
 
 class _MortalCoordinator(JobCoordinator):
-    """A replica's part in a job, which ends its process at the point that is named."""
+    """A replica's part in a job that kills its process at the named point."""
 
     folder = Path()
-    _epoch = -1  # of its Lead
+    _epoch = -1  # Epoch of this replica's Lead.
     _members_named = False
-    _attempt: AttemptId | None = None  # newest that members were told to enter
-    _by: AttemptId | None = None  # newest that members were told to apply
+    # Newest attempt that members were ordered to reduce.
+    _attempt: AttemptId | None = None
+    # Newest attempt that members were ordered to apply.
+    _by: AttemptId | None = None
 
     def decide(self, event: events.CoordinatorEvent) -> None:
-        """Before the machine takes it in."""
+        """End at points before the state machine processes an event."""
         match event:
             case events.RepliesRead(replies):
                 if any(isinstance(reply, GradientReady) for reply in replies):
@@ -75,7 +78,7 @@ class _MortalCoordinator(JobCoordinator):
         super().decide(event)
 
     def carry_out(self, command: CoordinatorCommand) -> list[events.CoordinatorEvent]:
-        """Before and after it is done."""
+        """End at points before and after a command is carried out."""
         match command:
             case do.PostTrigger(trigger):
                 self._before_trigger(trigger)
@@ -120,7 +123,8 @@ class _MortalCoordinator(JobCoordinator):
 
     def _reach(self, point: str) -> None:
         file = named(self.folder)
-        with suppress(FileNotFoundError):  # nobody is to end
+        with suppress(FileNotFoundError):
+            # No coordinator is to end now.
             if file.read_text() == point:
                 file.write_text(f"{self._epoch} {monotonic()}")
                 file.rename(died(self.folder))

@@ -1,9 +1,9 @@
-"""What keeps updates away although all works that they need, and what such a time went into.
+"""Pauses: gaps between updates although everything that updates need is available.
 
-The flow needs the broker, Redis, records that readers may see (none behind a transaction that is
-open), one coordinator, and one worker with its lines to both servers. While one of these is away no
-update can come: a fault that lasts is no pause. Object storage, other workers and other
-coordinators are not needed: to be without them must not stop anything.
+Updates need the broker, Redis, readable records (an open transaction hides those behind it), one
+coordinator, and one worker connected to both servers. While one of these is unavailable no update
+can come, so a fault that lasts is no pause. Updates do not need object storage, other workers or
+other coordinators: losing them must not stop anything.
 
     updates    | | |                                    | | |     raw pause: the whole gap
     broker              xxxxxxxxx
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 
 Span: TypeAlias = tuple[float, float]
 
-_START_S = 5.0  # of a coordinator
-_FELT_S = 2.0  # what is over at once is felt so long all the same: a reset, a quick replacement
-_GOES_ON = frozenset(  # kinds whose target works meanwhile, if badly
+_START_S = 5.0  # Start of a coordinator.
+# Minimum time that a fault is felt, even if it ends at once, such as a reset or a quick
+# replacement.
+_FELT_S = 2.0
+# Kinds of fault whose target keeps working meanwhile, if badly.
+_GOES_ON = frozenset(
     {
         "Redis evicting",
         "Redis flushed",
@@ -45,8 +48,8 @@ _GOES_ON = frozenset(  # kinds whose target works meanwhile, if badly
         "worker-Kafka slow",
     }
 )
-# Which part of a pause an event in a service's log ends. Whoever meets an outage has noticed that
-# something is wrong; who is heard to read, or to lead, had to come to that point first.
+# Part of a pause that a log event of a service ends. A service that logs an outage has detected a
+# problem. A service that logs that it reads or leads had to get to that point first.
 _ENDS = {
     "service_started": "start",
     "job_selected": "start",
@@ -57,28 +60,31 @@ _ENDS = {
     "leader_elected": "decide",
     "partitions_revoked": "rebalance",
     "partitions_assigned": "rebalance",
-    "reading_from": "replay",  # the leader has decided all that was claimed, and says where to read
+    # The leader has decided all claims, and publishes the offsets to read.
+    "reading_from": "replay",
 }
 _ENDINGS = {"_unavailable": "detect", "_recovered": "reconnect"}
-LAST = "first update"  # what is left behind the last event
+# Rest of a pause after its last event.
+LAST = "first update"
 PARTS = ("detect", "reconnect", "start", "decide", "replay", "rebalance", LAST)
 
 
 class CarriedOut(NamedTuple):
-    """A fault as it was done; times from the beginning of the run."""
+    """A fault as it was carried out. Times count from the beginning of the run."""
 
     fault: Fault
     began_s: float
-    ended_s: float  # once its target works again, as far as it can be seen from outside
+    # Once its target works again, as far as that can be seen from outside.
+    ended_s: float
 
     @property
     def span_s(self) -> Span:
-        """The time in which it is felt."""
+        """Span of the fault's effect."""
         return self.began_s, max(self.ended_s, self.began_s + _FELT_S)
 
 
 class Event(NamedTuple):
-    """A line of a service's log; its time from the beginning of the run."""
+    """A line of a service's log. Its time counts from the beginning of the run."""
 
     at_s: float
     service: str
@@ -86,12 +92,12 @@ class Event(NamedTuple):
 
 
 def outages(carried_out: Iterable[CarriedOut], workers: int, coordinators: int) -> list[Span]:
-    """When something was away that updates need; disjoint, in order.
+    """Return the times when something that updates need was unavailable, disjoint and in order.
 
     Args:
-        carried_out: What was done to the stack.
-        workers: How many there are.
-        coordinators: Likewise.
+        carried_out: Faults carried out.
+        workers: Number of workers.
+        coordinators: Number of coordinators.
     """
     needed, each_worker = _away(carried_out, workers, coordinators)
     return _union([*needed, *_common(each_worker)])
@@ -100,15 +106,15 @@ def outages(carried_out: Iterable[CarriedOut], workers: int, coordinators: int) 
 def limit(
     carried_out: Iterable[CarriedOut], workers: int, coordinators: int, seconds: float
 ) -> float:
-    """The share of the workers' time in which they had all that they need: none can use more.
+    """Return the share of the workers' time in which they had all they need. No job can use more.
 
-    An open transaction holds back records of its own partition only: it counts for nothing here.
+    An open transaction holds back records of its own partition only, so it is ignored here.
 
     Args:
-        carried_out: What was done to the stack.
-        workers: How many there are.
-        coordinators: Likewise.
-        seconds: How long the run was.
+        carried_out: Faults carried out.
+        workers: Number of workers.
+        coordinators: Number of coordinators.
+        seconds: Length of the run.
     """
     lasting = [each for each in carried_out if each.fault.family != "transactions"]
     needed, each_worker = _away(lasting, workers, coordinators)
@@ -121,11 +127,11 @@ def limit(
 
 
 def pauses(times: Sequence[float], away: Sequence[Span]) -> list[Span]:
-    """Between each two updates that follow each other, the longest time in which all was there.
+    """Return, for each two consecutive updates, the longest time between them without an outage.
 
     Args:
-        times: Of updates, ascending.
-        away: See `outages`.
+        times: Times of the updates, ascending.
+        away: Result of `outages`.
     """
     found = list[Span]()
     for earlier, later in pairwise(times):
@@ -137,25 +143,26 @@ def pauses(times: Sequence[float], away: Sequence[Span]) -> list[Span]:
 
 
 def length(span: Span) -> float:
-    """How long it is; none where something was away all the time."""
+    """Return the length of a span. It is 0 if an outage filled the gap."""
     return max(span[1] - span[0], 0.0)
 
 
 def longest(between: Sequence[Span], begin: float = -math.inf, end: float = math.inf) -> Span:
-    """The longest of some spans of which any part is in an interval; of no length where none is."""
+    """Return the longest span that overlaps an interval, or else an empty span."""
     inside = (span for span in between if span[1] > begin and span[0] <= end)
     return max(inside, key=length, default=(0.0, 0.0))
 
 
 def parts(pause: Span, events: Sequence[Event]) -> dict[str, float]:
-    """What a pause went into, in seconds by part.
+    """Return what a pause consists of, in seconds by part.
 
-    Each moment belongs to what the next event of any service brought to its end, and those behind
-    the last event to the first update: a reading of the log, not a proof of what waited for what.
+    Each moment belongs to the part that the next event of any service ends, and moments after the
+    last event to the first update. This is a reading of the logs, not a proof of what waited for
+    what.
 
     Args:
-        pause: The time.
-        events: By time.
+        pause: The pause.
+        events: All events, by time.
     """
     found = dict.fromkeys(PARTS, 0.0)
     at_s, until_s = pause
@@ -173,22 +180,23 @@ def parts(pause: Span, events: Sequence[Event]) -> dict[str, float]:
 
 
 def next_after(times: Sequence[float], at: float) -> float | None:
-    """The first of some ascending times after `at`."""
+    """Return the first of some ascending times after `at`."""
     index = bisect_right(times, at)
     return times[index] if index < len(times) else None
 
 
 def read_events(folder: Path, began_s: float) -> list[Event]:
-    """What services logged, by time.
+    """Return the events that services logged, by time.
 
     Args:
-        folder: Of their logs, each a line of JSON an event.
-        began_s: When the run began, since 1970.
+        folder: Folder of the services' logs, one event per line of JSON.
+        began_s: Beginning of the run, in seconds since 1970.
     """
     found = list[Event]()
     for log in folder.glob("*.log"):
         for line in log.read_text(errors="replace").splitlines():
-            if line.startswith('{"time"') and line.endswith("}"):  # else another's, or cut off
+            if line.startswith('{"time"') and line.endswith("}"):
+                # Other lines are incomplete or not from our logger.
                 entry = json.loads(line)
                 at_s = datetime.fromisoformat(entry["time"]).timestamp() - began_s
                 found.append(Event(at_s, log.stem, entry["event"]))
@@ -198,7 +206,7 @@ def read_events(folder: Path, began_s: float) -> list[Event]:
 def _away(
     carried_out: Iterable[CarriedOut], workers: int, coordinators: int
 ) -> tuple[list[Span], list[list[Span]]]:
-    """When something was away that all workers need, and when each worker was, or its lines."""
+    """Return when something that all workers need was unavailable, and the same for each worker."""
     needed = list[Span]()
     each_worker = [list[Span]() for _ in range(workers)]
     each_coordinator = [list[Span]() for _ in range(coordinators)]
@@ -210,7 +218,8 @@ def _away(
                 needed.append((began_s, ended_s))
             case "worker" | "worker-redis" | "worker-kafka":
                 each_worker[fault.number].append((began_s, ended_s))
-            case "store":  # a coordinator may look again that long after
+            case "store":
+                # A coordinator may not search again until this time has passed.
                 needed.append((began_s, ended_s + SEARCH_AGAIN_S + _START_S))
             case "coordinator":
                 each_coordinator[fault.number].append((began_s, ended_s))
@@ -218,7 +227,7 @@ def _away(
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same times, disjoint and in order."""
+    """Return the same times, disjoint and in order."""
     found = list[Span]()
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -229,7 +238,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _common(each: Sequence[Iterable[Span]]) -> list[Span]:
-    """When all of several are in one of their spans."""
+    """Return the times at which each of the sequences has a span."""
     steps = Counter[float]()
     for spans in each:
         for begin, end in _union(spans):

@@ -1,4 +1,4 @@
-"""What a chaos run tells: the verdict, what went wrong when, and how long it kept updates away."""
+"""The result of a chaos run: failures, the faults carried out, and pauses between updates."""
 
 from __future__ import annotations
 
@@ -27,67 +27,87 @@ if TYPE_CHECKING:
     from load.faults.tiers import Reached
     from load.harness.counting import Unlearned
 
-_SHOWN = 10  # of the wrong weights, flaws and unexpected exits, in words; the file has more
+# Wrong weights, flaws and unexpected exits that are printed. The file has more.
+_SHOWN = 10
 _IN_FILE = 1000
 _SPREAD = {"median_s": 0.5, "p95_s": 0.95, "max_s": 1.0}
-_WORST = 5  # pauses that are told one by one
-# What a run of five minutes keeps on two quiet cores, and with as many processes of others on them.
+# Pauses that are printed individually.
+_WORST = 5
+# Bars for a run of five minutes on two quiet cores, and with the same number of other busy
+# processes.
 _PAUSE_S = 8.0
 _DRAINED_S = 10.0
-_BURNT_S = 20.0  # either, then
-_SHARE = 0.7  # of its throughput without faults
+# Both bars with `--burn`.
+_BURNT_S = 20.0
+# Share of the throughput without faults.
+_SHARE = 0.7
 
 
 class Pace(NamedTuple):
-    """How fast a job learned that always had a backlog."""
+    """Throughput of a job that always had a backlog."""
 
-    reference_per_s: float  # records, before the first fault
-    per_s: float  # while faults came, without what was taken back
-    limit: float  # share of it that nobody could have exceeded: see `pauses.limit`
+    # Records/s before the first fault.
+    reference_per_s: float
+    # Records/s during the faults, without rolled-back updates.
+    per_s: float
+    # Highest share that any job could have reached. See `pauses.limit`.
+    limit: float
 
     @property
     def share(self) -> float:
-        """What faults left of it."""
+        """Share of the throughput that faults left."""
         return self.per_s / self.reference_per_s if self.reference_per_s else 0.0
 
     @property
     def of_limit(self) -> float:
-        """How near that is to what nobody could have exceeded."""
+        """`share` relative to the highest share that any job could have reached."""
         return self.share / self.limit if self.limit else 1.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything that a run found; times from the beginning of the faults."""
+    """Everything that a run found. Times count from the beginning of the faults."""
 
     carried_out: Sequence[CarriedOut]
-    seen_s: Sequence[float]  # when a reader saw each update
-    applied_s: Sequence[float]  # when its leader wrote it, ascending
-    events: Sequence[Event]  # that services logged, by time
+    # Times at which a reader saw each update.
+    seen_s: Sequence[float]
+    # Times at which the leader wrote each update, ascending.
+    applied_s: Sequence[float]
+    # Events that services logged, by time.
+    events: Sequence[Event]
     workers: int
     coordinators: int
-    pace: Pace | None  # where a backlog always waited
+    # None unless `--saturated`.
+    pace: Pace | None
     leads: int
-    resumed: int  # after a loss
+    # Number of resumes after a loss.
+    resumed: int
     produced: int
-    drained_s: float | None  # from the last fault's end until all was settled; None: it was not
-    behind: str  # what was not settled
+    # Time from the end of the last fault until everything was settled. None if it never was.
+    drained_s: float | None
+    # Description of what was not settled.
+    behind: str
     proof: Audit
     unlearned: Sequence[Unlearned]
     unexpected: Sequence[UnexpectedExit]
     overran: int
-    switching: bool = False  # whether the job's mode was changed meanwhile
-    fallbacks: int = 0  # Leads that took updates back
-    tiers: Reached | None = None  # where machines were of tiers
-    unread: str = ""  # why the weights could not be compared although all was settled
-    burn: int = 0  # processes of others that used the processor
+    # True if the job's mode was changed during the run.
+    switching: bool = False
+    # Leads that rolled updates back.
+    fallbacks: int = 0
+    # None unless `--tiers`.
+    tiers: Reached | None = None
+    # Reason why the weights could not be compared although everything was settled.
+    unread: str = ""
+    # Number of other processes that used the processor.
+    burn: int = 0
 
     def failures(self) -> list[str]:
-        """Why the run fails; empty where all is well."""
+        """Return why the run fails. Empty if all is well."""
         return self._wrongs() + self.slow()
 
     def slow(self) -> list[str]:
-        """Bars of time that were missed: on a busy machine that alone says little."""
+        """Return the bars of time that were missed. On a busy machine a miss alone says little."""
         found = []
         bar, pause_s = _BURNT_S if self.burn else _PAUSE_S, length(longest(self._pauses))
         if pause_s > bar:
@@ -104,7 +124,7 @@ class Outcome:
         return found
 
     def _wrongs(self) -> list[str]:
-        """What must not be, however busy the machine is."""
+        """Return failures that must never happen, however busy the machine is."""
         found = []
         if self.drained_s is None:
             found.append(f"did not drain: {self.behind}")
@@ -126,7 +146,7 @@ class Outcome:
         return found + (self.tiers.failures() if self.tiers else [])
 
     def as_data(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Return the outcome for the JSON file."""
         return {
             "failures": self.failures(),
             "slow": self.slow(),
@@ -176,7 +196,7 @@ class Outcome:
         }
 
     def draw(self) -> None:
-        """Print it all."""
+        """Print the outcome."""
         next_s = by_kind(self._next_s())
         pauses_s = by_kind((each, length(self._pause_of(each))) for each in self.carried_out)
         rows = [
@@ -223,14 +243,14 @@ class Outcome:
 
     @cached_property
     def _raw(self) -> list[Span]:
-        """From each update that a reader saw to the next, whatever was away."""
+        """Gaps between updates as a reader saw them, including outages."""
         return list(pairwise(self.seen_s))
 
     def _worst(self) -> list[Span]:
         return sorted(self._pauses, key=length, reverse=True)[:_WORST]
 
     def _described(self, pause: Span) -> dict[str, Any]:
-        """What is told of a pause; with faults that were felt meanwhile, or ended as it began."""
+        """Describe a pause, with the faults felt during it or ending as it began."""
         return {
             "at_s": pause[0],
             "pause_s": length(pause),
@@ -243,16 +263,16 @@ class Outcome:
         }
 
     def _next_s(self) -> list[tuple[CarriedOut, float]]:
-        """From each fault's beginning to the update after it."""
+        """Return the time from each fault's beginning to the next update."""
         found = ((each, next_after(self.applied_s, each.began_s)) for each in self.carried_out)
         return [(each, at - each.began_s) for each, at in found if at is not None]
 
     def _pause_of(self, each: CarriedOut) -> Span:
-        """The longest pause while a fault was felt, or that began as it ended."""
+        """Return the longest pause that was under way or began while a fault was felt."""
         return longest(self._pauses, *each.span_s)
 
     def _parts_by_kind(self) -> dict[str, dict[str, float]]:
-        """What pauses went into, in the mean over all faults of a kind."""
+        """Return what pauses consist of, averaged over all faults of a kind."""
         found, times = dict[str, Counter[str]](), Counter[str]()
         for each in self.carried_out:
             times[each.fault.kind] += 1
@@ -266,7 +286,7 @@ class Outcome:
 
 
 def by_kind(times_s: Iterable[tuple[CarriedOut, float]]) -> dict[str, dict[str, float]]:
-    """Describe times by the kind of the fault that they belong to."""
+    """Summarize times by the kind of their fault."""
     found = dict[str, list[float]]()
     for each, time_s in times_s:
         found.setdefault(each.fault.kind, []).append(time_s)

@@ -1,4 +1,4 @@
-"""What goes wrong when: a schedule of faults as data, drawn from a seed."""
+"""A schedule of faults, as data drawn from a seed."""
 
 from __future__ import annotations
 
@@ -8,29 +8,39 @@ from typing import NamedTuple
 
 from load.harness.s3_servers import LIES
 
-_FIRST_S = 1.0  # the job runs well so long
-_LAST_S = 1.0  # and so long before the end nothing new begins
-_MEAN_GAP_S = 1.7  # from one fault to the next; a deck of all kinds fits into less than a minute
-_AT_ONCE = 3  # targets that are not whole: with more, no update would come for half a minute
+# Time without faults at the beginning.
+_FIRST_S = 1.0
+# No fault begins this long before the end.
+_LAST_S = 1.0
+# Mean time from one fault to the next. A deck of all kinds takes less than a minute.
+_MEAN_GAP_S = 1.7
+# Maximum number of broken targets. With more, no update would come for half a minute.
+_AT_ONCE = 3
 
 
 class Kind(NamedTuple):
-    """One way in which something goes wrong."""
+    """A kind of fault."""
 
     name: str
-    family: str  # what it strikes; a target of the same name means all of them
-    often: int  # cards in the deck
-    shortest_s: float  # until it is undone: brought back, thawed, healed
+    # Target family. A target that is named like its family stands for all of it.
+    family: str
+    # Number of cards in the deck.
+    often: int
+    # Shortest time until the fault is undone.
+    shortest_s: float
     longest_s: float
-    recovers_s: float = 0.0  # a target is not struck again so soon after it was brought back
+    # Minimum time between the end of a fault and the next fault of the same target.
+    recovers_s: float = 0.0
 
 
-# Freezes and cuts lie on both sides of what notices them: beats (1.2 s), the lease (1 s), the
-# session in the consumer group (2 s), the wait for an answer from Redis (5 s).
+# Freezes and cuts are both shorter and longer than the timeouts that detect them: heartbeats (1.2
+# s), the lease (1 s), the session in the consumer group (2 s), the wait for an answer from Redis (5
+# s).
 KINDS = (
     Kind("worker killed", "worker", 4, 0.1, 4.0),
     Kind("worker frozen", "worker", 3, 0.3, 5.0),
-    Kind("worker given notice", "worker", 3, 3.0, 6.0),  # the machine's end comes after so long
+    # The machine ends at the end of this time.
+    Kind("worker given notice", "worker", 3, 3.0, 6.0),
     Kind("all workers killed", "fleet", 1, 1.0, 3.0, recovers_s=5.0),
     Kind("coordinator killed", "coordinator", 2, 0.5, 4.0),
     Kind("coordinator frozen", "coordinator", 2, 0.5, 8.0),
@@ -60,19 +70,21 @@ KINDS = (
     Kind("worker-Kafka slow", "worker-kafka", 1, 1.0, 5.0),
 )
 FAMILIES = frozenset(kind.family for kind in KINDS)
-# Only where somebody resumes the job after each: Kafka forgets the last records that it has taken.
+# Faults in which Kafka loses the records it acknowledged last. They need somebody who resumes the
+# job after each.
 LOSSES = (
     Kind("control topic cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
     Kind("updates topic cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
     Kind("own topics cut", "kafka", 1, 0.1, 1.0, recovers_s=20.0),
 )
-# Only where machines are of tiers, and slices of the weights have one owner each.
+# Faults of machines of tiers, if each slice of the weights has one owner.
 TIERS = (
     Kind("spot machines lost", "tiers", 5, 0.5, 3.0, recovers_s=3.0),
     Kind("reliable machines lost", "tiers", 3, 0.5, 3.0, recovers_s=3.0),
-    Kind("owners killed", "tiers", 2, 2.0, 4.0, recovers_s=3.0),  # until then, who they are
+    # The time to find out which workers are owners.
+    Kind("owners killed", "tiers", 2, 2.0, 4.0, recovers_s=3.0),
 )
-# Only if the run asks for it: object storage answers wrongly while Redis is empty and coordinators
+# Faults drawn only on request: object storage answers wrongly while Redis is empty and coordinators
 # start, and the job waits for its newest checkpoint.
 STORE_LIES = tuple(
     Kind(f"store lies: {lie}", "store", 1, 2.0, 20.0, recovers_s=20.0) for lie in LIES
@@ -80,17 +92,18 @@ STORE_LIES = tuple(
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong: times count from the beginning of the run."""
+    """One fault. Times count from the beginning of the run."""
 
     at_s: float
     kind: str
     family: str
-    number: int  # which of the family, from 0
+    # Index of the target in its family, from 0.
+    number: int
     lasts_s: float
 
     @property
     def ends_s(self) -> float:
-        """When it is undone."""
+        """Time at which the fault is undone."""
         return self.at_s + self.lasts_s
 
 
@@ -107,24 +120,25 @@ class _Card(NamedTuple):
 def draw(
     seed: int, seconds: float, sizes: dict[str, int], kinds: Sequence[Kind] = KINDS
 ) -> tuple[Fault, ...]:
-    """Draw a schedule, by time.
+    """Draw a schedule, sorted by time.
 
     Kinds are dealt from a shuffled deck, so that a run of a minute has nearly all of them. Times
-    are uniform, so that there are clusters and lulls; but a fault waits while too much is broken,
-    and nothing is struck again before it is whole again.
+    are uniform, so that there are clusters and lulls. But a fault waits while too many targets are
+    broken, and no target is struck again before it has recovered.
 
     Args:
-        seed: Where all chance comes from.
-        seconds: Length of the run; everything is undone by then.
-        sizes: How many there are of each family; 1 where it is not named.
-        kinds: What may go wrong.
+        seed: Seed of all random choices.
+        seconds: Length of the run. Everything is undone by then.
+        sizes: Number of targets of each family. The default is 1.
+        kinds: Kinds of fault to draw from.
     """
     random = Random(seed)  # noqa: S311 -- chance that can be repeated, no secret
     last_s = seconds - _LAST_S
     count = max(0, round((last_s - _FIRST_S) / _MEAN_GAP_S))
     times = sorted(random.uniform(_FIRST_S, last_s) for _ in range(count))
     deck = list[_Card]()
-    whole_at = dict[tuple[str, int], float]()  # when each target may be struck again
+    # Time at which each target may be struck again.
+    whole_at = dict[tuple[str, int], float]()
     faults = list[Fault]()
     for time_s in times:
         broken = sorted(whole_s for whole_s in whole_at.values() if whole_s > time_s)
@@ -134,7 +148,8 @@ def draw(
         if not any(whole_at.get(card.target, 0.0) <= at_s for card in deck):
             deck += _shuffled(random, sizes, kinds)
         free = [card for card in deck if whole_at.get(card.target, 0.0) <= at_s]
-        if not free:  # of few kinds
+        if not free:
+            # The deck has few kinds.
             continue
         card = free[0]
         deck.remove(card)

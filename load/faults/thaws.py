@@ -1,7 +1,7 @@
-"""Freezes all workers of a job, perhaps its leader, too, and measures the job after the thaw.
+"""Freezes all workers of a job, and optionally its leader, and measures the job after the thaw.
 
-Work goes to whoever is free: after a pause of all processes each worker must soon compute as much
-as before it.
+Free workers get the work, so after a pause of all processes each worker must soon compute as much
+as before.
 """
 
 from __future__ import annotations
@@ -28,23 +28,32 @@ if TYPE_CHECKING:
 FLEETS = (2, 8)  # workers
 FROZEN_S = (10.0, 20.0)
 TIMES = 3
-LEAST_OF_UPDATES = 0.9  # updates/s after the thaw, over those before
-LEAST_OF_BATCHES = 0.8  # the same of one worker's batches
-_WINDOW_S = 5.0  # before the freeze; after it the second window of this length counts
-_OWNED_S = 60.0  # until every worker owns partitions again
+# Updates/s after the thaw relative to those before.
+LEAST_OF_UPDATES = 0.9
+# Batches of one worker after the thaw relative to those before.
+LEAST_OF_BATCHES = 0.8
+# Length of the window before the freeze. After it, the second window of this length counts.
+_WINDOW_S = 5.0
+# Time limit for all workers to own partitions again.
+_OWNED_S = 60.0
 _START_S = 60.0
-_AROUND_S = 60.0  # what the backlog lasts for each freeze, beyond its time
+# Additional time of backlog for each freeze.
+_AROUND_S = 60.0
 
 
 class Thawed(NamedTuple):
-    """One freeze, and how the job did afterwards."""
+    """One freeze, and the job's throughput afterwards."""
 
     workers: int
     frozen_s: float
-    leader: bool  # frozen, too
-    owned_s: float  # from the thaw until every worker owned partitions again
-    updates_share: float  # of updates/s, after over before
-    batches_share: dict[str, float]  # likewise of each worker's batches
+    # True if the leader was frozen, too.
+    leader: bool
+    # Time from the thaw until every worker owned partitions again.
+    owned_s: float
+    # Updates/s after the freeze relative to before.
+    updates_share: float
+    # Batches of each worker after the freeze relative to before.
+    batches_share: dict[str, float]
 
     @property
     def name(self) -> str:
@@ -61,11 +70,12 @@ class Thaws:
     def __init__(self, conditions: Conditions, found: list[Thawed], others: float) -> None:
         self._conditions = conditions
         self._found = found
-        self._others = others  # cores that other processes used meanwhile
+        # Number of cores that other processes used meanwhile.
+        self._others = others
 
     @property
     def missed(self) -> list[str]:
-        """Cases that fall short, in words."""
+        """Descriptions of the cases that fall short."""
         short = list[str]()
         for each in self._found:
             worker, batches = min(each.batches_share.items(), key=lambda item: item[1])
@@ -108,10 +118,10 @@ class Thaws:
 
 
 def measure(on: Servers, conditions: Conditions, fleets: Iterable[int], times: int) -> Thaws:
-    """Freeze fleets of several sizes, each so many times for each duration.
+    """Freeze fleets of several sizes, `times` times for each duration.
 
     Raises:
-        NotMeasuredError: If a fleet does not come to rest, or the backlog ends.
+        NotMeasuredError: If a fleet does not reach undisturbed rounds, or the backlog ends.
     """
     found, others = list[Thawed](), 0.0
     for workers in fleets:
@@ -132,7 +142,7 @@ def measure(on: Servers, conditions: Conditions, fleets: Iterable[int], times: i
 
 def _freeze_once(drill: Drill, frozen_s: float, *, leader: bool) -> Thawed:
     drill.await_undisturbed()
-    time.sleep(_WINDOW_S)  # the time that is measured
+    time.sleep(_WINDOW_S)  # This window is measured.
     processes = [*drill.workers, *(drill.coordinators if leader else ())]
     frozen_at = monotonic()
     for process in processes:
@@ -160,7 +170,10 @@ def _freeze_once(drill: Drill, frozen_s: float, *, leader: bool) -> Thawed:
 
 
 def _owned(drill: Drill, since: float) -> float:
-    """Wait until each worker owns partitions that it was given since then; returns when."""
+    """Wait until each worker owns partitions assigned since a time.
+
+    Returns when the last one did.
+    """
 
     def first(worker: EmbeddedService) -> float | None:
         logged = (
@@ -184,7 +197,7 @@ def _is_in(round_: SeenRound, begin: float) -> bool:
 
 
 def _computed(rounds: Sequence[SeenRound]) -> Counter[str]:
-    """Batches of each worker; one that several were asked for counts for the last of them."""
+    """Count batches by worker. If several workers had a batch, it counts for the last of them."""
     computed = Counter[str]()
     for round_ in rounds:
         by_batch = {

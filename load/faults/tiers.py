@@ -1,4 +1,4 @@
-"""Reliable and spot machines: lost a tier at a time, or those that own slices of the weights."""
+"""Reliable and spot machines, lost a tier at a time or if they own slices of the weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from load.harness.counting import CountingJob
     from load.harness.updates import Fallback
 
-_RELIABLE = 3  # one of so many machines is
-_LOOK_S = 0.1  # between looks at who owns slices
-_WHOLE_S = 180.0  # a run that is shorter must reach less, in proportion
-# At least so many of each, in a run that is long enough.
+# One of this many machines is reliable.
+_RELIABLE = 3
+# Time between checks which workers own slices.
+_LOOK_S = 0.1
+# A shorter run must reach proportionally less.
+_WHOLE_S = 180.0
+# Minimum counts in a run that is long enough.
 BARS = {
     "stage switches": 6,
     "spot machines lost": 24,
@@ -28,24 +31,25 @@ BARS = {
 
 
 def tier_of(number: int, workers: int) -> Tier:
-    """What the machine of a slot is; with three slots or more there are both tiers."""
+    """Return the tier of a slot's machine. With three slots or more both tiers occur."""
     return "reliable" if number < workers // _RELIABLE else "spot"
 
 
 class Reached(NamedTuple):
-    """What became of the tiers in a run of some seconds."""
+    """Counts that a run reached, and its length."""
 
     seconds: float
-    found: dict[str, int]  # by the names of `BARS`
+    # Counts, by the names of `BARS`.
+    found: dict[str, int]
 
     def as_data(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Return the counts for the JSON file."""
         return {
             name: {"value": value, "bar": self._bar(name)} for name, value in self.found.items()
         }
 
     def failures(self) -> list[str]:
-        """Bars that were missed."""
+        """Return the bars that were missed."""
         return [
             f"{name}: {value}, expected at least {self._bar(name)}"
             for name, value in self.found.items()
@@ -62,22 +66,23 @@ class Tiers:
     def __init__(self, workers: Fleet, job: CountingJob) -> None:
         self._workers = workers
         self._job = job
-        self._lost = list["Slot"]()  # until they are brought back
+        # Lost slots, until they are brought back.
+        self._lost = list["Slot"]()
         self._spot_lost = self._owners_lost = 0
         self._awaits_owners = False
         self._look_at = 0.0
 
     def lose(self, tier: Tier) -> None:
-        """Let all machines of a tier vanish at once."""
+        """Lose all machines of a tier at once."""
         self._kill([slot for slot in self._workers.slots if self._tier(slot) == tier])
 
     def lose_owners(self) -> None:
-        """Let all vanish that own slices, as soon as the leader says who they are."""
+        """Lose all owners of slices, as soon as the leader's status names them."""
         self._awaits_owners = True
         self.look()
 
     def look(self) -> None:
-        """Do what is due; to be called often."""
+        """Do what is due. Call it often."""
         if not self._awaits_owners or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _LOOK_S
@@ -88,19 +93,19 @@ class Tiers:
             self._kill(lost)
 
     def bring_back(self) -> None:
-        """Replace what was lost."""
+        """Replace the lost machines."""
         self._awaits_owners = False
         lost, self._lost = self._lost, []
         for slot in lost:
             slot.bring_back()
 
     def reached(self, seconds: float, switches: int, fallbacks: Collection[Fallback]) -> Reached:
-        """What became of them.
+        """Return the counts of the run.
 
         Args:
-            seconds: That faults went on.
-            switches: Of the stage, by what leaders logged.
-            fallbacks: Leads that took updates back.
+            seconds: Time during which faults occurred.
+            switches: Number of stage switches that leaders logged.
+            fallbacks: Leads that rolled updates back.
         """
         backups = sum(each.base.version > 0 for each in fallbacks)
         found = (switches, self._spot_lost, self._owners_lost, backups)

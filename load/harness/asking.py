@@ -1,7 +1,7 @@
-"""HTTP as cheap as can be, for benchmarks: kept connections, requests on a schedule.
+"""A minimal HTTP client for benchmarks: persistent connections, requests on a schedule.
 
-The schedule does not wait for answers, and latency counts from the time on the schedule: so a
-server that stalls is charged for everybody who would have come meanwhile.
+The schedule does not wait for answers, and latency counts from the scheduled time, so a stalled
+server is charged for every request that was due meanwhile.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 
 class Address(NamedTuple):
-    """Where a service listens, and the key for it."""
+    """Address of a service, and a key for it."""
 
     host: str
     port: int
     key: str
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """A request as it is sent."""
+        """Return a request as bytes."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
             f"Authorization: Bearer {self.key}\r\nContent-Type: application/json\r\n"
@@ -32,15 +32,15 @@ class Address(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     body: bytes
-    seconds: float  # since the request was due
+    seconds: float  # counted from the due time
 
 
 class Link(NamedTuple):
-    """One connection that is kept; one request at a time."""
+    """A persistent connection, with one request at a time."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -64,19 +64,21 @@ class Link(NamedTuple):
 
 @dataclass
 class Asked:
-    """What came of requests on a schedule."""
+    """Results of requests on a schedule."""
 
-    seconds: list[float] = field(default_factory=list)  # of each, from when it was due
+    # Latency of each request, from the time it was due.
+    seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     connections: int = 0
-    late_s: float = 0.0  # at most, of the sender itself
+    # Longest delay of the sender itself.
+    late_s: float = 0.0
 
 
 async def connect(address: Address) -> Link:
     """Open a connection.
 
     Raises:
-        OSError: If nobody listens.
+        OSError: If no server listens.
     """
     return Link(*await asyncio.open_connection(address.host, address.port))
 
@@ -88,14 +90,14 @@ async def on_schedule(
     for_s: float,
     note: Callable[[Answer], None] | None = None,
 ) -> Asked:
-    """Send so many requests per second, whether earlier ones were answered or not.
+    """Send requests at a fixed rate, without waiting for answers.
 
     Args:
-        address: Where to.
-        request: What, each time.
-        rate_per_s: How many.
-        for_s: How long.
-        note: Gets each answer.
+        address: Address of the service.
+        request: Request to repeat.
+        rate_per_s: Requests per second.
+        for_s: Duration.
+        note: Called with each answer.
 
     Raises:
         OSError: If a connection is lost.
@@ -106,7 +108,8 @@ async def on_schedule(
 
     async def ask(due: float) -> None:
         if idle:
-            # The one that has been idle longest: the service closes those that ask for nothing.
+            # The connection that has been idle longest, because the service closes idle
+            # connections.
             link = idle.pop(0)
         else:
             link = await connect(address)
@@ -134,7 +137,7 @@ async def on_schedule(
 
 
 async def in_turn(address: Address, request: bytes, connections: int, for_s: float) -> float:
-    """Answers per second where each of some connections asks again as soon as it is answered.
+    """Return the answers per second if each connection repeats a request once it is answered.
 
     Raises:
         OSError: If a connection is lost.

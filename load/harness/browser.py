@@ -1,4 +1,4 @@
-"""The system's Chromium, for what is measured and tested in a real browser."""
+"""The system's Chromium, for measurements and tests in a real browser."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OPTIONS = (
 
 
 def chromium() -> str | None:
-    """Where the system's Chromium is."""
+    """Return the path of the system's Chromium, or None."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextmanager
 def browser(executable: str) -> Iterator[Browser]:
-    """A Chromium that calls nobody but whom its pages do."""
+    """Run a Chromium that makes no requests but those of its pages."""
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=executable, args=list(_OPTIONS))
         try:

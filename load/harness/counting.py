@@ -1,4 +1,4 @@
-"""The counting job: numbered records in, and the proof that each was used exactly once."""
+"""The counting job: numbered records, and the proof that each was used exactly once."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _GROW_S = 30.0
 
 
 def spec_of(fields: dict[str, Any], **more: object) -> JobSpec:
-    """A job on records of the tensor codec with these fields; the rest is as in a job file.
+    """Return a job on tensor records with these fields. The rest is as in a job file.
 
     Raises:
-        UserError: If it makes no job.
+        UserError: If the job is invalid.
     """
     return job_from_json(as_json({"records": {"codec": "tensor", "fields": fields}, **more}))
 
 
 def costless_spec(name: str, topic: str, weights: int = 100, **more: object) -> JobSpec:
-    """A job whose gradients cost nothing; the rest is as in a job file."""
+    """Return a job whose gradients cost nothing. The rest is as in a job file."""
     own = {
         "task": {"entrypoint": costless.ENTRYPOINT, "weights": weights},
         "optimizer": {"name": "sgd", "learning_rate": 1e-6},
@@ -58,12 +58,12 @@ def costless_spec(name: str, topic: str, weights: int = 100, **more: object) -> 
 
 
 def counting_spec(records: int, gradient_s: float, **more: object) -> JobSpec:
-    """A job of the counting model; the rest is as in a job file.
+    """Return a job of the counting model. The rest is as in a job file.
 
     Args:
-        records: Ids from 0; the model has a weight for each.
-        gradient_s: How long the gradient of a batch takes, by a timed wait.
-        more: Name, streams and what else differs from the defaults.
+        records: Number of ids, from 0. The model has a weight for each.
+        gradient_s: Duration of a batch's gradient, a timed wait.
+        more: Name, streams and other fields that differ from the defaults.
     """
     return spec_of(
         {"id": {"dtype": "int64"}},
@@ -82,9 +82,10 @@ def counting_job(
     aggregation: Aggregation = "board",
     **options: Value,
 ) -> JobSpec:
-    """A counting job that drains by itself, and is quick to notice what is overdue.
+    """Return a counting job that drains by itself and has short timeouts.
 
-    Its streams are `<name>-a` and `<name>-b`; see `counting_spec`. The options are of its layout.
+    Its streams are `<name>-a` and `<name>-b`; see `counting_spec`. The options belong to its
+    layout.
     """
     return counting_spec(
         records,
@@ -98,38 +99,40 @@ def counting_job(
         hot_snapshot={"every_s": 0.3},
         checkpoint={"every_updates": 25} | ({} if aggregation == "board" else {"every_s": 5}),
         aggregation=aggregated(aggregation, **options),
-        max_failures=1000,  # no batch is poison here, however many hold it when they die
+        # No batch is poison here, however many workers die while they hold it.
+        max_failures=1000,
         synchronisation=synchronised(mode),
     )
 
 
 def aggregated(aggregation: Aggregation, **options: Value) -> Value:
-    """The block of a layout; those of slices have two owners, as by default."""
+    """Return the `aggregation` block of a layout. Slices have two owners by default."""
     if aggregation == "board":
         return None
     return {"mode": "group", "layout": aggregation, **options}
 
 
 def synchronised(mode: SynchronisationMode) -> Value:
-    """The block of a mode; workers take steps of their own where they may."""
+    """Return the `synchronisation` block of a mode, with local steps if the mode allows them."""
     if mode == "synchronous":
         return None
     return {"mode": mode} | ({} if mode == "stale" else {"local_rate": 0.5})
 
 
 class Unlearned(NamedTuple):
-    """A weight that is not what it must be."""
+    """A weight that is wrong."""
 
     record: int
-    weight: float  # 0 where it must be -1: lost; -2: used twice
+    # If it must be -1: 0 means that the record was lost, -2 that it was used twice.
+    weight: float
 
 
 class CountingJob:
-    """One job on a cluster, seen from outside; submitted when this is made.
+    """A job on a cluster, seen from outside. The constructor submits it.
 
     Args:
-        spec: See `counting_job`.
-        partitions: Of each stream.
+        spec: Result of `counting_job`.
+        partitions: Number of partitions of each stream.
     """
 
     def __init__(self, spec: JobSpec, settings: Settings, log: Log, partitions: int) -> None:
@@ -138,13 +141,14 @@ class CountingJob:
         with closing(JobOperations(log)) as job_store:
             self.record = job_store.submit(spec)
         self.name = spec.name
-        self.places = list(self.record.first)  # those included that `grow` added
+        # Partitions, including those that `grow` added.
+        self.places = list(self.record.first)
         self._settings = settings
         self._log = log
         self.board = open_board(settings, self.record.id)
 
     def drained(self) -> bool:
-        """Whether everything that was produced is settled; False while a server is unavailable."""
+        """True if everything produced is settled. False while a server is unavailable."""
         try:
             leader_status = self.board.get_leader_status()
             return (
@@ -152,13 +156,14 @@ class CountingJob:
                 and leader_status.waiting == 0
                 and leader_status.claimed.keys() >= set(self.places)
                 and all(at == self._log.bounds(p).end for p, at in leader_status.claimed.items())
-                and not self.audit().unsettled  # an update counts once it is read back, a bit later
+                # An update counts only once its leader has read it back.
+                and not self.audit().unsettled
             )
         except UnavailableError:
             return False
 
     def settled(self) -> bool:
-        """Whether the log alone proves that; False while it is away."""
+        """True if the log alone proves that all is settled. False while Kafka is unavailable."""
         try:
             proof = self.audit()
             return not proof.unsettled and all(
@@ -168,7 +173,7 @@ class CountingJob:
             return False
 
     def grow(self, stream: str) -> Partition:
-        """Give a stream one more partition.
+        """Add a partition to a stream.
 
         Raises:
             KafkaException: If the broker refuses.
@@ -180,11 +185,11 @@ class CountingJob:
         return place
 
     def is_led(self) -> bool:
-        """Whether a leader has said where it stands."""
+        """True if a leader has published its status."""
         return self.board.get_leader_status() is not None
 
     def behind(self) -> str:
-        """What is not settled, for a report."""
+        """Describe what is not settled."""
         leader_status = self.board.get_leader_status()
         if leader_status is None:
             return "no coordinator leads the job"
@@ -197,18 +202,18 @@ class CountingJob:
         return f"{leader_status.waiting} batches waiting, {live} workers; claimed: {unclaimed}"
 
     def audit(self) -> Audit:
-        """What both topics prove."""
+        """Return what both topics prove."""
         control = read_decoded(self._log, control_topic(self.record.id), wire.decode_claim)
         updates = read_decoded(self._log, updates_topic(self.record.id), wire.decode_audit)
         return audit(self.record.first, control, updates, known=self.record.known)
 
     def weights(self, proof: Audit) -> Vector:
-        """(records,) the weights after the last update.
+        """Return the weights after the last update, of shape (records,).
 
-        From its hot snapshot; from its checkpoint where workers hold the weights.
+        Reads its hot snapshot, or its checkpoint if workers hold the weights.
 
         Raises:
-            NotMeasuredError: If none comes.
+            NotMeasuredError: If no snapshot of this update appears.
         """
         last = proof.updates[-1] if proof.updates else None
         model = ModelId(last.epoch, last.version) if last else GENESIS
@@ -227,7 +232,7 @@ class CountingJob:
         return unpack(found[-1])[0]["weights"]
 
     def unlearned(self, proof: Audit, produced: int) -> list[Unlearned]:
-        """Weights that are wrong: -1 is right for what was produced, 0 for what was not.
+        """Return the wrong weights: -1 is right for a produced record, 0 for any other.
 
         Raises:
             NotMeasuredError: If there is no snapshot of the last update.

@@ -1,7 +1,7 @@
-"""A job with a long past: what a leader of a million updates would have left, written in one go.
+"""A job with a long past: the state that a leader of a million updates would leave.
 
-Both topics as they would be, one batch of one record in each update, a hot snapshot that is a
-little older than they are, and a checkpoint that is older still.
+Writes both topics with one batch of one record per update, a hot snapshot that is slightly older
+than the topics, and a checkpoint that is older still.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.kafka.port import Log
 
-SINCE_HOT, SINCE_CHECKPOINT = 200, 1000  # updates since either
+# Updates after the hot snapshot, and after the checkpoint.
+SINCE_HOT, SINCE_CHECKPOINT = 200, 1000
 _FLUSH_S = 300.0
-_REPORTS_EVERY = 10_000  # records between two rounds of delivery reports
+# Records between two polls for delivery reports.
+_REPORTS_EVERY = 10_000
 
 
 def write(settings: Settings, log: Log, record: JobRecord, updates: int) -> None:
-    """Let a job that nobody has led yet have so many updates.
+    """Write `updates` updates of a job that has had no leader yet.
 
     Args:
-        settings: Of the servers.
+        settings: Settings of the servers.
         log: Kafka.
-        record: The job, whose streams' records are there: at least so many in one partition.
+        record: The job. Its stream has at least `updates` records in one partition.
         updates: More than `SINCE_CHECKPOINT`.
 
     Raises:

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 _BUCKET = "checkpoints"
 _REGION = "us-east-1"
-_ROOM_BYTES = 100_000  # in a Redis that evicts: a model and a snapshot or two
-_LOST_S = 2.0  # a log whose broker loses power loses what it took so long before
-# Of our own S3 server, which believes everybody; its clients want to be told something.
+# Room in a Redis that evicts: enough for a model and a snapshot or two.
+_ROOM_BYTES = 100_000
+# If a broker loses power, its logs lose the records of this time.
+_LOST_S = 2.0
+# The harness's S3 server accepts any credentials, but its clients require some.
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "chaos",
     "AWS_SECRET_ACCESS_KEY": "chaos",
@@ -43,19 +45,20 @@ _CREDENTIALS = {
 
 
 class Outside:
-    """Everything that services talk to, all of it real; ends with its context.
+    """Everything that services talk to, on real servers, until the context ends.
 
-    Coordinators reach Kafka and Redis directly, each worker through proxies of its own; object
-    storage lies behind one proxy for all.
+    Coordinators reach Kafka and Redis directly, and each worker through proxies of its own. Object
+    storage is behind one proxy for all.
 
     Args:
-        folder: For data and logs.
-        workers: How many pairs of proxies there are.
+        folder: Folder for data and logs.
+        workers: Number of pairs of proxies.
         tasks: Entrypoints that jobs may name.
     """
 
     def __init__(self, folder: Path, workers: int, tasks: tuple[str, ...]) -> None:
-        os.environ.update(_CREDENTIALS)  # boto3 looks for them there, in our services too
+        # boto3 reads them from the environment, in the services too.
+        os.environ.update(_CREDENTIALS)
         with ExitStack() as stack:
             network = stack.enter_context(Network())
             self.redis_links = tuple(network.proxy() for _ in range(workers))
@@ -74,8 +77,8 @@ class Outside:
             for link in self.redis_links:
                 link.pass_on_to(redis_port)
 
-            # A broker takes seconds to come back. One thread, so that all is done in its order; it
-            # stays to the end, since the kernel ends a child with the thread that made it.
+            # A broker takes seconds to restart. One thread keeps the order of operations. It lives
+            # to the end, because the kernel kills a child when the thread that started it ends.
             self._operator = stack.enter_context(ThreadPoolExecutor(1, "broker"))
             self._operations = list[Future[object]]()
             proxies = [link.port for link in self.kafka_links]
@@ -96,7 +99,7 @@ class Outside:
             self._ends = stack.pop_all()
 
     def worker_settings(self, number: int) -> Settings:
-        """The settings of the worker behind the proxies of this number."""
+        """Return the settings of the worker behind the proxies of this number."""
         return self.settings.model_copy(
             update={
                 "kafka": f"127.0.0.1:{self.kafka_links[number].port}",
@@ -105,63 +108,64 @@ class Outside:
         )
 
     def squeeze_redis(self) -> None:
-        """Let it throw away what it likes, to make room for what is written."""
+        """Make Redis evict keys to make room for writes."""
         admin = self.redis_admin()
         admin.config_set("maxmemory-policy", "allkeys-lru")
         admin.config_set("maxmemory", admin.info("memory")["used_memory"] + _ROOM_BYTES)
 
     def empty_redis(self) -> None:
-        """Let it take and keep everything again."""
+        """Make Redis accept and keep all writes again."""
         self.redis_admin().config_set("maxmemory", "0")
         self.redis_admin().config_set("maxmemory-policy", "noeviction")
 
     def lie(self, job: str, lie: Lie) -> None:
-        """Let object storage answer wrongly about a job's objects."""
+        """Make object storage answer wrongly about a job's objects."""
         self.answer_truthfully()
         finished = CheckpointStore(open_blobs(self.settings), job).finished()
         self._store.newest[job] = folder_of(finished[0]) if finished else ""
         self._store.lies[job] = lie
 
     def answer_truthfully(self) -> None:
-        """Let object storage answer rightly."""
+        """Make object storage answer correctly."""
         self._store.lies.clear()
 
     def append_to_redis(self, key: str, entry: str, content: dict[str, bytes]) -> None:
-        """Append to a stream under an id, unless a higher one stands there."""
+        """Append to a Redis stream under an id, unless the stream has a higher one."""
         with suppress(redis.ResponseError):
             fields: dict[FieldT, EncodableT] = dict(content.items())
             self.redis_admin().xadd(key, fields, entry)
 
     def in_turn(self, do: Callable[[], object]) -> Future[object]:
-        """Do something to the broker, or with it, after all that was asked of it before."""
+        """Run an operation on the broker after all operations requested before."""
         self._operations.append(self._operator.submit(do))
         return self._operations[-1]
 
     def cut_tails(self, log: Log, places: Collection[Partition]) -> None:
-        """Kill Kafka and take from some logs what they took last, as the loss of power does."""
+        """Kill Kafka and cut the last records off some logs, like a loss of power."""
 
         def cut() -> None:
             since = time.time() - _LOST_S
             ends = {place: log.position_at(place, since) for place in places}
             self.kafka.kill()
             for place, end in ends.items():
-                with suppress(ValueError):  # nothing came so late
+                with suppress(ValueError):
+                    # The log got no records in that time.
                     self.kafka.cut(*place, end)
 
         self.in_turn(cut)
 
     def await_broker(self) -> None:
-        """Wait until everything that was asked of the broker is done.
+        """Wait until all operations on the broker are done.
 
         Raises:
-            UnavailableError: If it did not start again.
+            UnavailableError: If the broker did not restart.
         """
         for operation in self._operations:
             operation.result()
         self._operations.clear()
 
     def heal(self) -> None:
-        """Make the network whole."""
+        """Undo all network faults and wrong answers."""
         for link in (*self.redis_links, *self.kafka_links, self.storage_link):
             link.heal()
         self.answer_truthfully()
@@ -173,5 +177,5 @@ class Outside:
         self._ends.close()
 
     def redis_admin(self) -> redis.Redis:
-        """A client of Redis itself, past all proxies."""
+        """Return a client that connects to Redis directly, without a proxy."""
         return redis.Redis.from_url(self.redis.url)

@@ -1,4 +1,4 @@
-"""Who used the processor meanwhile: the processes under test, others, or nobody."""
+"""Processor use over a time: by the processes under test, by others, and idle."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ class Block(NamedTuple):
     """One measured stretch of time."""
 
     records_per_s: float
-    cores: dict[str, float]  # used by each process, by `others` and, `idle`, by nobody
+    # Cores used by each process, by `others`, and `idle`.
+    cores: dict[str, float]
 
     @property
     def cpu_us_per_record(self) -> float:
-        """Processor time that our processes spent on a record: it hardly feels a busy machine."""
+        """Processor time of our processes per record. A busy machine hardly changes it."""
         ours = sum(self.cores.values()) - self.cores["others"] - self.cores["idle"]
         return 1e6 * ours / self.records_per_s
 
 
 class Processor:
-    """Counts from when it is made.
+    """Counts from its creation.
 
     Args:
-        pids: The processes under test, by name.
+        pids: Process ids under test, by name.
     """
 
     def __init__(self, pids: Mapping[str, int]) -> None:
@@ -37,7 +38,7 @@ class Processor:
         self._busy_s, self._idle_s = _machine_s()
 
     def cores(self) -> dict[str, float]:
-        """How many cores each process kept busy in the mean, and how many were left."""
+        """Return the mean number of cores that each process used, and that were idle."""
         seconds = time.perf_counter() - self._started
         own = {name: used_s(pid) - self._own_s[name] for name, pid in self._pids.items()}
         busy_s, idle_s = _machine_s()
@@ -47,12 +48,12 @@ class Processor:
 
 
 class Neighbours:
-    """Counts what processes other than this one and its children use, from when it is made.
+    """Counts what processes other than this one and its children use, from its creation.
 
-    Unlike `Processor` it allows for children that end and come back meanwhile.
+    Unlike `Processor` it allows for children that end and restart meanwhile.
 
     Args:
-        running: Gives the process ids of all children that run.
+        running: Returns the process ids of all running children.
     """
 
     def __init__(self, running: Callable[[], Iterable[int]]) -> None:
@@ -61,25 +62,26 @@ class Neighbours:
         self._others_s = self._so_far_s()
 
     def cores(self) -> float:
-        """How many cores they kept busy in the mean."""
+        """Return the mean number of cores that other processes used."""
         seconds = time.perf_counter() - self._started
         return max(self._so_far_s() - self._others_s, 0.0) / seconds
 
     def _so_far_s(self) -> float:
-        own = os.times()  # with those of our children that have ended
+        # Includes our children that have ended.
+        own = os.times()
         ended_s = own.children_user + own.children_system
         ours_s = own.user + own.system + ended_s + sum(map(used_s, self._running()))
         return _machine_s()[0] - ours_s
 
 
 def used_s(pid: int) -> float:
-    """Processor time of a process so far, all of its threads together."""
+    """Return the processor time of a process so far, including all its threads."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system
 
 
 def _machine_s() -> tuple[float, float]:
-    """Processor time of the whole machine so far: busy, idle. The hypervisor's is of the busy."""
+    """Return the machine's busy and idle processor time so far. Steal counts as busy."""
     it = psutil.cpu_times()
     busy_s = it.user + it.nice + it.system + it.irq + it.softirq + it.steal
     return busy_s, it.idle + it.iowait

@@ -1,4 +1,4 @@
-"""Producers of numbered records: each id is written once, by whichever thread takes it."""
+"""Producers of numbered records. Each id is written once, by the thread that takes it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.kafka.port import Log, Writer
 
-_TICK_S = 0.05  # a producer writes so often
-_FLUSH_S = 60.0  # that Kafka may be away
+# Interval between a producer's writes.
+_TICK_S = 0.05
+# Time that Kafka may be unavailable.
+_FLUSH_S = 60.0
 
 
 class Producers:
-    """Threads that write the next ids as they are due until stopped, each with its own writer.
+    """Threads that write ids as they become due, until stopped, each with its own writer.
 
     Args:
-        job: What they write for; they stop where its ids end.
-        due: How many records all of them have to have written by now, given the seconds since they
-            began; called in their threads.
+        job: Job whose records are written. Producers stop at its last id.
+        due: Returns the number of records that all producers must have written, given the seconds
+            since they began. Called in their threads.
     """
 
     def __init__(
@@ -48,16 +50,16 @@ class Producers:
         ]
 
     def write_to(self, log: Log, place: Partition) -> None:
-        """Let one more thread write to a partition that was added.
+        """Start one more thread that writes to an added partition.
 
         Args:
-            log: Kafka, by a client that has not asked before which partitions there are.
+            log: Kafka, with a client that has not cached the partitions yet.
             place: The partition.
         """
         self._threads.append(self._started(log, (place,), f"producer-of-{place}"))
 
     def take(self, count: int) -> list[bytes]:
-        """Records of the next ids, for somebody who makes sure that each is written once."""
+        """Take records of the next ids. The caller must write each once."""
         with self._lock:
             first = self.produced
             self.produced = min(first + count, self._capacity)
@@ -65,23 +67,23 @@ class Producers:
         return self._codec.encode({"id": taken})
 
     def again(self, count: int) -> list[bytes]:
-        """Records of the first ids once more, which nobody must read."""
+        """Return records of the first ids again. No reader may see them."""
         return self._codec.encode({"id": np.arange(count)})
 
     def check(self) -> None:
-        """Make sure that all still write.
+        """Make sure that all threads still write.
 
         Raises:
-            NotMeasuredError: If one failed.
+            NotMeasuredError: If a thread failed.
         """
         for fault in self._faults:
             raise NotMeasuredError(f"a producer failed: {fault}") from fault
 
     def stop(self) -> None:
-        """Write nothing more, and wait until Kafka has everything.
+        """Stop writing, and wait until Kafka has acknowledged everything.
 
         Raises:
-            NotMeasuredError: If it does not take it.
+            NotMeasuredError: If Kafka does not acknowledge everything.
         """
         self._stopped.set()
         for thread in self._threads:
@@ -110,7 +112,7 @@ class Producers:
             self._faults.append(fault)
 
     def _next_ids(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """(n,) the ids that are due by now and that nobody has taken."""
+        """Take the ids that are due, of shape (n,)."""
         due = int(self._due(time.monotonic() - self._began_s))
         with self._lock:
             first, self.produced = self.produced, min(max(due, self.produced), self._capacity)
@@ -118,10 +120,10 @@ class Producers:
 
 
 def _append(writer: Writer, place: Partition, value: bytes) -> None:
-    """Append a record; a topic's first one is checked, which waits for Kafka where it is away.
+    """Append a record. A topic's first record waits for Kafka while it is unavailable.
 
     Raises:
-        UnavailableError: If that is for too long.
+        UnavailableError: If Kafka is unavailable for too long.
     """
     until = time.monotonic() + _FLUSH_S
     while True:

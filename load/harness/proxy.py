@@ -12,11 +12,12 @@ from typing import Self
 
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 18
-_LINGER_NOT = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, as a host that lost its state
+# SO_LINGER: closing sends RST, like a host that lost its state.
+_LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class Network:
-    """The thread in which all proxies run; ends with its context."""
+    """The thread that runs all proxies, until the context ends."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -24,7 +25,7 @@ class Network:
         self._thread.start()
 
     def proxy(self) -> Proxy:
-        """Make a proxy on a free port."""
+        """Create a proxy on a free port."""
         proxy = Proxy(self._loop)
         asyncio.run_coroutine_threadsafe(proxy.listen(), self._loop).result()
         return proxy
@@ -40,10 +41,10 @@ class Network:
 
 
 class Proxy:
-    """One port whose connections are passed on to another port; made by `Network.proxy`.
+    """One port that forwards its connections to another port. Created by `Network.proxy`.
 
-    `cut`, `refuse`, `slow` and `heal` may be called from any thread and hold for the connections
-    that there are as for those that come.
+    `cut`, `refuse`, `slow` and `heal` may be called from any thread, and apply to current and
+    future connections.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -62,15 +63,15 @@ class Proxy:
         self.port = server.sockets[0].getsockname()[1]
 
     def pass_on_to(self, port: int) -> None:
-        """Say where connections go from now on; before, none gets through."""
+        """Set the port to forward to. Until then no connection gets through."""
         self._target = port
 
     def cut(self) -> None:
-        """Let no byte pass: connections stay, nobody is told, as where a cable is pulled."""
+        """Stop all bytes. Connections stay open without notice, as if a cable were pulled."""
         self._at_once(self._passes.clear)
 
     def refuse(self) -> None:
-        """Reset all connections, and every further one as it comes."""
+        """Reset all connections, and every further one as it arrives."""
 
         def refuse() -> None:
             self._refuses = True
@@ -80,11 +81,11 @@ class Proxy:
         self._at_once(refuse)
 
     def slow(self, latency_s: float) -> None:
-        """Let every chunk wait before it passes; so a large message has less bandwidth, too."""
+        """Delay every chunk. A large message therefore also has less bandwidth."""
         self._latency_s = latency_s
 
     def heal(self) -> None:
-        """Let everything pass again, and first what was held back in connections that were cut."""
+        """Undo all faults. Bytes held back in cut connections pass first."""
 
         def heal() -> None:
             self._latency_s, self._refuses = 0.0, False
@@ -93,7 +94,7 @@ class Proxy:
         self._at_once(heal)
 
     def _at_once(self, change: Callable[[], None]) -> None:
-        """Change something in the loop's thread, and wait until it is so."""
+        """Apply a change in the loop's thread, and wait for it."""
 
         async def changed() -> None:
             change()
@@ -125,7 +126,8 @@ class Proxy:
             await self._passes.wait()
             writer.write(data)
             await writer.drain()
-        await self._passes.wait()  # nor does anybody hear of the end
+        # The end of the stream is held back, too.
+        await self._passes.wait()
         writer.write_eof()
 
 

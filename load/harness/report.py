@@ -1,4 +1,4 @@
-"""What all benchmarks have in common: their options, tables, JSON, exit status, the machine."""
+"""Common parts of all benchmarks: options, tables, JSON, exit status, the machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _QUARTILES = {"min": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "max": 1.0}
 def parser(
     documentation: str | None, example: str = "", *, kafka: bool = True
 ) -> argparse.ArgumentParser:
-    """A parser of the options that all benchmarks share.
+    """Return a parser with the options that all benchmarks share.
 
     Args:
-        documentation: The script's docstring, whose first line describes it.
+        documentation: The script's docstring. Its first line becomes the description.
         example: A command line.
-        kafka: Whether there is a Kafka to choose.
+        kafka: Add an option to choose a Kafka.
     """
     found = argparse.ArgumentParser(
         description=(documentation or "").partition("\n")[0],
@@ -47,7 +47,7 @@ def parser(
 
 
 def run(main: Callable[[], int]) -> int:
-    """Run a benchmark; returns its exit status, 2 where nothing was measured."""
+    """Run a benchmark. Returns its exit status, 2 if nothing was measured."""
     try:
         return main()
     except (NotMeasuredError, UserError) as error:
@@ -58,13 +58,13 @@ def run(main: Callable[[], int]) -> int:
 def conclude(
     path: Path | None, on: Mapping[str, Any], result: Mapping[str, Any], short: Sequence[str]
 ) -> int:
-    """Print the machine and the verdict, and write the result; returns the exit status.
+    """Print the machine and the outcome, and write the result. Returns the exit status.
 
     Args:
-        path: Of the JSON file, if one is wanted.
-        on: See `machine`.
-        result: What was measured.
-        short: What falls short of what is required.
+        path: Optional. Path of the JSON file.
+        on: Result of `machine`.
+        result: Measured values.
+        short: Descriptions of missed requirements.
     """
     print(in_words(on))
     for each in short:
@@ -74,24 +74,25 @@ def conclude(
 
 
 class Figure(NamedTuple):
-    """A measured number, and what is required of it."""
+    """A measured number and its requirement."""
 
-    name: str  # with its unit
+    name: str  # includes the unit
     value: float
-    digits: int = 0  # after the point
+    digits: int = 0  # decimals
     most: float = inf  # required: at most
     least: float = -inf  # required: at least
-    goal: float | None = None  # wanted beyond that
+    # Optional. Desired value beyond the requirement.
+    goal: float | None = None
 
     @property
     def bar(self) -> float | None:
-        """What is required; None where nothing is, or two bounds are."""
+        """Required bound. None if there is no bound, or two."""
         bounds = [bound for bound in (self.most, self.least) if abs(bound) < inf]
         return bounds[0] if len(bounds) == 1 else None
 
     @property
     def required(self) -> str:
-        """In words."""
+        """Description of the requirement."""
         bounds = {"at most": self.most, "at least": self.least, "goal": self.goal}
         return " ".join(
             f"{words} {bound:g}"
@@ -101,14 +102,14 @@ class Figure(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        """Whether it is not as required."""
+        """True if the value misses the requirement."""
         return not self.least <= self.value <= self.most
 
 
 def measure_figures(
     title: str, given: argparse.Namespace, figures: Mapping[str, Callable[[], Figure]]
 ) -> int:
-    """Measure the figures that `--only` names, print and write them; returns the exit status."""
+    """Measure the figures that `--only` names, and report them. Returns the exit status."""
     on = machine()
     found = {name: figures[name]() for name in track(given.only, "figures", transient=True)}
     answer = Found(title, list(found.values()), {})
@@ -120,15 +121,16 @@ def measure_figures(
 
 
 class Found(NamedTuple):
-    """What one benchmark found."""
+    """Result of one benchmark."""
 
     title: str
     figures: Sequence[Figure]
-    data: Mapping[str, Any]  # for the JSON file
-    faults: Sequence[str] = ()  # what else is not as required
+    data: Mapping[str, Any]  # content of the JSON file
+    # Other missed requirements.
+    faults: Sequence[str] = ()
 
     def short(self) -> list[str]:
-        """What falls short of what is required."""
+        """Return descriptions of missed requirements."""
         late = [each for each in self.figures if each.is_short]
         return [*self.faults, *(f"{each.name}: {each.value:.4g}, {each.required}" for each in late)]
 
@@ -141,29 +143,30 @@ class Found(NamedTuple):
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on besides the code."""
+    """Return properties of the machine that figures depend on."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
-        "load_average": round(os.getloadavg()[0], 2),  # of the minute before: 0 on a quiet machine
+        # Average of the last minute: 0 on a quiet machine.
+        "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """The machine in one line."""
+    """Return a one-line description of the machine."""
     return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 def spread(values: Sequence[float], shares: Mapping[str, float] = _QUARTILES) -> dict[str, float]:
-    """Quantiles of some values by name: least, quartiles and greatest unless others are named."""
+    """Return quantiles by name: minimum, quartiles and maximum by default."""
     found = np.quantile(values, list(shares.values())).tolist()
     return dict(zip(shares, found, strict=True))
 
 
 def draw(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; the first column is words, the others are numbers."""
+    """Print a table. The first column holds words, the others numbers."""
     table = Table(title=title, title_justify="left", box=None)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
@@ -173,7 +176,7 @@ def draw(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 
 def write(path: Path | None, result: Mapping[str, Any]) -> None:
-    """Write a result as JSON, where a file is named."""
+    """Write a result as JSON, if a path is given."""
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -1,7 +1,7 @@
-"""Rows of the sparse tasks: ratings as they are, and clicks and ratings that are like real ones.
+"""Rows for sparse tasks: real clicks and ratings, and generated ones that resemble them.
 
-Real samples here are small (`shared/data`). What is like them is drawn field by field from what the
-sample holds, with labels of weights that are planted, so that there is something to be learnt.
+The real samples are small (`shared/data`). Generated rows are drawn field by field from the
+sample's contents, and planted weights make their labels, so that there is something to learn.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ if TYPE_CHECKING:
 _DATA = Path(__file__).parents[3] / "shared" / "data"
 CLICKS = _DATA / "ctr" / "criteo-kaggle-train-head-1400.csv.gz"
 RATINGS = _DATA / "ratings" / "ml-latest-small-centred.csv.gz"
-_NUMBERS, _SYMBOLS = 13, 26  # columns of Criteo's rows
+# Columns of Criteo's rows.
+_NUMBERS, _SYMBOLS = 13, 26
 ENTRIES = _NUMBERS + _SYMBOLS
-BUCKETS = 100_000  # of the symbols; the numbers have features of their own before them
+# Buckets of the symbols. The numbers have features of their own before them.
+BUCKETS = 100_000
 FEATURES = _NUMBERS + BUCKETS
-_CLICKED = 0.22  # of all rows
+# Share of all rows.
+_CLICKED = 0.22
 
 
 class Split(NamedTuple):
-    """Rows to learn from, and rows to be judged by."""
+    """Training rows and test rows."""
 
     train: Records
     test: Records
 
 
 def clicks_like(rows: int, seed: int, sample: Path = CLICKS) -> Records:
-    """Draw rows that are like Criteo's: `index` int32 (n, 39), `value` float32 (n, 39), `label`.
+    """Draw rows like Criteo's: `index` int32 (n, 39), `value` float32 (n, 39), `label`.
 
-    A symbol that is in the sample more than once is drawn as often as it is there; one of those
-    that are there once stands for a long tail, which is drawn by Zipf's law.
+    A symbol that is in the sample more than once is drawn as often as it occurs there. Symbols that
+    occur once stand for a long tail, which is drawn by Zipf's law.
 
     Raises:
         UserError: If there is no sample of Criteo's rows.
@@ -83,7 +86,7 @@ def _clicks(sample: Path) -> list[dict[str, str]]:
 def _drawn(
     random: np.random.Generator, known: list[dict[str, str]], number: int, rows: int
 ) -> npt.NDArray[np.int64]:
-    """(n,) features of one column's symbols."""
+    """Return the features of one column's symbols, of shape (n,)."""
     counts = Counter(row[f"C{number + 1}"] or "none" for row in known)
     often = {symbol: count for symbol, count in counts.items() if count > 1}
     weights = np.array([*often.values(), len(counts) - len(often)], float)
@@ -96,7 +99,7 @@ def _drawn(
 
 
 def _planted() -> npt.NDArray[np.float64]:
-    """(FEATURES,) the weights that make the labels."""
+    """Return the weights that make the labels, of shape (FEATURES,)."""
     weights = np.random.default_rng(123).normal(0, 0.35, FEATURES)
     weights[:_NUMBERS] = np.random.default_rng(5).normal(0, 0.5, _NUMBERS)
     return weights
@@ -107,7 +110,7 @@ def _damped(text: str) -> float:
 
 
 def read_clicks(sample: Path, features: int) -> Records:
-    """Read Criteo's rows as `hashed` of a job file does: of each the buckets, values and label."""
+    """Read the buckets, values and label of Criteo's rows, like `hashed` in a job file."""
     shape = {"shape": [ENTRIES]}
     fields = {"index": {"dtype": "int32"} | shape, "value": {"dtype": "float32"} | shape}
     rows = read_records(sample, rows=True, leave_out=["Id"], texts=["C*"])
@@ -115,7 +118,7 @@ def read_clicks(sample: Path, features: int) -> Records:
 
 
 def read_ratings(sample: Path) -> Records:
-    """Read MovieLens' ratings: of each user, item and rating."""
+    """Read the user, item and rating of MovieLens' ratings."""
     ids = {"user": "userId", "item": "movieId"}
     fields: dict[str, dict[str, Any]] = {
         name: {"dtype": "int32", "from": path} for name, path in ids.items()
@@ -130,26 +133,27 @@ def _read(rows: Records, fields: dict[str, dict[str, Any]], buckets: int = 0) ->
 
 
 def clicks(sample: Path = CLICKS) -> Split:
-    """Criteo's rows: four of five to learn from.
+    """Read Criteo's rows. Four of five are for training.
 
     Raises:
-        UserError: If they are not here.
+        UserError: If the rows are missing.
     """
     records = read_clicks(sample, FEATURES)
     return _split(records, count(records) * 4 // 5, np.random.default_rng(1))
 
 
 def ratings(sample: Path = RATINGS) -> Split:
-    """MovieLens' ratings, each less its mean: nine of ten to learn from.
+    """Read MovieLens' ratings, each less its mean. Nine of ten are for training.
 
     Raises:
-        UserError: If they are not here.
+        UserError: If the ratings are missing.
     """
     try:
         records = read_ratings(sample)
     except UserError as error:
         raise UserError(f"{error}; the ratings are not part of this repository") from error
-    for ids in ("user", "item"):  # few of the numbers that there might be are there
+    for ids in ("user", "item"):
+        # Only few of the possible ids occur.
         ranks = np.unique(records[ids], return_inverse=True)[1]
         records[ids] = ranks.astype(np.int32)
     return _split(records, count(records) * 9 // 10, np.random.default_rng(1))
@@ -158,7 +162,7 @@ def ratings(sample: Path = RATINGS) -> Split:
 def ratings_like(
     users: int = 480_189, items: int = 17_770, rows: int = 1_000_000, seed: int = 0
 ) -> Split:
-    """Draw ratings that planted rows of six numbers make; users and items are so by Zipf's law."""
+    """Draw ratings made by planted rows of six numbers, with ids drawn by Zipf's law."""
     random = np.random.default_rng(seed)
     who, what = (_frequent(random, size, rows) for size in (users, items))
     own, theirs = (random.normal(0, 0.55, (size, 6)) for size in (users, items))

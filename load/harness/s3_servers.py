@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 Lie: TypeAlias = Literal[
     "empty",  # the list has no names
-    "stale",  # lists and reads are those of the time before the lie began
-    "other",  # the list is of another bucket
-    "cut",  # the list ends after its first page
-    "page",  # whatever is requested, the answer is a web page
+    # Lists and reads are from the time before the lie began.
+    "stale",
+    # The list is of another bucket.
+    "other",
+    # The list ends after its first page.
+    "cut",
+    # Every answer is a web page.
+    "page",
     "half",  # every second part is missing
-    "late",  # what was written since is missing
+    # Everything written since is missing.
+    "late",
     "latest",  # `latest` does not parse
 ]
 LIES: tuple[Lie, ...] = get_args(Lie)
@@ -35,18 +40,19 @@ _MISSING = b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>none</Me
 
 
 class S3Server:
-    """Moto's server, but that writes go one after the other.
+    """Moto's server with serialized writes.
 
-    By itself it answers 500 where one put of a key overtakes another that has no answer yet.
+    By itself Moto answers 500 if a put of a key overtakes an earlier put that is still unanswered.
 
     Args:
-        port: Optional. Where clients find it. If unset, a free one.
+        port: Optional. Port to listen on. If unset, a free one.
     """
 
     def __init__(self, port: int = 0) -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._writing = threading.Lock()
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it logs every request
+        # Without this, werkzeug logs every request.
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = make_server("127.0.0.1", port, self._answer, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
@@ -66,11 +72,13 @@ class S3Server:
 
 
 class LyingServer(S3Server):
-    """A server that answers wrongly about the objects of some jobs, as a proxy before it may."""
+    """A server that answers wrongly about the objects of some jobs, like a faulty proxy."""
 
     def __init__(self) -> None:
-        self.lies: dict[str, Lie] = {}  # by a text that is in the path or the prefix
-        self.newest: dict[str, str] = {}  # by the same text, the folder of the newest checkpoint
+        # Lies, by a text in the path or the prefix.
+        self.lies: dict[str, Lie] = {}
+        # Folders of the newest checkpoints, by the same text.
+        self.newest: dict[str, str] = {}
         self.deleted = list[str]()
         super().__init__()
 
@@ -118,9 +126,10 @@ class LyingServer(S3Server):
 
 
 def _is_hidden(lie: Lie, newest: str, key: str) -> bool:
-    """Whether an object is not there, as this lie has it."""
+    """True if this lie hides the object."""
     if lie == "half":
         return key.endswith("trainer.safetensors")
-    if lie == "cut":  # the list ends before the newest checkpoint
+    if lie == "cut":
+        # The list ends before the newest checkpoint.
         return key.rpartition("/checkpoints/")[2] >= newest
     return lie == "empty" or (lie in {"stale", "late"} and f"/{newest}/" in key)

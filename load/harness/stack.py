@@ -1,7 +1,7 @@
-"""The servers that a benchmark runs on, and the handling of its services.
+"""The servers that a benchmark runs on, and control of its services.
 
-Real parts throughout, as processes of their own: a broker, a redis-server, and services that are
-told nothing of being measured.
+All parts are real and run as processes of their own: a broker, a redis-server, and services that do
+not know of the measurement.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
     from common.kafka.port import Log
 
-_LOOK_S = 0.02  # between looks at a condition
+# Interval between checks of a condition.
+_LOOK_S = 0.02
 
 
 class NotMeasuredError(Exception):
-    """A run that would have given a number which means something else; says why."""
+    """Raised if a run's number would be misleading. The message says why."""
 
 
 def await_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for something to become true.
+    """Wait until a condition holds.
 
     Raises:
-        NotMeasuredError: If it did not within `timeout_s`.
+        NotMeasuredError: If it does not hold within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        # Read before the condition is: this process may be stopped for long right after that.
+        # Read the clock before the condition, because this process may be suspended between the
+        # two.
         is_late = time.monotonic() > deadline
         if condition():
             return
@@ -58,16 +60,17 @@ def await_until(condition: Callable[[], bool], timeout_s: float, what: str) -> N
 
 @dataclass(frozen=True)
 class Servers:
-    """What the services connect to, and what a report calls it."""
+    """Servers that services connect to, and their name in reports."""
 
     settings: Settings
     kafka: str  # its name
-    logs: Path  # folder for those of services
-    pids: dict[str, int] = field(default_factory=dict)  # of those that we started
-    forks: bool = False  # whether services share what they load: many fit, and start at once
+    logs: Path  # folder of the services' logs
+    pids: dict[str, int] = field(default_factory=dict)  # servers that this started
+    # Services fork from a process with loaded libraries, so that many fit and start quickly.
+    forks: bool = False
 
     def start(self, kind: Kind | str, name: str, *arguments: str) -> EmbeddedService:
-        """Start a service, or a program that takes its options, by its module."""
+        """Start a service, or a program with a service's options, by its module."""
         return EmbeddedService(kind, name, self.settings, self.logs, arguments, forks=self.forks)
 
     def start_all(self, workers: int) -> list[EmbeddedService]:
@@ -78,7 +81,7 @@ class Servers:
 
     @cached_property
     def log(self) -> Log:
-        """Kafka; closed with the servers."""
+        """Kafka. Closed with the servers."""
         return open_log(self.settings, "load")
 
     def submit(self, spec: JobSpec) -> JobRecord:
@@ -92,14 +95,14 @@ class Servers:
             self.log.close()
 
     def stop_jobs(self, *names: str) -> None:
-        """Have jobs stopped that were measured."""
+        """Stop jobs that were measured."""
         with closing(JobOperations(self.log)) as job_store:
             for name in names:
                 job_store.patch(name, "measured", wanted="stopped")
 
 
 class Process(Protocol):
-    """A service or a server: something with a process id."""
+    """Anything with a process id, such as a service or a server."""
 
     @property
     def pid(self) -> int:
@@ -107,12 +110,12 @@ class Process(Protocol):
 
 
 def freeze(process: Process) -> None:
-    """Let a process do nothing at all until `thaw`."""
+    """Stop a process with SIGSTOP."""
     os.kill(process.pid, signal.SIGSTOP)
 
 
 def thaw(process: Process) -> None:
-    """Let a process go on, if it is frozen."""
+    """Continue a frozen process."""
     os.kill(process.pid, signal.SIGCONT)
 
 
@@ -120,7 +123,7 @@ def check(services: Iterable[EmbeddedService]) -> None:
     """Make sure that services still run.
 
     Raises:
-        NotMeasuredError: If one has ended; quotes its last words.
+        NotMeasuredError: If a service has ended. Quotes its last log lines.
     """
     for service in services:
         if service.exit_code is not None:
@@ -129,12 +132,12 @@ def check(services: Iterable[EmbeddedService]) -> None:
 
 
 def events(service: EmbeddedService, event: str, job: str = "") -> list[dict[str, Any]]:
-    """All events of a name in a service's log, oldest first.
+    """Return all events of a name in a service's log, oldest first.
 
     Args:
-        service: Its log is of JSON.
-        event: The name.
-        job: Those of this job alone; empty: of all.
+        service: Service whose log is JSON.
+        event: Name of the event.
+        job: Optional. Only events of this job. If empty, events of all jobs.
     """
     lines = service.log.read_text(errors="replace").splitlines() if service.log.exists() else []
     entries = [
@@ -147,13 +150,13 @@ def events(service: EmbeddedService, event: str, job: str = "") -> list[dict[str
 def servers(
     kafka: str, *, tasks: tuple[str, ...] = (), logs: Path | None = None, forks: bool = False
 ) -> Iterator[Servers]:
-    """Start the servers that are ours, with their data in a temporary folder.
+    """Start servers with their data in a temporary folder.
 
     Args:
-        kafka: `apache`, `embedded`, or the address of a broker that runs already.
+        kafka: `apache`, `embedded`, or the address of a running broker.
         tasks: Entrypoints that jobs may name.
-        logs: Folder for the logs of services; None: the temporary one.
-        forks: Whether services share what they load.
+        logs: Optional. Folder for the services' logs. If unset, the temporary folder.
+        forks: See `Servers.forks`.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="doll-load-")))

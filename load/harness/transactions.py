@@ -1,4 +1,7 @@
-"""A transactional producer: what it commits counts once, what it aborts or leaves open never."""
+"""A transactional producer.
+
+Records it commits count once, records it aborts or leaves open never.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,20 @@ if TYPE_CHECKING:
     from common.core.spans import Partition
     from load.harness.producers import Producers
 
-_RECORDS = 60  # of a transaction: some batches
-_CALL_S = 5.0  # for one attempt; Kafka may be away
+# Records of a transaction: several batches.
+_RECORDS = 60
+# Timeout of one attempt, because Kafka may be unavailable.
+_CALL_S = 5.0
 _PROPERTIES = {"transactional.id": "chaos", "log_level": 2}
 
 
 class Transactions:
-    """Writes one transaction after the other, in a thread of its own; ends with its context.
+    """Writes one transaction after the other in a thread of its own, until the context ends.
 
     Args:
         bootstrap: Kafka's address.
-        places: Partitions that it writes to.
-        producers: Know which ids come next, and which were written already.
+        places: Partitions to write to.
+        producers: Source of the next ids and of those already written.
     """
 
     def __init__(self, bootstrap: str, places: Sequence[Partition], producers: Producers) -> None:
@@ -36,30 +41,30 @@ class Transactions:
         self._then(self._join)
 
     def begin(self) -> None:
-        """Write new records; nobody reads on behind them."""
+        """Write new records. Readers stop in front of them."""
         self._then(lambda: self._write(self._producers.take(_RECORDS)))
 
     def commit(self) -> Future[None]:
-        """Let them count."""
+        """Commit the open transaction."""
         return self._then(self._commit)
 
     def begin_again(self) -> None:
-        """Write records that were written before: they would count twice."""
+        """Write records that were written before. If they counted, they would count twice."""
         self._then(lambda: self._write(self._producers.again(_RECORDS)))
 
     def abort(self) -> Future[None]:
-        """Let them never count."""
+        """Abort the open transaction."""
         return self._then(self._abort)
 
     def vanish(self) -> Future[None]:
-        """Die with a transaction open; who comes back under its name aborts that."""
+        """Crash with an open transaction. The successor with its transactional id aborts it."""
         return self._then(self._join)
 
     def await_all(self) -> None:
-        """Wait until everything that was asked for is done.
+        """Wait until all requested operations are done.
 
         Raises:
-            KafkaException: If Kafka refused it for good.
+            KafkaException: If Kafka refused one for good.
         """
         for operation in self._operations:
             operation.result()
@@ -106,7 +111,7 @@ class Transactions:
             self._join()
 
     def _persist(self, call: Callable[[float], object]) -> None:
-        """Call until Kafka, which may be away, has answered."""
+        """Retry a call until Kafka answers."""
         while True:
             try:
                 call(_CALL_S)
@@ -122,8 +127,9 @@ class Transactions:
 
 
 def _is_over(raised: KafkaException) -> bool:
-    """Whether Kafka knows of no transaction that could end so.
+    """True if Kafka has no transaction that could end this way.
 
-    It was aborted meanwhile or never reached Kafka; after a commit, to commit again succeeds.
+    It was aborted meanwhile or never reached Kafka. Repeating a commit that succeeded also
+    succeeds.
     """
     return bool(raised.args[0].code() == KafkaError.INVALID_TXN_STATE)

@@ -1,4 +1,4 @@
-"""Counts what a job has learned, in its updates topic: the audit that anybody may read."""
+"""Measures what a job has learned from its updates topic, the public audit trail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_S = 0.1
 
 
 def read_audit(tail: Tail, wait_s: float) -> list[tuple[int, AuditRecord]]:
-    """What is new in an updates topic, each with its offset; waits for it up to `wait_s`.
+    """Return new records of an updates topic with their offsets. Waits up to `wait_s`.
 
     Raises:
         OutsideError: If Kafka is unavailable, or the topic was cut.
@@ -33,7 +33,7 @@ def read_audit(tail: Tail, wait_s: float) -> list[tuple[int, AuditRecord]]:
 
 
 class Pace(NamedTuple):
-    """What was applied between the first update and the last one of a measurement."""
+    """Updates applied between the first and the last update of a measurement."""
 
     updates: int
     samples: int
@@ -51,21 +51,21 @@ class Pace(NamedTuple):
 
 
 class UpdatesMeter:
-    """Reads a job's updates as they are applied; belongs to one thread."""
+    """Reads a job's updates as they are applied. Belongs to one thread."""
 
     def __init__(self, log: Log, job: str) -> None:
         self._job = job
         self._tail = log.tail(Partition(updates_topic(job), 0), 0)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._tail.close()
 
     def await_quiet(self, quiet_s: float, timeout_s: float) -> None:
-        """Read on until no update has come for `quiet_s`.
+        """Read until no update has come for `quiet_s`.
 
         Raises:
-            NotMeasuredError: If there was no such time.
+            NotMeasuredError: If that does not happen within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         quiet_until = time.monotonic() + quiet_s
@@ -76,15 +76,15 @@ class UpdatesMeter:
                 raise NotMeasuredError(f"{self._job} did not come to rest in {timeout_s:g} s")
 
     def await_workers(self, names: Iterable[str], decided: int, timeout_s: float) -> None:
-        """Read on until every worker's batches have been used that came after some point.
+        """Read until updates have used a recent batch of every worker.
 
         Args:
             names: The workers.
-            decided: Control offset; earlier batches do not matter.
-            timeout_s: How long to wait.
+            decided: Control offset. Earlier batches do not count.
+            timeout_s: Maximum time to wait.
 
         Raises:
-            NotMeasuredError: If it took longer; names the workers.
+            NotMeasuredError: If it took longer. Names the workers.
         """
         deadline = time.monotonic() + timeout_s
         still = set(names)
@@ -96,10 +96,10 @@ class UpdatesMeter:
                 raise NotMeasuredError(f"{self._job}: no batch of {missing} in {timeout_s:g} s")
 
     def measure(self, seconds: float) -> Pace:
-        """Count from the next update on, which is not counted itself.
+        """Count updates after the next one, for `seconds`.
 
         Raises:
-            NotMeasuredError: If no two came.
+            NotMeasuredError: If fewer than two updates came.
         """
         started = ended = time.monotonic()
         deadline = started + seconds
@@ -129,31 +129,33 @@ class SeenUpdate(NamedTuple):
     """An update that counted when it was read."""
 
     seen_at: float  # monotonic
-    applied_s: float  # when its leader wrote it, since 1970
+    # Time when the leader wrote it, since 1970.
+    applied_s: float
     model: ModelId
     samples: int
 
 
 class Fallback(NamedTuple):
-    """A Lead that took updates back."""
+    """A Lead that rolled updates back."""
 
     seen_at: float  # monotonic
     base: ModelId
-    head: ModelId  # the newest update before it
+    head: ModelId  # newest update before it
 
 
 class UpdatesWatch(threading.Thread):
-    """Follows a job's updates topic and notes each update that counted when it came.
+    """Follows a job's updates topic and records each update that counts when it arrives.
 
-    A broker that is away is waited for, so its absence is part of the pauses. A topic that lost
-    records is read from its beginning again, and what was noted is not noted twice.
+    It waits for an unavailable broker, so that outages are part of the pauses. It reads a topic
+    that lost records from the beginning again, without recording any update twice.
     """
 
     def __init__(self, log: Log, job: str) -> None:
         super().__init__(name="updates", daemon=True)
         self.updates = list[SeenUpdate]()
-        self.workers = set[WorkerId]()  # whose batches were in one
-        self.samples = 0  # in all of them
+        # Workers whose batches were in an update.
+        self.workers = set[WorkerId]()
+        self.samples = 0  # all updates
         self.leads = 0
         self.fallbacks = list[Fallback]()
         self._fault: BaseException | None = None
@@ -164,7 +166,8 @@ class UpdatesWatch(threading.Thread):
 
     def run(self) -> None:
         """Read until stopped."""
-        history, noted = History(), 0  # up to which offset
+        # Offset up to which records have been counted.
+        history, noted = History(), 0
         try:
             while not self._stopped.is_set():
                 try:
@@ -196,7 +199,7 @@ class UpdatesWatch(threading.Thread):
             self._tail.close()
 
     def check(self) -> None:
-        """Make sure that it still reads.
+        """Make sure that the thread still reads.
 
         Raises:
             NotMeasuredError: If it failed.
@@ -205,6 +208,6 @@ class UpdatesWatch(threading.Thread):
             raise NotMeasuredError(f"the updates cannot be read: {self._fault}") from self._fault
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the thread."""
         self._stopped.set()
         self.join()

@@ -1,7 +1,7 @@
-"""Sees a job's rounds from outside as they happen: who was asked for what, and when it was applied.
+"""Observes a job's rounds from outside: the orders to each worker, and when updates are applied.
 
-A trigger is seen when a reader of the board has it in hand, an update when a reader of the updates
-topic has: about a millisecond after the one, two after the other. All times are of `monotonic`.
+A trigger is seen once a reader of the board has it, an update once a reader of the updates topic
+has it: about one and two milliseconds later. All times are `monotonic`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
     from common.redis.port import Board
 
-_WAIT_S = 0.2  # of one read: how soon a thread notices that it is over
+# Timeout of one read, and so the time that a thread needs to notice its end.
+_WAIT_S = 0.2
 
 
 @dataclass(slots=True)
@@ -32,35 +33,35 @@ class SeenRound:
     """One update in flight: the triggers for its model, and its update once there is one."""
 
     model: ModelId
-    # When seen, which; those that order gradients.
+    # Triggers that order gradients, with the time they were seen.
     triggers: list[tuple[float, UpdateTrigger]] = field(default_factory=list)
-    # Of members that add up among themselves: when each was first told to enter.
+    # If members add up among themselves: the time when each attempt was first ordered.
     attempts: dict[AttemptId, float] = field(default_factory=dict)
     applied_at: float | None = None
 
     @property
     def began_at(self) -> float:
-        """When its first trigger was seen."""
+        """Time when the first trigger was seen."""
         return self.triggers[0][0]
 
     @property
     def seconds(self) -> float:
-        """From its first trigger to its update.
+        """Time from the first trigger to the update.
 
         Raises:
-            ValueError: If it was not applied.
+            ValueError: If the round was not applied.
         """
         if self.applied_at is None:
             raise ValueError(f"the round of {tuple(self.model)} was not applied")
         return self.applied_at - self.began_at
 
     def asked_of(self, worker: str) -> tuple[Batch, ...]:
-        """What its first trigger put into a worker's hands."""
+        """Batches that the first trigger assigned to a worker."""
         orders = self.triggers[0][1].orders
         return tuple(b for order in orders if order.worker == worker for b in order.batches)
 
     def most_asked(self) -> int:
-        """Batches that one worker was asked for: so many gradients one after the other."""
+        """Largest number of batches assigned to one worker, which computes them in sequence."""
         asked = Counter[str]()
         for _, trigger in self.triggers:
             for order in trigger.orders:
@@ -68,7 +69,7 @@ class SeenRound:
         return max(asked.values())
 
     def given_again_at(self, batches: tuple[Batch, ...], away_from: str) -> float | None:
-        """When somebody else was asked for one of these batches, None if nobody was."""
+        """Time when one of these batches was assigned to another worker, or None."""
         offsets = {batch.offset for batch in batches}
         for at, trigger in self.triggers[1:]:
             for order in trigger.orders:
@@ -78,7 +79,7 @@ class SeenRound:
 
 
 class Witness:
-    """Follows a job's board and its updates topic with threads of its own, from the job's begin."""
+    """Follows a job's board and updates topic in its own threads, from the start of the job."""
 
     def __init__(self, board: Board, log: Log, job: str) -> None:
         self._board = board
@@ -97,14 +98,14 @@ class Witness:
             thread.start()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._over = True
         for thread in self._threads:
             thread.join()
         self._tail.close()
 
     def rounds(self) -> list[SeenRound]:
-        """All rounds so far, in the order in which they began."""
+        """Return all rounds so far, by their beginning."""
         with self._news:
             return list(self._rounds)
 
@@ -114,7 +115,7 @@ class Witness:
         """Wait for a round that begins from now on and fits.
 
         Raises:
-            NotMeasuredError: If there was none in time.
+            NotMeasuredError: If no such round begins in time.
         """
         found = list[SeenRound]()
         with self._news:
@@ -130,7 +131,7 @@ class Witness:
         return found[0]
 
     def await_attempt(self, timeout_s: float) -> SeenRound:
-        """Wait until members are told to enter what they were not told before.
+        """Wait until members receive an order for a new attempt.
 
         Raises:
             NotMeasuredError: If that does not happen in time.
@@ -146,7 +147,7 @@ class Witness:
         """Wait until these rounds are over.
 
         Raises:
-            NotMeasuredError: If they were not in time.
+            NotMeasuredError: If they are not over in time.
         """
         with self._news:
             self._wait_for(

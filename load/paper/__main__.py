@@ -1,13 +1,13 @@
-"""Reproduces section V of the paper by simulation: figures 3 to 5, Table II, and what lies beyond.
+"""Reproduces section V of the paper by simulation: figures 3 to 5, Table II, and extensions.
 
     python -m load.paper                     # everything, into docs/explain/paper: some minutes
     python -m load.paper --quick             # twelve runs of fewer settings, into out/paper
     python -m load.paper --only traces       # one part again; the others stay as they are
     python -m load.paper --only markets --json out/markets.json --prices my-prices
 
-No server and no cloud: the update process of the paper in virtual time, under the policies
-of common/spot/theory. Exit status: 0 all is well; 1 something that must be reached is not;
-2 bad input.
+Needs no servers and no cloud: it simulates the paper's update process in virtual time, under the
+policies of common/spot/theory. Exit status: 0 if all is well; 1 if a requirement is missed; 2 on
+bad input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from common.errors import UserError
 from load.paper import accuracy, equations, figures, markets, policies, recorded, updates_law
@@ -49,7 +50,7 @@ Written by `{command}`, seed {seed}: do not edit. The simulations are those of
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m load.paper",
         description=(__doc__ or "").partition("\n")[0],
@@ -74,7 +75,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the parts that are asked for, write their sections, judge."""
+    """Run the selected parts, write their sections, and check the bars."""
     given = parse(words)
     data: Path = given.data or _DATA
     for name in ("data", "prices", "availability"):

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
 IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"
 WORKERS, GROUP_SIZE, BATCH_SIZE = 16, 8, 64
-RATE_PER_S = 12.5  # slow: outages of some seconds are as long against a run as in the paper
+# Low, so that outages of some seconds are as long relative to a run as in the paper.
+RATE_PER_S = 12.5
 UPDATES, QUICK_UPDATES = 400, 60
-LEAST_CYCLE_S = 25.0  # an outage has to last a step of 2 s on average
+# An outage must last a step of 2 s on average.
+LEAST_CYCLE_S = 25.0
 SEEDS, QUICK_SEEDS = 5, 1
 
 
@@ -48,18 +50,18 @@ class Lesson:
 
     @property
     def label(self) -> str:
-        """Its policy and setting."""
+        """Policy and setting."""
         if self.policy == "on-demand":
             return "on-demand"
         return f"{self.policy}, {Setting(self.availability, self.deadline_factor).label}"
 
     @property
     def name(self) -> str:
-        """What tells it from the others."""
+        """Unique name of the run."""
         return f"{self.label}, seed {self.seed}"
 
     def experiment(self) -> Experiment:
-        """Make the experiment; a cycle is to a run as 1,000 s to 6,400."""
+        """Return the experiment. A cycle is to a run as 1,000 s to 6,400."""
         alone_s = self.updates * GROUP_SIZE * BATCH_SIZE / (WORKERS * RATE_PER_S)
         return Experiment(
             name=self.name,
@@ -87,10 +89,11 @@ class Lesson:
 
 
 def learn(lesson: Lesson) -> plots.Curve:
-    """Run it; here, so that another process finds it by its name."""
+    """Run a lesson. At module level, so that another process finds it by its name."""
     import torch  # noqa: PLC0415 -- takes seconds, and only these simulations need it
 
-    torch.set_num_threads(1)  # the networks are small, and others run beside
+    # The networks are small, and other runs share the machine.
+    torch.set_num_threads(1)
     experiment = lesson.experiment()
     (found,) = simulate(experiment, lesson.folder, 1, lesson.seed)
     return plots.Curve(

@@ -1,8 +1,8 @@
-"""The recorded auctions of 2015 and 2016: BidBrain beside what Spot Fleet did (Proteus, 6.3).
+"""The recorded auctions of 2015 and 2016: BidBrain beside Spot Fleet (Proteus, 6.3).
 
-A table whose header begins with `step` is a market of one type; price records of the old market,
+A table whose header begins with `step` is a market of one type. Price records of the old market,
 which ended in November 2017, are one market per type and zone. The first part of the prices gives
-the odds of eviction, jobs begin in the rest.
+the odds of eviction, and jobs begin in the rest.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from common.spot.traces.trace import Floats
 
-Kind: TypeAlias = Literal["tables", "records"]  # files whose header begins with `step`, or records
+# Files whose header begins with `step`, or price records.
+Kind: TypeAlias = Literal["tables", "records"]
 
-# USD per hour in us-east-1, and virtual cores; the recorded lists have not all of them.
+# USD per hour in us-east-1, and virtual cores. The recorded lists do not have all of them.
 ON_DEMAND_USD = {
     "c3.xlarge": 0.21,
     "d2.8xlarge": 5.52,
@@ -41,16 +42,20 @@ ON_DEMAND_USD = {
 CORES = {"medium": 1, "large": 2, "xlarge": 4, "2xlarge": 8, "4xlarge": 16, "8xlarge": 32}
 UNUSUAL_CORES = {"d2.8xlarge": 36}
 COLUMNS = {"timestamp", "availability_zone", "instance_type", "price_usd_per_hour"}
-GRID_S = 300.0  # of the tables
-RECORDS_S = 120.0  # how often BidBrain looks: the grid of price records
+GRID_S = 300.0  # step of the tables
+# Interval of BidBrain's decisions: the grid of price records.
+RECORDS_S = 120.0
 OLD_MARKET_ENDS = datetime(2017, 11, 1, tzinfo=UTC)
 
 
 WANTED_CORES, MOST_CORES = 512.0, 756.0
 RELIABLE = 3  # machines of the cheapest type
-CHECKPOINT_SHARE = 0.17  # of the time, section 6.3
-START_S = 87.0  # the median of 45 recorded start-ups of spot machines
-LONGEST = 3.0  # a job may take so many times its hours before the prices end
+# Share of the time, section 6.3.
+CHECKPOINT_SHARE = 0.17
+# Median of 45 recorded start-ups of spot machines.
+START_S = 87.0
+# Multiple of a job's hours that it may take before the prices end.
+LONGEST = 3.0
 
 
 ROUNDING_S = 1e-6
@@ -58,41 +63,46 @@ ROUNDING_S = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Auctions:
-    """Spot prices of some markets, on one grid of time, of which an hour is a multiple."""
+    """Spot prices of several markets on one time grid, whose step divides an hour."""
 
-    prices: Floats  # (M, T) USD per hour; after the last they begin again
+    # (M, T) USD per hour, repeated after the last.
+    prices: Floats
     step_s: float
     on_demand_usd: Floats  # (M,) USD per hour
-    work_per_s: Floats  # (M,) of a machine
+    work_per_s: Floats  # (M,) per machine
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One amount of work, and what changes of its machines cost it."""
+    """An amount of work, and the costs of changes of its machines."""
 
     work: float
-    reliable_usd_per_hour: float = 0.0  # of machines that do no work and are always there
-    eviction_s: float = 30.0  # for which all stand still after an eviction
-    start_s: float = 0.0  # from an allocation to its first work
-    checkpoint_share: float = 0.0  # of the time, in which no work is done
+    # Price of machines that do no work and are always there.
+    reliable_usd_per_hour: float = 0.0
+    # Time that all machines stand still after an eviction.
+    eviction_s: float = 30.0
+    # Time from an allocation to its first work.
+    start_s: float = 0.0
+    # Share of the time lost to checkpoints.
+    checkpoint_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standard:
-    """What Spot Fleet did: the cheapest market now, bid at its on-demand price, until evicted."""
+    """Spot Fleet's strategy: the cheapest market, bid at its on-demand price, until evicted."""
 
     on_demand_usd: Floats  # (M,) USD per hour
     work_per_s: Floats  # (M,)
     wanted_per_s: float  # work of all machines
 
     def renews(self, *_: object) -> bool:
-        """Keep an allocation: it is used until it is evicted."""
+        """Return True: an allocation is used until it is evicted."""
         return True
 
     def acquire(
         self, footprint: Sequence[Allocation], now_s: float, prices: Floats
     ) -> Allocation | None:
-        """Take all machines from the cheapest market, where none are left."""
+        """Take all machines from the cheapest market once none are left."""
         offered = prices <= self.on_demand_usd
         if footprint or not offered.any():
             return None
@@ -106,23 +116,25 @@ class Standard:
 class AuctionRun:
     """A job on spot machines of the old market: bids, evictions, hours paid at their beginning.
 
-    Of the last hours only what was used is charged: the next job has the rest.
+    Only the used part of the last hours is charged, because the next job uses the rest.
     """
 
     auctions: Auctions
     job: Job
     strategy: BidBrain | Standard
-    left: float  # of the work
+    left: float  # remaining work
     usd: float = 0.0
     runtime_s: float = 0.0
-    free: float = 0.0  # work per second times seconds of machines in hours that were refunded
-    paid: float = 0.0  # the same in hours that were paid
+    # Work per second times seconds of machines in hours that were refunded.
+    free: float = 0.0
+    paid: float = 0.0  # the same in paid hours
     evictions: int = 0
-    _running: list[tuple[Allocation, float]] = field(default_factory=list)  # from when on it works
+    # Allocations, and the time at which each begins to work.
+    _running: list[tuple[Allocation, float]] = field(default_factory=list)
     _stands_still_s: float = 0.0
 
     def step(self, now_s: float, prices: Floats) -> bool:
-        """Go through the step that begins now; say whether the job ended in it."""
+        """Simulate the step that begins now. Returns True if the job ended in it."""
         self._evict_and_renew(now_s, prices)
         while more := self.strategy.acquire([each for each, _ in self._running], now_s, prices):
             self._begin_hour(more, now_s + self.job.start_s)
@@ -140,7 +152,7 @@ class AuctionRun:
         return True
 
     def _evict_and_renew(self, now_s: float, prices: Floats) -> None:
-        """Take away what bid too little, pay hours that are over, and begin the next ones."""
+        """Evict low bids, pay for hours that are over, and begin the next ones."""
         before, self._running = self._running, []
         ending = list[tuple[Allocation, float]]()
         for each, ready_s in before:
@@ -181,10 +193,10 @@ class AuctionRun:
 def run_auction(
     auctions: Auctions, job: Job, strategy: BidBrain | Standard, first: int
 ) -> AuctionRun:
-    """Do a job from one step of the prices on.
+    """Run a job from one step of the prices.
 
     Raises:
-        UserError: If it is not done when the prices have been gone through twice.
+        UserError: If it is not done after two passes through the prices.
     """
     run = AuctionRun(auctions, job, strategy, job.work)
     times = auctions.prices.shape[1]
@@ -195,15 +207,15 @@ def run_auction(
 
 
 def clairvoyant_usd(prices: Floats, step_s: float) -> float:
-    """Give the least that one unit of each market may cost which runs all the time.
+    """Return the lowest possible cost of a unit that runs all the time and may change markets.
 
-    A shortest path through time, for somebody who knows all prices: an hour is paid at its
-    beginning, unless the price rises within it above all that it was since then; a bid just below
-    makes it free. Evictions cost no time.
+    This is a shortest path through time with all prices known. An hour is paid at its beginning,
+    unless the price rises within the hour above its maximum since then: a bid just below makes it
+    free. Evictions cost no time.
 
     Args:
         prices: (M, T) USD per hour of a unit of work per second.
-        step_s: Between them.
+        step_s: Time between prices.
     """
     steps = prices.shape[1]
     hour = round(HOUR_S / step_s)
@@ -221,14 +233,17 @@ def clairvoyant_usd(prices: Floats, step_s: float) -> float:
 
 
 class Row(NamedTuple):
-    """One recording, and what must be reached on it by hours of a job."""
+    """One recording, and its bars by hours of a job."""
 
     name: str
     kind: Kind
-    learns: float  # from this share of the prices
+    # Share of the prices used to learn the odds.
+    learns: float
     most: dict[int, float]  # cost share
-    of_elastic: dict[int, float]  # cost beside `standard + elastic`
-    paid: float | None = None  # share of machine time that is not free
+    # Cost relative to `standard + elastic`.
+    of_elastic: dict[int, float]
+    # Share of machine time that is not free.
+    paid: float | None = None
     time: float | None = None  # share of the hours
 
 
@@ -240,7 +255,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Jobs of one length on one recording; picklable."""
+    """Jobs of one length on one recording. Picklable."""
 
     folder: Path
     row: str
@@ -250,14 +265,16 @@ class Work:
 
 
 class Found(NamedTuple):
-    """Means over jobs; costs are shares of on-demand machines of the cheapest type."""
+    """Means over jobs. Costs are shares of the cost of on-demand machines of the cheapest type."""
 
     bidbrain: float
     elastic: float
     checkpoints: float
     clairvoyant: float
-    time: float  # of BidBrain, share of the job's hours
-    free: float  # of BidBrain's machine time
+    # BidBrain's time, as a share of the job's hours.
+    time: float
+    # Share of BidBrain's machine time.
+    free: float
 
 
 def measured(work: Work) -> Found:
@@ -289,7 +306,7 @@ def measured(work: Work) -> Found:
         [run_auction(auctions, each, strategy, start) for start in starts]
         for each, strategy in ((job, brain), (job, standard), (alone, standard))
     )
-    yardstick = float((auctions.on_demand_usd / auctions.work_per_s).min())  # the cheapest type
+    yardstick = float((auctions.on_demand_usd / auctions.work_per_s).min())  # cheapest type
     alone_usd = WANTED_CORES * work.hours * yardstick
     best_s = job.work / MOST_CORES
     steps = round(best_s / auctions.step_s)
@@ -313,10 +330,10 @@ def measured(work: Work) -> Found:
 
 
 def rows_of(folder: Path) -> tuple[Row, ...]:
-    """Give the rows for which a folder holds prices.
+    """Return the rows whose prices are in a folder.
 
     Raises:
-        UserError: If there are none.
+        UserError: If the folder has no prices.
     """
     kinds = {kind for path in sorted(folder.glob("*.csv*")) if (kind := _kind(path))}
     if not kinds:
@@ -341,11 +358,11 @@ def read_auctions(folder: Path, kind: Kind) -> Auctions:
     """Read all prices of one kind in a folder.
 
     Args:
-        folder: With price files, and perhaps `on-demand*.csv` with more on-demand prices.
-        kind: Which.
+        folder: Folder with price files, and optionally `on-demand*.csv` with more on-demand prices.
+        kind: Kind of file to read.
 
     Raises:
-        UserError: If there are none, or a type's on-demand price or size is not known.
+        UserError: If there are no prices, or a type's on-demand price or size is unknown.
     """
     names, prices, step_s = _tables(folder) if kind == "tables" else _records(folder)
     if not names:
@@ -382,7 +399,7 @@ def _cores(name: str, folder: Path) -> int:
 
 @read_once()
 def _tables(folder: Path) -> tuple[list[str], list[Floats], float]:
-    """Read tables, one type each; all end where the shortest series does."""
+    """Read tables of one type each, cut to the length of the shortest series."""
     found: dict[str, Floats] = {}
     for path in sorted(folder.glob("*.csv*")):
         first, *zones = header(path)
@@ -396,7 +413,7 @@ def _tables(folder: Path) -> tuple[list[str], list[Floats], float]:
 
 
 def _records(folder: Path) -> tuple[list[str], list[Floats], float]:
-    """Read price records of the old market; from when all series have begun to when one ends."""
+    """Read price records of the old market, over the time that all series cover."""
     series = defaultdict[str, list[tuple[float, float]]](list)
     for path in sorted(folder.glob("*.csv*")):
         if not {*header(path)} >= COLUMNS:

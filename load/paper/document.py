@@ -1,7 +1,7 @@
-"""The pages that the command writes: sections of sentences, tables and plots, each replaceable.
+"""Pages written by the command: sections of sentences, tables and plots, each replaceable.
 
-A section stands between two comments that name its part. So one part can be done again, and what
-the others found stays as it is, with what was asked for then.
+A section stands between two comments that name its part. So one part can be repeated, and the
+results of the others stay as they are, with the options used then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from common.spot.experiments.results import RunsSummary
 
-NONE = "\N{EN DASH}"  # in a cell that is empty for a reason
+# Mark in a cell that is empty for a reason.
+NONE = "\N{EN DASH}"
 README, RESULTS = "README.md", "results.json"
 _DPI, _COLOURS, _WIDTH = 100, 256, 120
 _SECTION = re.compile(r"<!-- part: (\w+) -->\n(.*?)<!-- end: \1 -->\n", re.DOTALL)
@@ -31,16 +32,16 @@ _SECTION = re.compile(r"<!-- part: (\w+) -->\n(.*?)<!-- end: \1 -->\n", re.DOTAL
 
 @dataclass(slots=True)
 class Section:
-    """What one part has found."""
+    """Results of one part."""
 
     title: str
-    data: dict[str, Any] = field(default_factory=dict)  # for the JSON file
-    figures: dict[str, Figure] = field(default_factory=dict)  # by file name
+    data: dict[str, Any] = field(default_factory=dict)  # content of the JSON file
+    figures: dict[str, Figure] = field(default_factory=dict)  # keyed by file name
     blocks: list[str] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)  # what must be reached and is not
+    missed: list[str] = field(default_factory=list)  # missed requirements
 
     def judge(self, reached: bool, what: str) -> str:  # noqa: FBT001 -- a verdict, said first
-        """Note what is missed, and give the word for a sentence."""
+        """Record a missed requirement. Returns the word for a sentence."""
         if not reached:
             self.missed.append(what)
         return "reached" if reached else "NOT REACHED"
@@ -54,12 +55,12 @@ class Section:
         self.blocks.append("\n".join(_wrapped(f"- {each}", "  ") for each in points if each))
 
     def table(self, head: str, rows: Iterable[str]) -> None:
-        """Add a table; cells are separated by ` | `, the first is words, the others are numbers."""
+        """Add a table. ` | ` separates cells. The first cell holds words, the others numbers."""
         ruler = " | ".join(["---", *["---:"] * head.count(" | ")])
         self.blocks.append("\n".join(f"| {line} |" for line in (head, ruler, *rows)))
 
     def head(self, words: str) -> None:
-        """Begin a sub-section."""
+        """Begin a subsection."""
         self.blocks.append(f"### {words}")
 
     def draw(self, name: str, figure: Figure, caption: str) -> None:
@@ -69,18 +70,18 @@ class Section:
 
     @property
     def text(self) -> str:
-        """All of it in Markdown."""
+        """The section in Markdown."""
         return "\n\n".join([f"## {self.title}", *self.blocks]) + "\n"
 
 
 def write(folder: Path, parts: Mapping[str, Section], order: Sequence[str], head: str) -> None:
-    """Write sections into the pages of a folder, beside those that are there already.
+    """Write sections into the pages of a folder, and keep its other sections.
 
     Args:
-        folder: Is made where there is none.
-        parts: What was found now, by part.
-        order: Of all parts.
-        head: What stands above them.
+        folder: Target folder. Created if missing.
+        parts: New sections, by part.
+        order: Order of all parts.
+        head: Text above the sections.
     """
     folder.mkdir(parents=True, exist_ok=True)
     readme, results = folder / README, folder / RESULTS
@@ -98,13 +99,13 @@ def write(folder: Path, parts: Mapping[str, Section], order: Sequence[str], head
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write what one part has found into a file of its own."""
+    """Write the results of one part into a file of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def _as_json(parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write a line for each experiment, with as many digits as mean something."""
+    """Write a line for each experiment, with six significant digits."""
     between = ",\n"
     written = []
     for name, data in parts.items():
@@ -134,24 +135,24 @@ def _wrapped(words: str, indent: str = "") -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Write a share; a dash where there is none."""
+    """Format a share, or a dash for None."""
     return NONE if share is None else f"{100 * share:.{digits}f} %"
 
 
 def interval(low: float | None, high: float | None, digits: int = 1) -> str:
-    """Write an interval of shares."""
+    """Format an interval of shares."""
     if low is None or high is None:
         return ""
     return f"[{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
 
 
 def met(summary: RunsSummary) -> str:
-    """Write the share of deadlines met, with Wilson's interval."""
+    """Format the share of deadlines met, with Wilson's interval."""
     return f"{percent(summary.met)} {interval(summary.met_low, summary.met_high, 0)}"
 
 
 def cost(summary: RunsSummary) -> str:
-    """Write the mean cost share, with the interval of the mean."""
+    """Format the mean cost share, with the interval of the mean."""
     ratio = summary.cost_ratio
     return f"{percent(ratio.mean)} {interval(ratio.low, ratio.high)}".strip()
 

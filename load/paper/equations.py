@@ -1,4 +1,4 @@
-"""The formulas of sections III-B and IV-B against what the simulation gives."""
+"""Compares the formulas of sections III-B and IV-B with the simulation."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from load.paper.updates_law import runtime_of_renewal
 if TYPE_CHECKING:
     from load.paper.runner import Outcome, Runner
 
-WITHIN = 0.01  # of equations 16 and 22
+WITHIN = 0.01  # equations 16 and 22
 
 
 def run(runner: Runner) -> Section:
-    """Compare them."""
+    """Compare each formula with the simulation."""
     section = Section("Equations against the simulation")
     _checks(section)
     wanted = settings(quick=runner.asked.quick)
@@ -42,7 +42,7 @@ def run(runner: Runner) -> Section:
 
 
 def _checks(section: Section) -> None:
-    """Theorem 4's check values."""
+    """Compare Theorem 4 with values computed by hand."""
     rows, exact = [], True
     for (availability, factor), (spot, cost, bound) in stated.CHECKS.items():
         setting = Setting(availability, factor)
@@ -106,7 +106,7 @@ def _costs(section: Section, wanted: list[Setting], runner: Runner) -> None:
 
 
 def _paths(section: Section, outcome: Outcome) -> None:
-    """Equation 4: E[J_t] = lambda_A / (K b) times the integral of N(t), in each run by itself."""
+    """Equation 4: E[J_t] = lambda_A / (K b) times the integral of N(t), in each run separately."""
     made = []
     for run in outcome.runs:
         worked_s = sum(pool.machine_s for pool in run.pools)

@@ -1,4 +1,4 @@
-"""Why costs here are not the paper's: each reason that can be tried is tried."""
+"""Tests of possible reasons for the differences between these costs and the paper's."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from load.paper.job import (
 from load.paper.runner import FEW, Runner
 from load.paper.series import like_the_papers
 
-BASE = Setting()  # (0.9, 1.05), equal rates, high price
-# The on-demand cost of theta_0 at equal rates; where rates are drawn, of their mean.
+# (0.9, 1.05), equal rates, high price.
+BASE = Setting()
+# The on-demand cost of theta_0 at equal rates. If rates are drawn, of their mean.
 ON_DEMAND_USD = stated.THETA_0_S * WORKERS * HIGH.on_demand / 3600
 
 
 def updates_for(paper: float, setting: Setting) -> int:
-    """Tell how many updates, of the split planned for all, cost what the paper states."""
+    """Return the number of updates at which the split planned for all costs the paper's cost."""
     expected = plan(setting.work(), setting.market).cost_ratio_to_on_demand
     return round(UPDATES * paper / expected)
 
 
 def price_for(paper: float, setting: Setting) -> float:
-    """Tell at which spot price equation 16 is what the paper states, in USD per hour."""
+    """Return the spot price in USD per hour at which equation 16 gives the paper's cost."""
     best = plan(setting.work(), setting.market)
     up = best.on_demand + setting.availability * best.spot
-    spent = paper * up - best.on_demand  # of spot machines, in on-demand prices
+    # Cost of spot machines, in on-demand prices.
+    spent = paper * up - best.on_demand
     return setting.prices.on_demand * spent / (setting.availability * best.spot)
 
 
 def price_of_bound(bound: float, setting: Setting) -> float:
-    """Turn equation 19 round: the mean spot price of runs whose bound is this, in USD per hour."""
+    """Return the mean spot price, in USD per hour, at which equation 19 gives this bound."""
     on_demand, alpha = setting.prices.on_demand, setting.availability
     factor = setting.deadline_factor
     saved = (factor - bound) * (1 - alpha) / (factor - 1)
@@ -51,18 +53,19 @@ def price_of_bound(bound: float, setting: Setting) -> float:
 
 
 def most_updates(share: float, setting: Setting) -> int:
-    """Tell how many updates a share of the on-demand cost buys within the deadline, at equal rates.
+    """Return how many updates a share of the on-demand cost buys before the deadline.
 
-    `least_cost_share` turned round: spot while it is to be had, on demand for the rest.
+    This inverts `least_cost_share` at equal rates: spot while available, on demand for the rest.
     """
-    on_spot = setting.deadline_factor * setting.availability  # of theta_0, until the deadline
+    # Multiple of theta_0 on spot before the deadline.
+    on_spot = setting.deadline_factor * setting.availability
     spent = setting.prices.ratio * on_spot
     more = share - spent
     return round(UPDATES * (on_spot + more if more > 0 else share / setting.prices.ratio))
 
 
 def explain_static(section: Section, runner: Runner) -> None:
-    """Say why the paper's static costs are below Corollary 2: fewer updates, or another price?"""
+    """Test why the paper's static costs are below Corollary 2: fewer updates, or another price."""
     settings = [Setting(*pair) for pair in (PAIRS[:1] if runner.asked.quick else PAIRS)]
     said = [stated.STATIC["equal"][each.availability, each.deadline_factor] for each in settings]
     updates = list(map(updates_for, said, settings))
@@ -110,7 +113,7 @@ def explain_static(section: Section, runner: Runner) -> None:
 
 
 def explain_drawn(section: Section, runner: Runner) -> None:
-    """Say what the deadline means where each run draws its own rates."""
+    """Explain the meaning of the deadline if each run draws its own rates."""
     settings = [Setting(*pair, "drawn") for pair in (PAIRS[:1] if runner.asked.quick else PAIRS)]
     own = [Case(each, "static") for each in settings]
     fixed = [
@@ -122,7 +125,7 @@ def explain_drawn(section: Section, runner: Runner) -> None:
     rows, away, lower = [], list[float](), list[float]()
     for setting, one, other in zip(settings, own, fixed, strict=True):
         runs, ratio = found[other.name].runs, found[other.name].summary.cost_ratio
-        mean = found[one.name].summary.cost_ratio.mean  # with deadlines of their own
+        mean = found[one.name].summary.cost_ratio.mean  # runs have their own deadlines
         infeasible = float(np.mean([run.spot_share == 0 for run in runs]))
         ratios = [run.cost_usd / ON_DEMAND_USD for run in runs]
         share, dearer = float(np.mean(ratios)), float(np.mean([each >= 1 for each in ratios]))
@@ -160,7 +163,7 @@ def explain_drawn(section: Section, runner: Runner) -> None:
 
 
 def explain_adaptive(section: Section, runner: Runner) -> None:
-    """Say why the adaptive split is not cheaper here, and what the least is that one can pay."""
+    """Explain why the adaptive split is not cheaper here, and give the lowest possible cost."""
     cases = (
         Case(BASE, "static", Variation("all on spot", spot=WORKERS)),
         *(Case(BASE, "static"), Case(BASE, "adaptive")),
@@ -212,7 +215,7 @@ def _numbers(values: list[int]) -> str:
 
 
 def _traced(runner: Runner) -> str:
-    """Try a price that moves: Theorem 4 at its mean, and what is paid."""
+    """Test a moving price: Theorem 4 at its mean, and the cost paid."""
     trace = like_the_papers(runner.asked)
     if trace is None:
         return ""

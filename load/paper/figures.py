@@ -1,4 +1,4 @@
-"""Figures 3, 4 and 5 and Table II: what a static and an adaptive split cost, beside the paper's."""
+"""Figures 3, 4 and 5 and Table II: costs of static and adaptive splits beside the paper's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICIES: tuple[StreamPolicyName, ...] = ("static", "adaptive")
 
 
 def run(runner: Runner) -> Section:
-    """Run them and write what came of it."""
+    """Run the settings and write the section."""
     section = Section("Figures 3, 4 and 5, Table II")
     quick = runner.asked.quick
     pairs = PAIRS[:1] if quick else PAIRS
@@ -62,7 +62,7 @@ def _static(
     pairs: tuple[tuple[float, float], ...],
     runner: Runner,
 ) -> None:
-    """Figure 3 or 4: the static split at the high price."""
+    """Write figure 3 or 4: the static split at the high price."""
     equal, rows = rates == "equal", []
     for pair in pairs:
         setting = Setting(*pair, rates)
@@ -83,7 +83,7 @@ def _static(
 
 
 def _both(section: Section, runner: Runner) -> None:
-    """Figure 5: static and adaptive at both prices."""
+    """Write figure 5: static and adaptive at both prices."""
     rows, bars = [], []
     for prices in (HIGH,) if runner.asked.quick else (HIGH, LOW):
         for rates in RATES:
@@ -109,7 +109,7 @@ def _both(section: Section, runner: Runner) -> None:
 
 
 def _low(section: Section, runner: Runner) -> None:
-    """Compare the savings at both prices: the paper gives them in words only."""
+    """Compare the savings at both prices. The paper describes them only in words."""
     low, high = (
         1 - runner.of(Setting(prices=prices), "static").summary.cost_ratio.mean
         for prices in (LOW, HIGH)

@@ -28,18 +28,22 @@ if TYPE_CHECKING:
 Rates: TypeAlias = Literal["equal", "drawn"]
 
 WORKERS = 64  # N_tot
-RATE_PER_S = 125.0  # lambda_A where all are equal
-DRAWN = UniformRates(low=1, high=250)  # else, anew for each worker and run
+# lambda_A if all are equal.
+RATE_PER_S = 125.0
+# Otherwise drawn for each worker and run.
+DRAWN = UniformRates(low=1, high=250)
 GROUP_SIZE = 20  # K
 BATCH_SIZE = 256  # b
 UPDATES = 10_000  # J
-# mu_C: Proposition 1 asks for less than 0.032 s. The paper does not say what its own was.
+# mu_C: Proposition 1 requires less than 0.032 s. The paper does not give its value.
 GRADIENT_S = 0.025
-SLOW_GRADIENT_S = 0.1  # a CNN of 230,000 weights, a batch of 256 images, one core
+# A CNN of 230,000 weights, a batch of 256 images, one core.
+SLOW_GRADIENT_S = 0.1
 PLAIN = BillingRules()
-CYCLE_S = 1000.0  # mean time from one preemption to the next
+# Mean time from one preemption to the next.
+CYCLE_S = 1000.0
 
-# Lint takes them for letters of another alphabet typed by mistake.
+# Without the escapes, the linter takes them for mistyped Latin letters.
 ALPHA, SIGMA = "\N{GREEK SMALL LETTER ALPHA}", "\N{GREEK SMALL LETTER SIGMA}"
 
 RATES: dict[Rates, str] = {"equal": "λ = 125", "drawn": "λ ~ U(1, 250)"}
@@ -47,7 +51,7 @@ RATES: dict[Rates, str] = {"equal": "λ = 125", "drawn": "λ ~ U(1, 250)"}
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What an hour costs."""
+    """Prices per hour."""
 
     name: str
     on_demand: float  # pi_o
@@ -55,7 +59,7 @@ class Prices:
 
     @property
     def ratio(self) -> float:
-        """pi_s / pi_o, what every worker on spot costs against on-demand machines alone."""
+        """pi_s / pi_o: the cost of all workers on spot relative to on-demand machines alone."""
         return self.spot / self.on_demand
 
 
@@ -65,7 +69,7 @@ LOW = Prices("low", 0.186, 0.058)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One of the settings in which section V compares costs."""
+    """A setting of section V's cost comparison."""
 
     availability: float = 0.9  # alpha
     deadline_factor: float = 1.05  # theta / theta_0
@@ -75,7 +79,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its name in the JSON file."""
+        """Name of the setting in the JSON file."""
         factor = f"{self.availability:g}-{self.deadline_factor:.2f}"
         return f"{self.rates}-{self.prices.name}-{factor}-K{self.group_size}"
 
@@ -91,9 +95,9 @@ class Setting:
 
     @property
     def bound(self) -> float:
-        """Corollary 2, equation 19: the least share of the on-demand cost that Theorem 4 comes to.
+        """Corollary 2, equation 19: lower bound of Theorem 4's cost as a share of on-demand cost.
 
-        It is equation 16 at the N_s* of equation 18 without its floor, a bound from below.
+        It is equation 16 at the N_s* of equation 18 without its floor.
         """
         prices, alpha = self.prices, self.availability
         saved = (prices.on_demand - alpha * prices.spot) * (self.deadline_factor - 1)
@@ -101,11 +105,11 @@ class Setting:
         return max(self.deadline_factor - saved / lost, prices.ratio)
 
     def work(self) -> Work:
-        """What is to be done where all rates are equal."""
+        """Return the work if all rates are equal."""
         return self._work(np.full(WORKERS, RATE_PER_S))
 
     def works(self, runs: int, seed: int, folder: Path) -> list[Work]:
-        """What is to be done in each run of that seed, with the rates that it draws."""
+        """Return the work of each run of that seed, with the rates that it draws."""
         rates = draws_of(experiment(self, "static"), folder, runs, seed).givens.rates_per_s
         return [self._work(each) for each in rates]
 
@@ -118,34 +122,36 @@ PAIRS = ((0.9, 1.05), (0.8, 1.05), (0.8, 1.10))  # (alpha, theta / theta_0)
 
 
 def settings(*, quick: bool) -> list[Setting]:
-    """List all settings of figures 3 to 5; quick: the first pair at the high price alone."""
+    """Return all settings of figures 3 to 5. If quick, only the first pair at the high price."""
     pairs, prices = (PAIRS[:1], (HIGH,)) if quick else (PAIRS, (HIGH, LOW))
     return [Setting(*pair, rates, price) for price in prices for rates in RATES for pair in pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """What else may differ from section V."""
+    """Differences from section V."""
 
-    name: str = ""  # of the variation, where there is one
+    name: str = ""  # name of the variation, if any
     spot: int | None = None  # N_s as given, static only
     updates: int = UPDATES
     deadline_s: float | None = None  # instead of a factor
     gradient_s: float = GRADIENT_S
     start_up_s: tuple[float, float] = (0.0, 0.0)  # on-demand, spot
     billing: BillingRules = PLAIN
-    usd_per_hour: TraceSpec | None = None  # of spot machines
+    usd_per_hour: TraceSpec | None = None  # spot machines
     bid_usd_per_hour: float | None = None
     availability: TraceSpec | None = None
-    together: bool = False  # machines of all workers are had, and lost, at once
-    moving: bool = False  # streams of preempted workers are taken over
+    # Machines of all workers are gained and lost at once.
+    together: bool = False
+    # Other workers take over the streams of preempted ones.
+    moving: bool = False
 
 
 NOTHING = Variation()
 
 
 class Case(NamedTuple):
-    """Something to simulate."""
+    """A case to simulate."""
 
     setting: Setting
     policy: StreamPolicyName
@@ -153,17 +159,17 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Says all that differs from other cases."""
+        """Unique name of the case."""
         return " ".join(filter(None, (self.setting.key, self.policy, self.change.name)))
 
 
 def least_cost_share(setting: Setting) -> float:
-    """Give the cost of whoever knows the future, over that of on-demand machines alone.
+    """Return the lowest possible cost, with the future known, relative to on-demand machines alone.
 
-    With f = theta / theta_0: until theta, spot runs for alpha theta of the theta_0 of work that a
-    stream has, and on-demand machines do the rest: f alpha pi_s / pi_o + 1 - f alpha. From
-    f = 1 / alpha on nobody has to stand in: pi_s / pi_o. It is a mean, and takes equal rates,
-    machines that start at once, and as many of them as streams, which pause without theirs.
+    With f = theta / theta_0: until theta, spot runs for alpha theta of a stream's work of theta_0,
+    and on-demand machines do the rest: f alpha pi_s / pi_o + 1 - f alpha. From f = 1 / alpha, spot
+    suffices: pi_s / pi_o. This is a mean. It assumes equal rates, machines that start at once, and
+    as many machines as streams, which pause without theirs.
     """
     on_spot = min(setting.deadline_factor * setting.availability, 1.0)
     return on_spot * min(setting.prices.ratio, 1.0) + (1 - on_spot)
@@ -172,7 +178,7 @@ def least_cost_share(setting: Setting) -> float:
 def experiment(
     setting: Setting, policy: StreamPolicyName, change: Variation = NOTHING
 ) -> Experiment:
-    """Make the experiment of a setting under a policy."""
+    """Return the experiment of a setting under a policy."""
     on_demand_s, spot_s = change.start_up_s
     spot = SpotSpec(
         usd_per_hour=change.usd_per_hour or setting.prices.spot,

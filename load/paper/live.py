@@ -1,9 +1,9 @@
-"""A short live run of a job under bids, on processes that are machines: rows I and J.
+"""A short live run of a job under bids, with processes as machines: rows I and J.
 
-Three pools, each down at times of its own: one that goes for good, one whose price moves across
-bids, one that comes and goes by chance. What the logs and the provider's books say afterwards is
-held against each other: machines, hours, cents and records. While it runs, streams are watched:
-none may lie unread for long while there is a machine to read it.
+Three pools are down at different times: one disappears for good, one has a price that crosses bids,
+one comes and goes randomly. Afterwards the logs are compared with the provider's books: machines,
+hours, cents and records. During the run, streams are observed: none may remain unread for long
+while a machine could read it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,17 @@ if TYPE_CHECKING:
     from common.kafka.port import Log
 
 JOB, RECORDS, BACKLOG, WORKERS = "bids", 12_000, 4_000, 3
-BATCH_S = 0.02  # of a gradient, so that the backlog lasts for some hours of the market
-SECONDS = 45.0  # in which the other records come
+# Duration of a gradient, so that the backlog lasts for several hours of the market.
+BATCH_S = 0.02
+# Time over which the producers write the other records.
+SECONDS = 45.0
 PATIENCE_S = 180.0
 BILLED_HOUR_S = 10.0
 CENT = 0.01
-UNREAD_S = 10.0  # for so long at most, while a machine is ready
-_LOOK_S = 0.2  # between looks at what is read
+# Maximum time a partition may lie unread while a machine is ready.
+UNREAD_S = 10.0
+# Interval between checks of what is read.
+_LOOK_S = 0.2
 _HOURS = (
     f"{{per: hour, hour_s: {BILLED_HOUR_S}, price: hour_start, preempted: {{hour_refunded: true}}}}"
 )
@@ -72,39 +76,48 @@ _MOVES = "seconds,price\n0,900\n" + "".join(
 
 
 class Found(NamedTuple):
-    """What was wrong after a run."""
+    """Errors found after a run."""
 
-    twice: int  # launches of which there were two machines
-    forgotten: int  # machines that ran on, or of which the log does not say the end
-    cents: int  # by which the bill is off
-    wrong: int  # records that were lost or used twice, and flaws of the audit
-    evicted: int  # machines that the market took: nothing wrong
-    unread: int  # partitions that lay unread for too long
-    unread_s: float  # for how long any did: the longest
+    # Launches that have two machines.
+    twice: int
+    # Machines that still run, or whose end is missing in the log.
+    forgotten: int
+    # Error of the bill.
+    cents: int
+    # Lost records, records used twice, and flaws of the audit.
+    wrong: int
+    # Machines that the market evicted. This is no error.
+    evicted: int
+    # Partitions that lay unread for too long.
+    unread: int
+    # Longest time that any lay unread.
+    unread_s: float
 
 
 class Unread:
-    """For how long partitions lay unread while a machine was ready.
+    """Measures how long partitions lie unread while a machine is ready.
 
-    Records lie there, a worker is alive, and none of them becomes part of a batch: since the worker
-    came, since the last batch, or since there are any, whichever is latest.
+    A partition lies unread while it has records, a worker is alive, and none of its records becomes
+    part of a batch. The time counts from the worker's start, the last batch or the first record,
+    whichever is latest.
 
     Attributes:
-        longest_s: Of each partition that was ever unread, in seconds.
+        longest_s: Longest time of each partition that was ever unread, in seconds.
     """
 
     def __init__(self) -> None:
         self.longest_s: dict[Partition, float] = {}
-        self._since: dict[Partition, tuple[int, float]] = {}  # up to where read, and when it was
+        # Position of each partition, and the time since it has not moved.
+        self._since: dict[Partition, tuple[int, float]] = {}
 
     def look(self, now_s: float, *, ready: bool, read: Positions, ends: Positions) -> None:
-        """Take what is so now.
+        """Record an observation.
 
         Args:
-            now_s: By a clock that never goes back.
-            ready: Whether a worker is alive.
-            read: Up to where records are part of batches.
-            ends: Up to where there are records.
+            now_s: Monotonic time.
+            ready: True if a worker is alive.
+            read: Positions up to which records are part of batches.
+            ends: Ends of the logs.
         """
         for place, end in ends.items():
             position = read.get(place, 0)
@@ -112,16 +125,16 @@ class Unread:
                 self._since.pop(place, None)
                 continue
             before, since_s = self._since.get(place, (position, now_s))
-            # It lay there until now at most where something was read since the last look.
+            # If the partition was read since the last check, this is an upper bound.
             self.longest_s[place] = max(self.longest_s.get(place, 0.0), now_s - since_s)
             self._since[place] = position, since_s if position == before else now_s
 
 
 def measured() -> Found:
-    """Run it, and look at what is left.
+    """Run the job, and compare the results.
 
     Raises:
-        NotMeasuredError: If it does not come to its end.
+        NotMeasuredError: If it does not reach its end.
     """
     with ExitStack() as parts:
         stack = parts.enter_context(servers("embedded", tasks=(ENTRYPOINT,), forks=True))
@@ -193,7 +206,7 @@ def measured() -> Found:
 def _watching(
     unread: Unread, job: CountingJob, log: Log
 ) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
-    """Make conditions that look at what is read whenever they are asked, not too often."""
+    """Return a wrapper for conditions that also checks partitions, every `_LOOK_S` at most."""
     looked_s = -_LOOK_S
 
     def watched(condition: Callable[[], bool]) -> Callable[[], bool]:
@@ -217,13 +230,13 @@ def _watching(
 
 
 def plans_of(log: Log, job: str = JOB) -> list[PlanRecord]:
-    """All records of a job's plans topic that parse."""
+    """Return all records of a job's plans topic that parse."""
     read = read_decoded(log, plans_topic(job), decode_plan)
     return [record for _, record in read if record is not None]
 
 
 def bill_usd(records: Sequence[PlanRecord], hour_s: float) -> float:
-    """Add up what machines cost: hours at the price of their beginning, evicted ones free.
+    """Return the machines' cost: hours at their first price, evicted hours free.
 
     On-demand machines are paid by the second.
     """
@@ -244,7 +257,8 @@ def bill_usd(records: Sequence[PlanRecord], hour_s: float) -> float:
     total = 0.0
     for started in starts:
         end, pool, begun_s = ends[started.launch], pools[started.launch], started.at_s
-        if pool == "on-demand":  # at one price
+        if pool == "on-demand":
+            # They have a single price.
             usd = next(usd for _, of, usd in prices if of == pool)
             total += usd * (end.at_s - begun_s) / HOUR_S
             continue

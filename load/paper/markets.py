@@ -1,7 +1,7 @@
-"""What several pools, machines that move and bids save: rows A to J, beside who knows the future.
+"""Savings by several pools, moving streams and bids: rows A to J, beside the lowest possible cost.
 
-Every row says what is at most allowed; the part falls short where one is above it. With other
-folders of prices and availability the same rows are computed for those.
+Every row has a bar, and the part falls short if a value exceeds its bar. With other folders of
+prices and availability the same rows are computed for those.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ CENT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One figure of a row, and what it may be at most."""
+    """One figure of a row, and its upper bound."""
 
     case: str
     value: float
     bar: float
-    met: int | None = None  # deadlines
+    met: int | None = None  # met deadlines
     of: int | None = None
-    clairvoyant: float | None = None  # the same for who knows the future
-    lag_s: float | None = None  # the worst of all streams
+    # The same with the future known.
+    clairvoyant: float | None = None
+    lag_s: float | None = None  # worst lag of all streams
 
 
 class Single(NamedTuple):
-    """The paper's job on one spot pool, and what it may cost at most."""
+    """The paper's job on one spot pool, and the bar of its cost."""
 
     name: str
     availability: float
@@ -57,7 +58,7 @@ class Single(NamedTuple):
 
     @property
     def case(self) -> str:
-        """What it is called."""
+        """Name of the case."""
         setting = f"pools, pause, ({self.availability:g}, {self.deadline_factor:.2f})"
         return f"{setting}, spot up to {self.spot_up_to:g} N"
 
@@ -72,7 +73,8 @@ SINGLE = (
     Single("B", 0.9, 1.05, 1.5, 0.57),
 )
 DEADLINES = 0.99  # 198 of 200
-DAY_S = 24 * HOUR_S  # longer than the job: no bound but the deadline
+# Longer than the job, so the deadline is the only bound.
+DAY_S = 24 * HOUR_S
 WAITING = {300.0: 0.545, DAY_S: 0.51}
 LIKE_A = Single("A", 0.9, 1.05, 1.0, 1.0)
 MOVING = {GRADIENT_S: 0.0105, SLOW_GRADIENT_S: 0.036}
@@ -83,7 +85,7 @@ ZONES_MOST = (0.32, 0.306)
 
 
 def run(runner: Runner) -> Section:
-    """Compute all rows and write what came of them."""
+    """Compute all rows and write the section."""
     section = Section("Markets: what more pools and bids save")
     rows: dict[str, list[Case]] = {}
     every = (
@@ -101,7 +103,8 @@ def run(runner: Runner) -> Section:
         " | value | at most | clairvoyant | deadlines met | worst lag",
         [_line(name, case) for name, cases in rows.items() for case in cases],
     )
-    for name, cases in () if runner.asked.quick else rows.items():  # a dozen runs prove nothing
+    # Twelve runs prove nothing.
+    for name, cases in () if runner.asked.quick else rows.items():
         for case in cases:
             what = f"{name}: {case.case}: {case.value:.4g} instead of {case.bar:g}"
             section.judge(case.value <= case.bar, what)
@@ -117,7 +120,7 @@ def _line(name: str, case: Case) -> str:
 
 
 def _single(runner: Runner) -> Iterator[tuple[str, Case]]:
-    """Rows A and B: the paper's job on machines of one pool, each lost by itself."""
+    """Rows A and B: the paper's job on machines of one pool, each preempted independently."""
     jobs = {f"{row.name}: {row.case}": job_of(row) for row in SINGLE}
     found = _simulated(runner, "one pool", jobs)
     for row, job, one in zip(SINGLE, jobs.values(), found, strict=True):
@@ -128,7 +131,7 @@ def _single(runner: Runner) -> Iterator[tuple[str, Case]]:
 
 
 def job_of(row: Single) -> Experiment:
-    """Give the paper's job, on machines that start up in the measured times or at once."""
+    """Return the paper's job, on machines with the measured start-up times, or without any."""
     setting = Setting(availability=row.availability, deadline_factor=row.deadline_factor)
     start_up_s = START_UP_S if row.name == "A" else (0.0, 0.0)
     change = Variation("", start_up_s=start_up_s, billing=BillingRules(minimum_s=MINIMUM_S))
@@ -137,11 +140,11 @@ def job_of(row: Single) -> Experiment:
 
 
 class Simulated(NamedTuple):
-    """What the runs of an experiment gave."""
+    """Results of the runs of an experiment."""
 
     cost: float  # mean share
-    met: int  # deadlines
-    lag_s: float  # the worst of all
+    met: int  # met deadlines
+    lag_s: float  # worst of all runs
     mean_lag_s: float
 
 
@@ -157,17 +160,17 @@ def simulated(work: tuple[Experiment, Path, int, int]) -> Simulated:
 
 
 def _simulated(runner: Runner, title: str, jobs: Mapping[str, Experiment]) -> list[Simulated]:
-    """Run several, as was asked for."""
+    """Run several experiments with the command's options."""
     asked = runner.asked
     works = {name: (job, asked.scratch, asked.runs, asked.seed) for name, job in jobs.items()}
     return list(runner.map(title, simulated, works).values())
 
 
 def least_share(job: Experiment) -> float:
-    """Give the cost share below which nobody comes who does not know when machines are lost.
+    """Return the lowest possible cost share without knowledge of future losses.
 
-    A second in which a machine on spot is ready costs pi_s exp(S / u), with lives of mean u; those
-    of the fleet that is up at the beginning cost no start-up.
+    A second in which a machine on spot is ready costs pi_s exp(S / u), with lives of mean u. The
+    fleet that is up at the beginning costs no start-up.
     """
     (spot,), alone = job.spot, job.on_demand
     if not isinstance(spot.availability, float) or not isinstance(spot.usd_per_hour, float):
@@ -176,12 +179,13 @@ def least_share(job: Experiment) -> float:
     rate_per_s = job.rates * job.workers if isinstance(job.rates, float) else 0.0
     theta_0_s = job.updates * job.group_size * job.batch_size / rate_per_s
     later = math.exp(spot.start_up_s / life_s)
-    first_s = life_s * (1 - 1 / later)  # of a machine that is up at 0: E[min(L, S)] saved
+    # Saved by a machine that is up at 0: E[min(L, S)].
+    first_s = life_s * (1 - 1 / later)
     return spot.usd_per_hour / alone.usd_per_hour * (later - first_s / theta_0_s)
 
 
 def _waiting(runner: Runner) -> Iterator[tuple[str, Case]]:
-    """Row C: the same job where records wait for their machine, for so long at most."""
+    """Row C: the same job if records may wait for their machine, up to a maximum lag."""
     jobs = {f"{most_s:,.0f} s": waiting_job_of(most_s) for most_s in WAITING}
     found, of = _simulated(runner, "records that wait", jobs), runner.asked.runs
     for name, one, (most_s, bar) in zip(jobs, found, WAITING.items(), strict=True):
@@ -193,14 +197,14 @@ def _waiting(runner: Runner) -> Iterator[tuple[str, Case]]:
 
 
 def waiting_job_of(max_lag_s: float) -> Experiment:
-    """Give the paper's job, whose records wait in Kafka while their stream has no machine."""
+    """Return the paper's job, whose records wait in Kafka while their stream has no machine."""
     job = job_of(LIKE_A)
     policy = job.policy.model_copy(update={"max_lag_s": max_lag_s})
     return job.model_copy(update={"policy": policy, "while_preempted": "keep"})
 
 
 def _moving(runner: Runner) -> Iterator[tuple[str, Case]]:
-    """Row D: the same job where streams move to the survivors, so machines are for gradients."""
+    """Row D: the same job if streams move to the survivors, so machines only compute gradients."""
     jobs = {f"{1e3 * each:g} ms": moving_job_of(each, TOLERATED_S) for each in MOVING}
     found, of = _simulated(runner, "streams that move", jobs), runner.asked.runs
     for name, one, (gradient_s, bar) in zip(jobs, found, MOVING.items(), strict=True):
@@ -213,7 +217,7 @@ def _moving(runner: Runner) -> Iterator[tuple[str, Case]]:
 
 
 def moving_job_of(gradient_s: float, max_lag_s: float | None) -> Experiment:
-    """Give the paper's job, whose streams move to the machines that there are."""
+    """Return the paper's job, whose streams move to the available machines."""
     job = job_of(LIKE_A)
     return job.model_copy(
         update={
@@ -225,9 +229,9 @@ def moving_job_of(gradient_s: float, max_lag_s: float | None) -> Experiment:
 
 
 def least_busy(gradient_s: float) -> float:
-    """Give the share of the workers that are busy at least, were no machine ever idle.
+    """Return the minimum share of busy workers if no machine were ever idle.
 
-    An update takes ceil(K / m) mu_C and its overhead of each of m machines.
+    An update takes ceil(K / m) mu_C and its overhead on each of m machines.
     """
     job = job_of(LIKE_A)
     machines = np.arange(1.0, job.group_size + 1)
@@ -238,13 +242,13 @@ def least_busy(gradient_s: float) -> float:
 
 
 def _recorded(data: Path | None, name: str) -> Path | None:
-    """Find a folder of the data, where it is there."""
+    """Return a folder of the data, or None if it is missing."""
     folder = data and data / name
     return folder if folder and folder.is_dir() else None
 
 
 def _zones(runner: Runner) -> Iterator[tuple[str, Case]]:
-    """Rows E and F: zones that come and go as a whole, all together and each alone."""
+    """Rows E and F: zones that open and close as a whole, all together and each alone."""
     asked = runner.asked
     folder = asked.availability or _recorded(asked.data, f"spot-traces/{ZONES}")
     if folder is None:
@@ -299,7 +303,7 @@ def _auctions(runner: Runner) -> Iterator[tuple[str, Case]]:
                 yield row.name, Case(f"{job}: time", one.time, row.time)
 
 
-# How a pool bills, how long a machine ran, whether it was preempted, its price, what is paid.
+# Billing rule, run time of a machine, preempted or not, its price, its bill.
 BILLS = (
     ("ec2", 900.0, True, 0.158, 0.0),
     ("ec2", 2 * HOUR_S, True, 0.158, 0.316),
@@ -311,12 +315,12 @@ BILLS = (
     ("gce", 50.0, True, 3.6, 0.0),
     ("gce", 90.0, True, 3.6, 0.09),
 )
-# EC2: at which mean life of machines that are preempted which share of their time is paid.
+# EC2: the paid share of the time of preempted machines, by their mean life.
 PAID_SHARES = ((900.0, 0.09), (1.8 * HOUR_S, 0.89), (9 * HOUR_S, 0.994))
 
 
 def _bill() -> Iterator[tuple[str, Case]]:
-    """Row I: what a machine is paid for, beside what the provider's rules say."""
+    """Row I: bills of single machines, compared with the provider's rules."""
     wrong = 0
     for name, ran_s, preempted, usd_per_hour, usd in BILLS:
         paid_s = float(BY_NAME[name].paid_s(ran_s, preempted=preempted))
@@ -329,7 +333,7 @@ def _bill() -> Iterator[tuple[str, Case]]:
 
 
 def _live(runner: Runner) -> Iterator[tuple[str, Case]]:
-    """Row J, and of row I the bill of a run on processes: a job under bids in a moving market."""
+    """Row J, and row I's bill of a live run: a job on processes, under bids in a moving market."""
     if not runner.asked.live:
         return
     found = live.measured()

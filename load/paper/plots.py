@@ -22,7 +22,7 @@ _GREY = "0.5"
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What one run learned."""
+    """Learning curve of one run."""
 
     points: tuple[LearningPoint, ...]
     runtime_s: float
@@ -133,7 +133,8 @@ def accuracy(found: Mapping[str, Curve]) -> Figure:
         over_time.plot(times, reached, label=label)
         over_cost.plot(times * curve.cost_usd / curve.runtime_s, reached, label=label)
     for axis in (over_time, over_cost):
-        axis.set_ylim(bottom=60)  # what comes before is steep, and alike
+        # Below that all curves are steep and alike.
+        axis.set_ylim(bottom=60)
     over_time.set(xlabel="time, s", ylabel="accuracy on the held-out part, %")
     over_cost.set_xlabel("cost, USD")
     over_cost.legend(fontsize="small")

@@ -37,15 +37,19 @@ SLOW = Variation("slow gradients", gradient_s=SLOW_GRADIENT_S, moving=True)
 MOVES: dict[Variation, str] = {
     each: f", streams move, {1e3 * each.gradient_s:g} ms" for each in (MOVING, SLOW)
 }
-CHANCE = 0.95  # what `chance` promises
-START_UP_S = (69.0, 87.0)  # on-demand, spot: what the file's medians are, where it is not at hand
+# Probability promised by `chance`.
+CHANCE = 0.95
+# On-demand, spot: the medians of the file, used if the file is missing.
+START_UP_S = (69.0, 87.0)
 MINIMUM_S = 60.0  # EC2
-NAMES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "chance", "pools")  # with start-up
-LIMIT, LEAST = 0.59, 0.99  # pools at (0.9, 1.05), high price, equal rates
+# Policies that are also run with start-up times.
+NAMES: tuple[StreamPolicyName, ...] = ("static", "adaptive", "chance", "pools")
+# Bars of pools at (0.9, 1.05), high price, equal rates.
+LIMIT, LEAST = 0.59, 0.99
 
 
 def run(runner: Runner) -> Section:
-    """Run all policies and write what came of it."""
+    """Run all policies and write the section."""
     section = Section("All policies at constant prices")
     wanted = settings(quick=runner.asked.quick)
     columns = [(name, NOTHING) for name in STREAM_POLICIES] + [("pools", each) for each in MOVES]
@@ -115,7 +119,7 @@ def _range(shares: list[float]) -> str:
 
 
 def _points_more(some: list[RunsSummary], others: list[RunsSummary]) -> list[float]:
-    """How much more some cost than others, in points of the on-demand cost."""
+    """Return the cost differences of paired runs, in points of the on-demand cost."""
     pairs = zip(some, others, strict=True)
     return [100 * (one.cost_ratio.mean - other.cost_ratio.mean) for one, other in pairs]
 
@@ -176,7 +180,7 @@ def _moving(fast: list[RunsSummary], slow: list[RunsSummary]) -> str:
 
 
 def _start_up(section: Section, runner: Runner) -> None:
-    """Once more with the times that machines were measured to need to start."""
+    """Repeat some settings with the measured start-up times of machines."""
     on_demand_s, spot_s, source = start_up_s(runner.asked.data)
     change = Variation(
         "start-up", start_up_s=(on_demand_s, spot_s), billing=BillingRules(minimum_s=MINIMUM_S)
@@ -216,7 +220,7 @@ def _start_up(section: Section, runner: Runner) -> None:
 
 
 def start_up_s(data: Path | None) -> tuple[float, float, str]:
-    """Give the median start-up of on-demand and of spot machines, and where it is from."""
+    """Return the median start-up of on-demand and of spot machines, and their source."""
     said = "medians of 55 and 45 GPU machines of GCE"
     path = data and data / "spot-traces" / "gce-gpu-vm-startup-seconds.csv"
     if not path or not path.exists():

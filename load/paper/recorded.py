@@ -28,7 +28,7 @@ class _Measured(NamedTuple):
 
 
 def run(runner: Runner) -> Section:
-    """Run every usable trace and write what came of it."""
+    """Run every usable trace and write the section."""
     section = Section("Recorded prices and availability")
     found = find(runner.asked)
     if found is None or not found.series:

@@ -1,4 +1,4 @@
-"""What is asked for, and its simulations on a few processes, each once, with a progress bar."""
+"""The command's options, and its simulations on a few processes, each once, with a progress bar."""
 
 from __future__ import annotations
 
@@ -21,38 +21,45 @@ if TYPE_CHECKING:
     from common.config.policy_names import StreamPolicyName
     from common.spot.experiments.spec import Experiment
 
-FEW = 12  # runs of each setting in the paper
+# Runs of each setting in the paper.
+FEW = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command was asked for."""
+    """Options of the command."""
 
     runs: int
     seed: int
     quick: bool
-    data: Path | None  # recorded traces and images; None: there are none
-    scratch: Path  # for files that simulations read
-    prices: Path | None = None  # of markets; None: those of the data
-    availability: Path | None = None  # of zones; None: those of the data
-    live: bool = False  # whether a job runs on processes, too
+    # Recorded traces and images. None without data.
+    data: Path | None
+    # Folder for files that simulations read.
+    scratch: Path
+    # Optional. Prices for markets. If unset, those of the data.
+    prices: Path | None = None
+    # Optional. Zones. If unset, those of the data.
+    availability: Path | None = None
+    # A job also runs on processes.
+    live: bool = False
 
 
 class Outcome(NamedTuple):
-    """What the runs of a case gave."""
+    """Results of a case."""
 
     runs: tuple[SimulatedRun, ...]  # without their histories
-    changes: float  # decisions after the first, per run
-    summary: RunsSummary  # of all runs
+    # Decisions after the first, per run.
+    changes: float
+    summary: RunsSummary  # all runs
 
     @property
     def few(self) -> RunsSummary:
-        """Of as many runs as the paper made."""
+        """Summary of as many runs as the paper made."""
         return RunsSummary.of(self.runs[:FEW])
 
 
 def _outcome(work: tuple[Experiment, Path, int, int]) -> Outcome:
-    """Run an experiment; a function of the module, so that another process finds it by its name."""
+    """Run an experiment. At module level, so that another process finds it by its name."""
     found = simulate(*work)
     runs = tuple(replace(run, history=()) for run in found)
     return Outcome(runs, sum(run.changes for run in found) / len(found), RunsSummary.of(runs))
@@ -63,18 +70,18 @@ Got = TypeVar("Got")
 
 
 class Runner:
-    """Some processes and a bar.
+    """Worker processes and a progress bar.
 
     Args:
-        processes: 1: everything happens in this one.
-        show: Whether to draw the bar.
+        processes: Number of processes. With 1, everything runs in this one.
+        show: Draw the bar.
     """
 
     def __init__(self, asked: Asked, processes: int = 1, *, show: bool = False) -> None:
         self.asked = asked
         self._pool: Executor = ThreadPoolExecutor(1)
         if processes > 1:
-            # Spawned: a fork of a process that has run torch's threads may stand still for ever.
+            # Spawned, because a fork of a process that has run torch's threads may deadlock.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(processes, context)
         self._progress = progress.Progress(
@@ -84,7 +91,8 @@ class Runner:
             "{task.fields[now]}",
             disable=not show,
         )
-        self._done: dict[tuple[str, int], Outcome] = {}  # by name and number of runs
+        # Outcomes by name and number of runs.
+        self._done: dict[tuple[str, int], Outcome] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -95,14 +103,14 @@ class Runner:
         self._pool.shutdown(cancel_futures=True)
 
     def simulated(self, title: str, cases: Iterable[Case], runs: int = 0) -> dict[str, Outcome]:
-        """Run all cases that have not been run before; give what came of each, by its name.
+        """Run all cases that have not been run before. Returns the outcomes by name.
 
         The seed is the same for all of them, so all policies see the same rates and preemptions.
 
         Args:
-            title: Of the bar.
-            cases: What to simulate.
-            runs: Of each, if not as many as were asked for.
+            title: Title of the bar.
+            cases: Cases to simulate.
+            runs: Optional. Runs of each case. If unset, the command's number.
         """
         runs = runs or self.asked.runs
         wanted = {case.name: case for case in cases}
@@ -118,13 +126,13 @@ class Runner:
     def of(
         self, setting: Setting, policy: StreamPolicyName, change: Variation = NOTHING, runs: int = 0
     ) -> Outcome:
-        """What came of a case, which is run now if it has not been run before."""
+        """Return the outcome of a case. Runs it if it has not been run before."""
         case = Case(setting, policy, change)
         (outcome,) = self.simulated(case.name, [case], runs).values()
         return outcome
 
     def plans(self, setting: Setting) -> list[Plan]:
-        """Theorems 4 and 5 for each run of a setting, with the rates that it draws."""
+        """Apply Theorems 4 and 5 to each run of a setting, with the rates that it draws."""
         asked = self.asked
         works = setting.works(asked.runs, asked.seed, asked.scratch)
         return [plan(work, setting.market) for work in works]
@@ -132,7 +140,7 @@ class Runner:
     def map(
         self, title: str, do: Callable[[Wanted], Got], works: Mapping[str, Wanted]
     ) -> dict[str, Got]:
-        """Do all of it; results are by name, in the order of the works."""
+        """Run all works. Returns the results by name, in the order of the works."""
         if not works:
             return {}
         bar = self._progress.add_task(title, total=len(works), now="")

@@ -1,8 +1,8 @@
-"""The recorded prices and availability of the data folder: which can be simulated, and how.
+"""Recorded prices and availability of the data folder, as series to simulate.
 
-Prices alone do not say what on-demand machines cost then. It is taken from the list of 2014 for the
-old market; from a tenth of the highest price for the files of 2016, as bids were limited to ten
-times the on-demand price; from the snapshot of 2022 for everything else.
+Prices alone do not give the on-demand price of their time. It comes from the list of 2014 for the
+old market; from a tenth of the highest price for the files of 2016, because bids were limited to
+ten times the on-demand price; from the snapshot of 2022 for everything else.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
     from load.paper.runner import Asked
 
-SPEED = 2000.0  # the paper's, of prices
-GRID_S = 2.0  # what changes faster is not seen
-EVERY = 15  # so many of the series of 2022 are much alike: one of this many is simulated
+# The paper's speed of prices.
+SPEED = 2000.0
+# Resolution. Faster changes are not seen.
+GRID_S = 2.0
+# One of this many series of 2022 is simulated, because they are much alike.
+EVERY = 15
 WAYS = ((False, "each worker its own part"), (True, "all at once"))
 _OLD, _NEW = "us-east-1-2015-03-to-06.csv.gz", "eu-west-3a-2020-03-to-05.csv.gz"
 _CHANGES = "all-regions-changes-2022-05-31.csv.gz"
@@ -48,25 +51,27 @@ class Series(NamedTuple):
 
     group: str
     name: str
-    setting: Setting  # as in the paper; its spot price is the trace's mean while a machine is had
+    # As in the paper. Its spot price is the trace's mean while a machine is available.
+    setting: Setting
     change: Variation
     speed: float
 
 
 @dataclass(slots=True)
 class Found:
-    """What there is."""
+    """Series of the data folder."""
 
     data: Path
     scratch: Path
-    quick: bool  # one series of each group is enough
+    # One series of each group is enough.
+    quick: bool
     series: list[Series] = field(default_factory=list)
-    unused: list[tuple[str, str]] = field(default_factory=list)  # what, and why not
+    unused: list[tuple[str, str]] = field(default_factory=list)  # series and reason
 
     def price(
         self, group: str, name: str, on_demand: float | None, trace: TraceSpec, *, bid: bool = False
     ) -> None:
-        """Add a series of prices, or say why it cannot be used."""
+        """Add a series of prices, or record why it cannot be used."""
         if self.enough(group):
             return
         if on_demand is None:
@@ -80,28 +85,29 @@ class Found:
         change = Variation(name, usd_per_hour=trace, bid_usd_per_hour=on_demand if bid else None)
         prices = Prices(name, on_demand, mean)
         setting = Setting(prices=prices)
-        if bid:  # nothing but the price takes machines away
+        if bid:
+            # Only the price preempts machines.
             setting = Setting(availability=1.0, prices=prices)
         self.series.append(Series(group, name, setting, change, trace.speed))
 
     def enough(self, group: str) -> bool:
-        """Say whether no more of a group is asked for."""
+        """Return True if no more series of a group are wanted."""
         return self.quick and any(each.group.startswith(group) for each in self.series)
 
     def on_demand(self, region: str, kind: str) -> float | None:
-        """Look up what a type cost on demand in 2022."""
+        """Return the on-demand price of a type in 2022, or None."""
         return snapshot(self.data / "spot-prices" / _SNAPSHOT).get((region, kind))
 
 
 def _mean_price(path: Path, trace: TraceSpec, bid: float) -> float:
-    """Give the mean price over the time in which a machine is had at all."""
+    """Return the mean price over the time that a machine is available."""
     found = read_trace(path, trace.series, trace.column)
     paid_s = np.where(found.values <= bid, found.durations_s, 0.0)
     return float(found.values @ paid_s / paid_s.sum()) if paid_s.any() else found.mean()
 
 
 def find(asked: Asked) -> Found | None:
-    """Look through the data folder; quick: one series of each kind."""
+    """Search the data folder. If quick, one series of each kind."""
     if asked.data is None:
         return None
     found = Found(asked.data, asked.scratch, asked.quick)
@@ -115,7 +121,7 @@ def find(asked: Asked) -> Found | None:
 
 
 def like_the_papers(asked: Asked) -> TraceSpec | None:
-    """Give a SUSE price as slow as the paper's, scaled to its mean; None without data."""
+    """Return a SUSE price as slow as the paper's, scaled to its mean. None without data."""
     path = asked.data and asked.data / "spot-prices" / _NEW
     if not path or not path.exists():
         return None
@@ -167,8 +173,8 @@ def _of_2022(folder: Path, found: Found) -> None:
         key: file for key, file in files.items() if found.on_demand(zones.get(key[1], ""), key[0])
     }
     for (kind, zone), file in list(known.items())[::EVERY]:
-        # Recorded for less than six hours: at 2,000 times its speed a run would go through it
-        # hundreds of times. So it is gone through as it was.
+        # The series covers less than six hours. At 2,000 times its speed, a run would pass through
+        # it hundreds of times, so it runs at its own speed.
         on_demand, name = found.on_demand(zones[zone], kind), f"2022 {kind} {zone}"
         trace = TraceSpec(file=str(file))
         found.price("2022, price changes once or twice", name, on_demand, trace)
@@ -203,7 +209,7 @@ def _availability(folder: Path, found: Found) -> None:
 
 
 def _had(found: Found, group: str, name: str, path: Path) -> None:
-    """Add what could be had: with a part of its own for each worker, and for all at once."""
+    """Add availability twice: with a part of its own for each worker, and for all at once."""
     if found.enough(group):
         return
     trace = TraceSpec(file=str(path))
@@ -226,7 +232,7 @@ def _had(found: Found, group: str, name: str, path: Path) -> None:
 
 
 def _recorded_prices(path: Path, found: Found) -> tuple[Prices, str]:
-    """Give the prices of a trace and in which column they are; the paper's where it has none."""
+    """Return the prices of a trace and their column. Without prices, return the paper's."""
     column = "prices"
     try:
         mean = read_trace(path, column=column).mean()
@@ -241,13 +247,13 @@ def _recorded_prices(path: Path, found: Found) -> tuple[Prices, str]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file with a header, compressed or not; no rows where there is no file."""
+    """Read a CSV file with a header, compressed or not. No rows if there is no file."""
     text = read_bytes(path).decode() if path.exists() else ""
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 def header(path: Path) -> list[str]:
-    """Read the names of the columns of a CSV file, compressed or not; one of no name if empty."""
+    """Read the column names of a CSV file, compressed or not. A single empty name if empty."""
     text = read_bytes(path).decode()
     return next(csv.reader(io.StringIO(text, newline="")), [""])
 
@@ -255,17 +261,18 @@ def header(path: Path) -> list[str]:
 def split(
     path: Path, folder: Path, columns: Sequence[str], *, least: int = 1, scale: float = 1.0
 ) -> dict[tuple[str, ...], Path]:
-    """Write each series of a file of price records into one of its own, and give them all.
+    """Write each series of a file of price records into a file of its own. Returns all files.
 
     A simulation that reads one series out of 156,000 rows would spend most of its time on it. Each
-    ends with a record at the time of the last of all series: its price held until then.
+    file ends with a record at the time of the last of all series, because its price held until
+    then.
 
     Args:
         path: The file.
-        folder: Is made, and holds the series.
-        columns: What tells series apart.
-        least: Records below which a series is left out.
-        scale: Prices are written times this.
+        folder: Target folder. Created if missing.
+        columns: Columns that identify a series.
+        least: Minimum number of records. Shorter series are left out.
+        scale: Factor of the prices.
     """
     series = defaultdict[tuple[str, ...], list[tuple[str, float]]](list)
     everything = rows(path)
@@ -292,10 +299,10 @@ def listed(path: Path, region: str) -> dict[str, float]:
 
 @cache
 def snapshot(path: Path) -> dict[tuple[str, str], float]:
-    """Work out on-demand prices in 2022 by region and type, from spot prices and savings.
+    """Derive on-demand prices in 2022 by region and type, from spot prices and savings.
 
-    The savings are whole per cents and a month's mean, so a zone's price is good to some 5 %: the
-    median over the zones is taken.
+    The savings are whole per cents and monthly means, so a zone's price is good to some 5 %. The
+    median over the zones is used.
     """
     prices = defaultdict[tuple[str, str], list[float]](list)
     for row in rows(path):

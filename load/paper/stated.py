@@ -1,4 +1,4 @@
-"""What the paper says that its experiments gave, with where it says so.
+"""Results that the paper states, with their sources.
 
 Costs are shares of the cost of on-demand machines alone.
 """
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from load.paper.job import Rates, Setting
 
-# Captions of figures 3 and 4, by (alpha, theta / theta_0). Figure 4's caption says "below" where
-# its text means "of"; 0.8171 is the caption's, the text's savings of 18.71 % would be 0.8129.
+# Captions of figures 3 and 4, by (alpha, theta / theta_0). Figure 4's caption says "below", but its
+# text means "of". 0.8171 is the caption's; the text's savings of 18.71 % would be 0.8129.
 STATIC: dict[Rates, dict[tuple[float, float], float]] = {
     "equal": {(0.9, 1.05): 0.6950, (0.8, 1.05): 0.8622, (0.8, 1.10): 0.7805},
     "drawn": {(0.9, 1.05): 0.7054, (0.8, 1.05): 0.8171, (0.8, 1.10): 0.7454},
@@ -18,7 +18,7 @@ STATIC: dict[Rates, dict[tuple[float, float], float]] = {
 ADAPTIVE: dict[Rates, float] = {"equal": 0.6650, "drawn": 0.5654}  # section V-C, (0.9, 1.05)
 THETA_0_S = 6400.0
 
-# Theorem 4 and Corollary 2 worked out by hand from the paper's numbers: N_s, equations 16 and 19.
+# Theorem 4 and Corollary 2 computed by hand from the paper's numbers: N_s, equations 16 and 19.
 CHECKS: dict[tuple[float, float], tuple[int, float, float]] = {
     (0.9, 1.05): (30, 0.8019, 0.7986),
     (0.8, 1.05): (15, 0.9120, 0.9105),
@@ -27,7 +27,7 @@ CHECKS: dict[tuple[float, float], tuple[int, float, float]] = {
 
 
 class Row(NamedTuple):
-    """A row of Table II; all are at (0.9, 1.05)."""
+    """A row of Table II. All rows are at (0.9, 1.05)."""
 
     data: str
     optimizer: str
@@ -35,11 +35,12 @@ class Row(NamedTuple):
     group_size: int  # K
     static: float
     adaptive: float
-    bound: float | None  # Corollary 2, equal rates only
+    # Corollary 2, equal rates only.
+    bound: float | None
 
     @property
     def setting(self) -> Setting:
-        """What of it the simulation can tell apart."""
+        """The part of the row that the simulation distinguishes."""
         return Setting(rates=self.rates, group_size=self.group_size)
 
 

@@ -4,10 +4,10 @@ Section III-B. Theorem 1 takes the batches of all workers for a Poisson process.
 the gaps inside a group, but over a long time a batch is *exactly* b records, and only the records
 are random: the variance of the number of updates is then 1/b of what the Poisson batches give.
 
-J_t is a whole number, and under the narrow law it has a standard deviation of about one: as it is,
-no normal law could pass. So it is looked at in batches, of which an update takes K: their number
-over K is J_t before it is rounded down. Batches are whole numbers, too, so each is moved by a
-uniform half of a batch to either side, which the law is told (1/12 of a batch squared).
+J_t is a whole number, and under the narrow law its standard deviation is about one, so no normal
+law could pass. The tests therefore use batches, K per update: their number over K is J_t before it
+is rounded down. Batches are whole numbers, too, so each number is moved by a uniform half of a
+batch to either side, and the law includes that (1/12 of a batch squared).
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 Values: TypeAlias = npt.NDArray[np.float64]
 
 SAMPLES, QUICK_SAMPLES = 4000, 1000
-PLOTTED = 400  # samples of each time in the plot: variances good to 7 %
+# Samples of each time in the plot: variances good to 7 %.
+PLOTTED = 400
 SIGNIFICANT = 0.01
-SPOT = 30  # N_s* of the first setting
+# N_s* of the first setting.
+SPOT = 30
 
 
 class Normal(NamedTuple):
@@ -58,15 +60,15 @@ class Normal(NamedTuple):
 
 
 def update_rate_per_s(rates_per_s: Values, group_size: int, batch_size: int) -> float:
-    """Give lambda_U = N lambda_A / (K b) (equation 1), right while the process is stable."""
+    """Return lambda_U = N lambda_A / (K b) (equation 1), right while the process is stable."""
     return float(rates_per_s.sum()) / batch_size / group_size
 
 
 def updates_after(t_s: float, rates_per_s: Values, group_size: int, batch_size: int) -> Normal:
-    """Give the law of J_t, N(t lambda_U, t sigma_U^2 lambda_U^3) (Theorem 1, equation 2).
+    """Return the law of J_t, N(t lambda_U, t sigma_U^2 lambda_U^3) (Theorem 1, equation 2).
 
     It holds for large t and Poisson batches: sigma_U^2 is K b^2 / (N lambda_A)^2, the Erlang law of
-    K of them. Gradients take no time here.
+    K batches. Gradients take no time here.
     """
     rate = update_rate_per_s(rates_per_s, group_size, batch_size)
     batch_s = 1.0 / (float(rates_per_s.sum()) / batch_size)
@@ -76,11 +78,11 @@ def updates_after(t_s: float, rates_per_s: Values, group_size: int, batch_size: 
 def updates_after_renewal(
     t_s: float, rates_per_s: Values, group_size: int, batch_size: int
 ) -> Normal:
-    """Give the law of J_t for superposed Poisson streams, exact to first order in a long time t.
+    """Return the law of J_t for superposed Poisson streams, exact to first order in a long time t.
 
-    Streams are independent and K b records make an update: t sum(lambda_A) / (K b)^2. Left out is
-    what does not grow with t: records in incomplete batches (`partial_batches_s`), whose variance
-    is about N (b^2 - 1) / 12 records^2.
+    Streams are independent and K b records make an update: t sum(lambda_A) / (K b)^2. It omits a
+    term that does not grow with t: records in incomplete batches (`partial_batches_s`), whose
+    variance is about N (b^2 - 1) / 12 records^2.
     """
     rate = update_rate_per_s(rates_per_s, group_size, batch_size)
     record_variance = t_s * float(rates_per_s.sum())
@@ -90,10 +92,10 @@ def updates_after_renewal(
 def runtime_of_renewal(
     updates: float, rates_per_s: Values, group_size: int, batch_size: int
 ) -> Normal:
-    """Give the law of the time of J updates that belongs to `updates_after_renewal`.
+    """Return the law of the time of J updates that belongs to `updates_after_renewal`.
 
-    Its mean is E[runtime(J)] = J / lambda_U (Corollary 1, equation 3). `partial_batches_s` and the
-    time of the last gradients are not in it.
+    Its mean is E[runtime(J)] = J / lambda_U (Corollary 1, equation 3). It excludes
+    `partial_batches_s` and the time of the last gradients.
     """
     rate = update_rate_per_s(rates_per_s, group_size, batch_size)
     law = updates_after_renewal(updates / rate, rates_per_s, group_size, batch_size)
@@ -103,7 +105,7 @@ def runtime_of_renewal(
 def sample_batches_at(
     rates_per_s: Values, batch_size: int, times_s: Values, runs: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Draw (T, R) numbers of full batches after some ascending times, nothing being preempted."""
+    """Draw (T, R) numbers of full batches after some ascending times, without preemption."""
     records = ArrivedRecords((runs, len(rates_per_s)), 1.0, rng)
     batches = np.empty((len(times_s), runs), np.int64)
     for index, time_s in enumerate(times_s.tolist()):
@@ -114,11 +116,12 @@ def sample_batches_at(
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Streams that make as many updates in a second, of few or of many workers."""
+    """Streams that make the same number of updates per second, from few or many workers."""
 
     workers: int
     rate_per_s: float
-    under_way_s: float = 0.0  # the job has run for so long when we begin to count
+    # Time that the job has run when counting begins.
+    under_way_s: float = 0.0
 
     @property
     def rates_per_s(self) -> Values:
@@ -130,23 +133,23 @@ class Streams:
         return _with_jitter(updates_after(t_s, self.rates_per_s, GROUP_SIZE, BATCH_SIZE))
 
     def renewal(self, t_s: float) -> Normal:
-        """The law of superposed renewal streams, with what lies in batches that are not full.
+        """The law of superposed renewal streams, with the records in incomplete batches.
 
-        At the beginning all are empty. After a while each holds any number of records, and counting
-        from there there are as many at the end as at the beginning.
+        At the beginning all batches are empty. After a while each holds any number of records, and
+        from then on as many records are incomplete at the end as at the beginning.
         """
         rates = self.rates_per_s
         law = updates_after_renewal(t_s, rates, GROUP_SIZE, BATCH_SIZE)
         partial = self.workers * (BATCH_SIZE**2 - 1) / 12 / (GROUP_SIZE * BATCH_SIZE) ** 2
         if self.under_way_s:
             return _with_jitter(Normal(law.mean, law.variance + 2 * partial))
-        # of all workers here, as no update has just been completed by one of them
+        # Covers all workers, because no worker has just completed an update.
         late_s = partial_batches_s(rates, BATCH_SIZE) * self.workers / (self.workers - 1)
         late = late_s * update_rate_per_s(rates, GROUP_SIZE, BATCH_SIZE)
         return _with_jitter(Normal(law.mean - late, law.variance + partial))
 
     def sample(self, times_s: Values, runs: int, rng: np.random.Generator) -> Values:
-        """Draw (T, R) numbers of updates, in batches over K, made smooth."""
+        """Draw (T, R) numbers of updates, in batches over K, with jitter."""
         begin = [self.under_way_s] if self.under_way_s else []
         at_s = np.array([*begin, *(self.under_way_s + times_s)])
         batches = sample_batches_at(self.rates_per_s, BATCH_SIZE, at_s, runs, rng)
@@ -160,9 +163,10 @@ def _with_jitter(law: Normal) -> Normal:
 
 FEW = Streams(WORKERS, RATE_PER_S)
 FEW_LATER = replace(FEW, under_way_s=2000.0)
-# A hundred times as many, each a hundred times as slow; after 60,000 s they are out of step.
+# A hundred times as many streams, each a hundred times as slow. After 60,000 s they are out of
+# step.
 MANY_LATER = Streams(100 * WORKERS, RATE_PER_S / 100, 60_000.0)
-# What is tested: which streams, and after how long.
+# Cases to test: streams and times.
 TESTS = (
     (FEW, 6400.0),
     (FEW, 640.0),
@@ -215,7 +219,7 @@ def _introduce(section: Section, samples: int) -> None:
 def _test(
     section: Section, streams: Streams, t_s: float, samples: int, rng: np.random.Generator
 ) -> str:
-    """Try both laws on the updates after so long; gives a row of the table."""
+    """Test both laws on the updates after a time. Returns a row of the table."""
     (found,) = streams.sample(np.array([t_s]), samples, rng)
     printed, renewal = streams.printed(t_s), streams.renewal(t_s)
     p_printed, p_renewal = p_value(found, printed), p_value(found, renewal)
@@ -239,7 +243,7 @@ def _test(
 
 
 def p_value(found: Values, law: Normal) -> float:
-    """Give the probability of such a distance or more, if this were the law (two-sided)."""
+    """Return the probability of at least this distance under this law (two-sided)."""
     from scipy import stats  # noqa: PLC0415 -- takes a second to load
 
     return float(stats.kstest(found, "norm", args=(law.mean, law.std)).pvalue)
@@ -261,7 +265,7 @@ def _curve(streams: Streams, rng: np.random.Generator) -> dict[str, Values]:
 
 
 def _by_preemption() -> float:
-    """Give the standard deviation of the updates made until the deadline, by outages alone."""
+    """Return the standard deviation of the updates before the deadline, from outages alone."""
     setting = Setting()
     theta_s = setting.work().deadline_s
     variance_s2 = variance_of_uptime_s2(theta_s, setting.availability, CYCLE_S)

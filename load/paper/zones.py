@@ -1,7 +1,7 @@
-"""Several zones that come and go as a whole: what `pools` pays, beside who knows the future.
+"""Several zones that open and close as a whole: the cost of `pools` beside the lowest possible.
 
-A zone has room for all machines or for none, as recorded at its true speed: sped up, lives would be
-no longer than start-ups. All zones of a run begin at one time of the recording.
+A zone has room for all machines or for none, as recorded, at its true speed. Sped up, lives would
+be no longer than start-ups. All zones of a run begin at one time of the recording.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
 
     from common.spot.traces.trace import Bools, Floats
 
-SPOT_USD, ON_DEMAND_USD = 0.918, 3.06  # per hour: a machine with one V100 in 2023
+# USD per hour of a machine with one V100 in 2023.
+SPOT_USD, ON_DEMAND_USD = 0.918, 3.06
 STREAMS, RATE_PER_S, GROUP_SIZE, BATCH_SIZE = 16, 125.0, 20, 256
 HOURS_S = 24 * 3600.0
 FACTORS = (1.05, 1.25)  # theta / theta_0
-LOOK_S = 65.0  # a third of the distance of the recorded looks
-SEARCH = 40  # steps; each leaves two thirds of the interval in which the multiplier is
+# A third of the recording's interval.
+LOOK_S = 65.0
+# Steps of the search. Each leaves two thirds of the multiplier's interval.
+SEARCH = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job on some zones; picklable."""
+    """A job on some zones. Picklable."""
 
     zones: tuple[Path, ...]
     deadline_factor: float
@@ -42,7 +45,7 @@ class Work:
 
 
 class Found(NamedTuple):
-    """Means over runs; costs are shares of on-demand machines alone."""
+    """Means over runs. Costs are shares of the cost of on-demand machines alone."""
 
     cost: float
     clairvoyant: float
@@ -50,7 +53,7 @@ class Found(NamedTuple):
 
 
 def measured(work: Work) -> Found:
-    """Run a job, and give what it would cost who knows when zones come and go."""
+    """Run a job, and compute its lowest possible cost if all zones' times are known."""
     job = job_of(work)
     folder = work.zones[0].parent
     runs = simulate(job, folder, work.runs, work.seed)
@@ -67,7 +70,7 @@ def measured(work: Work) -> Found:
 
 
 def job_of(work: Work) -> Experiment:
-    """Give the job: a day of sixteen streams."""
+    """Return the job: a day of sixteen streams."""
     per_update = GROUP_SIZE * BATCH_SIZE
     billing = {"minimum_s": MINIMUM_S}
     alone_s, spot_s = START_UP_S
@@ -101,10 +104,10 @@ def job_of(work: Work) -> Experiment:
 
 
 def zones_in(folder: Path) -> tuple[Path, ...]:
-    """Find the zones: recordings of one machine, side by side in one folder.
+    """Return the zones: recordings of one machine, side by side in one folder.
 
     Raises:
-        UserError: If there are none.
+        UserError: If the folder has no zones.
     """
     found = sorted((*folder.glob("*.json"), *folder.glob("*.json.gz")))
     if not found:
@@ -113,15 +116,15 @@ def zones_in(folder: Path) -> tuple[Path, ...]:
 
 
 def least_machine_usd(up: Bools, work_s: float) -> Floats:
-    """Give a bound of what one machine's work costs who knows when zones are up, (R,) USD.
+    """Return a lower bound of one machine's cost if all zones' times are known, (R,) USD.
 
-    For a price of a second of work, the cheapest way through time is a shortest path: nowhere, in
-    one zone, or on demand; who moves works later by a start-up. The best such price makes it the
-    bound of the linear program in which machines are parts of one: Lagrange's dual.
+    For a price per second of work, the cheapest way through time is a shortest path: idle, in one
+    zone, or on demand. A move delays work by a start-up. The best such price makes it the bound of
+    the linear program with fractional machines (Lagrangian dual).
 
     Args:
-        up: (T, Z, R) whether each zone has room, every `LOOK_S`.
-        work_s: Seconds that it is to work.
+        up: (T, Z, R) True if a zone has room, every `LOOK_S`.
+        work_s: Seconds of work.
     """
     zones, runs = up.shape[1:]
     usd_per_s = np.array([0.0, *[SPOT_USD] * zones, ON_DEMAND_USD])[:, None] / 3600

@@ -1,6 +1,7 @@
-"""Asks a model server on a schedule, in a process of its own, and prints what came, as JSON.
+"""Sends requests to a model server on a schedule, and prints the results as JSON.
 
-Beside the training's other observers in one process, it would measure how these hold it up.
+It is a process of its own. In the process that observes the training, observers would delay it, and
+it would measure that delay.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import msgspec
 import numpy as np
@@ -25,7 +27,7 @@ class _Parameters(msgspec.Struct):
 
 
 class _AnswerVersion(msgspec.Struct):
-    """What an answer says of its version."""
+    """The part of an answer that names its version."""
 
     parameters: _Parameters
 
@@ -34,18 +36,20 @@ _ANSWER = msgspec.json.Decoder(_AnswerVersion)
 
 
 class Came(msgspec.Struct):
-    """What came of the requests."""
+    """Results of the requests."""
 
-    seconds: list[float]  # latency of each, from when it was due
-    failed: int  # not answered with 200
-    notes: list[tuple[float, ModelId]]  # when each was answered, monotonic, and by which version
+    # Latency of each request, from the time it was due.
+    seconds: list[float]
+    failed: int  # answers other than 200
+    # Time of each answer, monotonic, and the version that gave it.
+    notes: list[tuple[float, ModelId]]
 
 
 CAME = msgspec.json.Decoder(Came)
 
 
 def request(address: Address, job: str) -> bytes:
-    """A request about one image."""
+    """Return a request about one image."""
     image = np.random.default_rng(0).integers(0, 256, 784).tolist()
     tensor = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28], "data": image}
     body = msgspec.json.encode({"inputs": [tensor]})
@@ -53,7 +57,7 @@ def request(address: Address, job: str) -> bytes:
 
 
 def asked(address: Address, job: str, rate: float, seconds: float) -> Came:
-    """Ask for so long."""
+    """Send requests at a rate for a time."""
     notes = list[tuple[float, ModelId]]()
 
     def note(answer: Answer) -> None:

@@ -1,11 +1,15 @@
-"""What a user would write to serve the same network, with FastAPI: run with the port."""
+"""A plain FastAPI server of the same network, as a user might write it.
+
+Its argument is the port.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import uvicorn
@@ -17,7 +21,7 @@ from load.throughput.cases import CASES
 
 
 class Question(BaseModel):
-    """Images to look at."""
+    """Images to classify."""
 
     images: list[list[list[list[int]]]]
 
@@ -29,7 +33,7 @@ class Answer(BaseModel):
 
 
 def app() -> FastAPI:
-    """The network behind one route."""
+    """Return an app with the network behind one route."""
     case = CASES["cnn"]
     network = build_model(make_task(case.task, case.options), 0).eval()
     served = FastAPI()

@@ -1,4 +1,4 @@
-"""A job that trains while its model is served, seen from outside: snapshots, history, leader."""
+"""A job that trains while its model is served, observed from outside."""
 
 from __future__ import annotations
 
@@ -28,26 +28,29 @@ if TYPE_CHECKING:
 
 HOT_S = 0.2
 _RECORDS_PER_S = 1000
-_TICK_S = 0.1  # between writes of records
-_LOOK_S = 0.02  # between looks at snapshots
-_START_S = 120.0  # for processes that load torch on a busy machine
+# Interval between writes of records.
+_TICK_S = 0.1
+# Interval between polls for snapshots.
+_LOOK_S = 0.02
+# Includes processes that load torch on a busy machine.
+_START_S = 120.0
 _CASE = CASES["cnn"]
 
 
 class Seen(NamedTuple):
     """A snapshot on the board."""
 
-    at: float  # when it was seen first, monotonic
+    at: float  # first seen, monotonic
     made: ModelId
 
 
 def stale_s(seen: Sequence[Seen], made: ModelId, at: float) -> float:
-    """How long there had been another snapshot when a version answered.
+    """Return how long a newer snapshot had existed when a version answered.
 
     Args:
-        seen: All snapshots, in the order in which they came.
-        made: The version. Whoever looked may have missed its snapshot: then those before tell.
-        at: When it answered; it may have known a snapshot that was not seen yet.
+        seen: All snapshots, in order of appearance.
+        made: The version. If the observer missed its snapshot, the earlier ones decide.
+        at: Time of the answer. The server may have known a snapshot that the observer had not seen.
     """
     known, coming = seen[: (now := bisect_right(seen, at, key=_at))], seen[now:]
     after: Seen | None = None
@@ -67,10 +70,10 @@ def _at(seen: Seen) -> float:
 
 
 class Trained:
-    """A job with two coordinators and a worker, and records that keep coming.
+    """A job with two coordinators, one or two workers, and a steady stream of records.
 
     Args:
-        aggregation: Who holds the weights: with workers that do there are two of them.
+        aggregation: Owner of the weights. If workers hold them, there are two workers.
     """
 
     def __init__(self, on: Servers, name: str, aggregation: Aggregation = "board") -> None:
@@ -107,13 +110,13 @@ class Trained:
         await_until(lambda: self._check() and len(self.seen) > 1, _START_S, "snapshots")
 
     def kill_leader(self, before: Callable[[], object] | None = None) -> None:
-        """SIGKILL the leader, start it again, and wait for a snapshot of another.
+        """SIGKILL the leader, restart it, and wait for a snapshot of another leader.
 
         Args:
-            before: Done in the moment before it.
+            before: Called right before the kill.
 
         Raises:
-            NotMeasuredError: If nobody leads.
+            NotMeasuredError: If the job has no leader.
         """
         status = self.board.get_leader_status()
         leader = None if status is None else self._led_by(status.epoch)
@@ -126,14 +129,14 @@ class Trained:
         await_until(lambda: self._newest_epoch() > status.epoch, _START_S, "another leader")
 
     def counting(self) -> set[ModelId]:
-        """All versions of the effective history."""
+        """Return all versions of the effective history."""
         history = History()
         for offset, record in read_decoded(self._log, updates_topic(self.job), decode_audit):
             history.feed(offset, record)
         return set(history.path)
 
     def close(self) -> None:
-        """End all."""
+        """Stop everything."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -178,7 +181,7 @@ class Trained:
                 writer.poll()
 
     def _watch(self) -> None:
-        """Note each snapshot when it is there first."""
+        """Record the time when each snapshot first appears."""
         try:
             found = heads_on_board(self.board, lambda _: None)
             heads = [each for each in found if each.has_weights]

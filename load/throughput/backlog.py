@@ -1,4 +1,4 @@
-"""Records that lie in Kafka before any clock starts."""
+"""A backlog of records, written to Kafka before any clock starts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ if TYPE_CHECKING:
     from common.redis.port import Board
 
 _FLUSH_S = 120.0
-_REPORTS_EVERY = 10_000  # records between two rounds of delivery reports
-_EMBEDDED_BYTES = 3 << 20  # of records per partition there: it keeps under 5 MB, with its overhead
+# Records between two polls for delivery reports.
+_REPORTS_EVERY = 10_000
+# Bytes of records per partition. The embedded broker keeps under 5 MB, overhead included.
+_EMBEDDED_BYTES = 3 << 20
 
 
 def partitions_for(values: Sequence[bytes], records: int, *, embedded: bool) -> int:
-    """How many partitions a backlog needs where the broker keeps little of each; else 4."""
+    """Return the number of partitions that hold a backlog: 4, or more on the embedded broker."""
     if not embedded:
         return 4
     return max(4, -(-records * len(values[0]) // _EMBEDDED_BYTES))
 
 
 def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], records: int) -> None:
-    """Write `records` records, evenly over a new topic; the values again and again in turn.
+    """Write `records` records evenly over a new topic, repeating the values in turn.
 
     Raises:
         NotMeasuredError: If the broker took too long, or did not keep all of them.
@@ -45,10 +47,10 @@ def produce(log: Log, topic: str, partitions: int, values: Sequence[bytes], reco
 
 
 def check_left(board: Board, records: int) -> None:
-    """Make sure that a job has not claimed the whole backlog: from then on it would wait for more.
+    """Make sure that a job has not claimed its whole backlog, so that it never waits for records.
 
     Raises:
-        NotMeasuredError: If it has.
+        NotMeasuredError: If the whole backlog is claimed.
     """
     leader_status = board.get_leader_status()
     if leader_status is not None and sum(leader_status.claimed.values()) >= records:

@@ -1,9 +1,9 @@
-"""What the pipeline is compared to: a plain PyTorch loop over decoded records in memory.
+"""The pipeline's baseline: a plain PyTorch loop over decoded records in memory.
 
     python load/throughput/baseline.py CASE DATA
 
-A process of one thread that waits on its standard input: a line with a number of seconds lets it
-train for so long, then it answers with a line of records and seconds. It ends with its input.
+A single-threaded process. It reads a line with a number of seconds from standard input, trains for
+that time and prints a line with records and seconds. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from common.learning.tasks import build_model, make_task
 from load.throughput.cases import CASES, Case, find_records
@@ -23,10 +24,10 @@ from services.worker.memory import keep_freed_memory
 
 
 def training_step(case: Case, data: Path | None) -> Callable[[], int]:
-    """Make a function that trains on the next batch and says how many records that was.
+    """Return a function that trains on the next batch and returns its number of records.
 
-    It is given every advantage that is fair: batches are slices that lie ready in memory, no metric
-    is computed, the optimizer is the fused one.
+    It gets every fair advantage: batches are ready slices in memory, no metric is computed, and the
+    optimizer is fused.
     """
     records = {
         name: torch.from_numpy(column) for name, column in find_records(case, data, seed=1).items()
@@ -52,7 +53,7 @@ def training_step(case: Case, data: Path | None) -> Callable[[], int]:
 
 def main() -> int:
     """Serve until the standard input ends."""
-    keep_freed_memory()  # as the workers do
+    keep_freed_memory()  # like the workers
     torch.set_num_threads(1)
     case, data = sys.argv[1:]
     step = training_step(CASES[case], Path(data) if data else None)

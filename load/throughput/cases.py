@@ -1,4 +1,4 @@
-"""What the pipeline is measured with: a model, its records, and the job that trains it."""
+"""Cases of the pipeline benchmark: a model, its records, and the job that trains it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ if TYPE_CHECKING:
     from common.data.records import Records
     from common.jobs.spec import JobSpec
 
-_RECORDS = 16_384  # in memory; speed does not depend on how many there are once no cache holds them
+# Records in memory. Beyond the size of the caches their number does not affect the speed.
+_RECORDS = 16_384
 _IMAGES = "mnist-train-00000-47999-images-idx3-ubyte.gz"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model and its records."""
+    """A model and its records."""
 
     name: str
     task: str
-    options: Mapping[str, object]  # the task's, sizes included
+    # Options of the task, sizes included.
+    options: Mapping[str, object]
     fields: Mapping[str, Mapping[str, object]]
-    learning_rate: float = 1e-3  # Adam's
+    learning_rate: float = 1e-3  # Adam
     batch_size: int = 256  # b
     group_size: int = 4  # K
 
     def job(self, name: str, topic: str, **more: object) -> JobSpec:
-        """The job that trains it from a topic; the rest is as in a job file."""
+        """Return the job that trains it from a topic. The rest is as in a job file."""
         own = {
             "task": {"name": self.task, "classes": self.options["classes"]},
             "batch_size": self.batch_size,
@@ -61,19 +63,19 @@ CASES = {
 
 
 def find_records(case: Case, data: Path | None, seed: int) -> Records:
-    """The case's records: handwritten digits from a folder that holds MNIST, else random numbers.
+    """Return the case's records: digits from a folder with MNIST, otherwise random numbers.
 
     Args:
-        case: Which.
+        case: The case.
         data: The folder. A gradient takes as long for noise as for digits.
-        seed: Which records, and in which order.
+        seed: Seed of the records and their order.
     """
     rng = np.random.default_rng(seed)
     if case.name == "cnn" and data is not None:
         digits = read_records(data / _IMAGES)
         rows = rng.permutation(len(digits["label"]))[:_RECORDS]
-        # Copied to have the strides that decoded records have: numpy's choice for the one channel
-        # would let torch take it for its channels-last format, with gradients 25 % faster.
+        # Copied to get the strides of decoded records. numpy's choice for the single channel would
+        # let torch use its channels-last format, with gradients 25 % faster.
         return {name: column[rows].copy() for name, column in digits.items()}
     labels = rng.integers(0, 2, _RECORDS)
     if case.name == "cnn":

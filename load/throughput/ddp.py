@@ -1,11 +1,11 @@
-"""What sparse messages are held against: one rank of plain PyTorch DDP, dense, over gloo.
+"""One rank of plain PyTorch DDP, dense, over gloo: the reference for sparse messages.
 
     python load/throughput/ddp.py SET RANK RANKS FOLDER
 
-Each rank is a process of one thread with the rows in memory, and they meet in a folder. Between
-steps rank 0 looks at the test rows, as often as it is done with a job's versions, until the target
-is reached; then each says what it took. All clocks stand still meanwhile, and begin after the first
-look.
+Each rank is a single-threaded process with the rows in memory, and ranks meet in a folder. Between
+steps rank 0 evaluates on the test rows, as often as for a job's versions, until the target is
+reached. Then each rank prints its cost. All clocks stand still during evaluations, and begin after
+the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch.nn.functional import embedding
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from common.data.records import count
 from common.learning.tasks import build_model, make_task
@@ -32,15 +33,15 @@ from load.throughput.ranks import as_rank
 
 
 def look_up(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """As PyTorch looks up unless told otherwise: DDP averages a gradient of all rows."""
+    """Look up rows as PyTorch does by default: DDP averages a gradient of all rows."""
     return embedding(numbers, rows)
 
 
 def train(name: str, rank: int, ranks: int) -> dict[str, float]:
-    """Train until the target is reached; what that took from the first look on.
+    """Train until the target is reached. Returns the cost since the first evaluation.
 
-    It is given every advantage that is fair: batches are slices that lie ready in memory, gradients
-    are not copied between buckets, the optimizer is the fused one.
+    It gets every fair advantage: batches are ready slices in memory, gradients are not copied
+    between buckets, and the optimizer is fused.
     """
     learning = SETS[name].among(ranks)
     split = learning.data()
@@ -73,13 +74,14 @@ def train(name: str, rank: int, ranks: int) -> dict[str, float]:
                 weights = parameters_to_vector(module.parameters())
             metric = torch.tensor(judge.metric(weights.numpy()))
         distributed.broadcast(metric, 0)
-    # A ring sends each part of the gradient on once for each other rank, summed and then whole.
+    # Each rank of a ring sends each part of the gradient once per other rank, first as partial
+    # sums and then as the total.
     sent = 2 * (ranks - 1) / ranks * 4 * sum(each.numel() for each in module.parameters())
     return found | {"bytes": sent * updates, "updates": updates, "metric": float(metric)}
 
 
 def main() -> int:
-    """Train, and print what it took as JSON."""
+    """Train, and print the cost as JSON."""
     name, *place = sys.argv[1:]
     with as_rank(*place), patch("common.learning.sparse_tasks.look_up", look_up):
         print(json.dumps(train(name, int(place[0]), int(place[1]))))

@@ -1,7 +1,7 @@
-"""What a fleet costs until a target is reached: as it is, and tuned.
+"""The cost of static and tuned fleets until a target is reached.
 
-Gradients are computed, time is virtual: an update takes ceil(K / p) gradients one after the other,
-and a message of each worker. All fleets begin with as many workers as K.
+Gradients are computed, but time is virtual: an update takes ceil(K / p) successive gradients and
+one message per worker. All fleets begin with K workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from load.throughput.learning import LOOK_EVERY, Judge, Learning
 
 GRADIENT_S, ONCE_S, MESSAGE_S = 0.04, 0.004, 0.0015
 MOST_UPDATES = 2_000
-ROUNDS = 20  # that K is kept, as in a job
+# Rounds that K is kept, as in a job.
+ROUNDS = 20
 
 
 def update_s(fleet: FleetSize) -> float:
@@ -33,30 +34,31 @@ def update_s(fleet: FleetSize) -> float:
 
 
 class Seen(NamedTuple):
-    """An update, as who decides on the fleet sees it."""
+    """An update, as the fleet's manager observes it."""
 
     version: int
     now_s: float
     scatter: Scatter
-    square: float  # |gradient summed over all samples|^2
+    # |gradient summed over all samples|^2
+    square: float
 
 
 class Static:
-    """Decides on the fleet: it stays what it is."""
+    """A manager that never changes the fleet."""
 
     def __init__(self, workers: int) -> None:
         self.fleet = FleetSize(workers, workers)
 
     def rate(self) -> float:
-        """Factor of the learning rate, which belongs to the first fleet: as it is."""
+        """Factor of the learning rate, which was chosen for the first fleet."""
         return 1.0
 
     def see(self, seen: Seen) -> None:
-        """Take in an update: change nothing."""
+        """Observe an update. Changes nothing."""
 
 
 class Tuned(Static):
-    """K by the noise scale, p by measured times: `tuner` of a job."""
+    """Like `tuner` of a job: K by the noise scale, p by measured times."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -65,11 +67,11 @@ class Tuned(Static):
         self._times = RoundTimes()
 
     def rate(self) -> float:
-        """By the noise scale."""
+        """Factor of the learning rate, by the noise scale."""
         return rate_scale(self.fleet.group_size, self._most, self._tuner.noise_scale)
 
     def see(self, seen: Seen) -> None:
-        """Tune both."""
+        """Observe an update and tune K and p."""
         self._tuner.observe(seen.scatter, seen.square)
         self._times.observe(self.fleet, seen.version, GRADIENT_S, seen.now_s, backlog=True)
         takes_s = self._times.update_s(self._tuner.group_size, GRADIENT_S)
@@ -80,7 +82,7 @@ class Tuned(Static):
 
 
 def cost(learning: Learning, manager: Static) -> float:
-    """Worker-seconds until the target is reached; infinite where it is not."""
+    """Return the worker-seconds until the target is reached, or infinity."""
     task = make_task(learning.task, learning.options)
     split = learning.data()
     judge = Judge(learning, split.test)

@@ -1,4 +1,4 @@
-"""What is learned until a target is reached: tasks of which a record touches few weights."""
+"""Training tasks with targets, whose records touch few weights each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from common.core.messages import Vector
     from common.data.records import Records
 
-LOOK_EVERY = 10  # updates, at the test rows
-MOST_UPDATES = 400  # after which a target counts as not reached
+# Updates between evaluations on the test rows.
+LOOK_EVERY = 10
+# Number of updates after which the target counts as not reached.
+MOST_UPDATES = 400
 _JUDGED_TOGETHER = 4_096  # records
 
 
 @dataclass(frozen=True)
 class Learning:
-    """A job to its target, one batch of each worker in an update."""
+    """A job and its target, with one batch per worker in an update."""
 
     task: str
     options: Mapping[str, object]
@@ -34,15 +36,16 @@ class Learning:
     workers: int
     metric: str
     target: float
-    root: bool = False  # of the metric
+    # The target is the root of the metric.
+    root: bool = False
 
     def among(self, workers: int) -> Learning:
-        """The same with so many workers, and as many rows in an update."""
+        """Return the same with another number of workers, and as many rows in an update."""
         return replace(self, workers=workers, batch_size=self.batch_size * self.workers // workers)
 
 
 class Judge:
-    """Says how good weights are on test rows."""
+    """Evaluates weights on test rows."""
 
     def __init__(self, learning: Learning, test: Records) -> None:
         self._learning = learning
@@ -51,7 +54,7 @@ class Judge:
         self._model = FlatModel(build_model(self._task, 0))
 
     def metric(self, weights: bytes | memoryview | Vector) -> float:
-        """What the target is about."""
+        """Return the metric that the target refers to."""
         found = evaluate(self._task, self._model, weights, self._test, _JUDGED_TOGETHER)
         mean = found[self._learning.metric]
         return sqrt(mean) if self._learning.root else mean
@@ -79,10 +82,10 @@ RATINGS = Learning(
     root=True,
 )
 
-# What MLLess compares: sets that are like real ones, and the small real ones.
+# The sets that MLLess compares: sets that resemble real ones, and the small real ones.
 SETS = {
     "clicks_like": CLICKS,
-    # As many users and films as in the Netflix Prize: 40 MB of model.
+    # The numbers of users and films of the Netflix Prize: 40 MB of model.
     "ratings_like": replace(
         RATINGS,
         options={"users": 480_189, "items": 17_770, "rank": 20, "regularisation": 0.08},

@@ -1,7 +1,7 @@
-"""Members of groups as processes: they add up, step and copy; a leader's part is the benchmark's.
+"""Members of groups as processes that add up, step and copy. The benchmark plays the leader.
 
-As in a job with `aggregation: {mode: group}` each update is an all-reduce of a gradient of no cost,
-a digest of the sum, and Adam's step at every member; the parent says when a group is over.
+As in a job with `aggregation: {mode: group}`, each update is an all-reduce of a gradient that costs
+nothing, a digest of the sum, and Adam's step at every member. The parent ends groups.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ if TYPE_CHECKING:
     from signal import Signals
 
 
-START_S = 60.0  # for processes to be there, on a busy machine
+# Time for processes to start on a busy machine.
+START_S = 60.0
 _ADAM = OptimizerSettings("adam", 1e-3)
 _numbers = count()
 
 
 class Pace(NamedTuple):
-    """What updates took."""
+    """Durations of updates."""
 
     seconds: list[float]
-    processor_s: float  # of one, in the mean, all threads
+    # Mean over updates, all threads of one member.
+    processor_s: float
 
 
 class _Process:
-    """What a member does, in its own process."""
+    """A member's operations, in its own process."""
 
     def __init__(self, redis: str, weights: int) -> None:
         torch.set_num_threads(1)
@@ -60,11 +62,11 @@ class _Process:
         self._trainer = Trainer(self._gradient, weights, _ADAM)
 
     def address(self) -> str:
-        """Where others reach it."""
+        """Return the address at which other members reach this one."""
         return self._groups.address
 
     def make(self, name: str, peers: Sequence[Peer], rank: int) -> None:
-        """Make a group: then it can be aborted."""
+        """Create a group. From then on it can be aborted."""
         self._made = {name: self._groups.group(name, peers, rank, TIMEOUT_S)}
 
     def updates(self, name: str, updates: int) -> Pace:
@@ -80,7 +82,7 @@ class _Process:
         return Pace(np.diff(began).tolist(), used_s / max(1, updates))
 
     def copy(self, name: str, vectors: int) -> float:
-        """Form a group of two and copy so many vectors; returns how long that took."""
+        """Form a group of two and copy this many vectors. Returns the duration."""
         state = [self._gradient.copy() for _ in range(vectors)]
         began = time.perf_counter()
         group = self._made[name]
@@ -89,7 +91,7 @@ class _Process:
         return time.perf_counter() - began
 
     def abort(self, name: str) -> None:
-        """Leave a group."""
+        """Abort a group."""
         with suppress(KeyError):
             self._made[name].abort()
 
@@ -103,7 +105,7 @@ class _Process:
 
 
 def _serve(pipe: Connection[Any, Any], redis: str, weights: int) -> None:
-    """Do what is asked, each in a thread: one may wait while another gives it up."""
+    """Execute requests, each in a thread, because one may wait while another aborts its group."""
     process, lock = _Process(redis, weights), threading.Lock()
 
     def answer(number: int, method: str, arguments: Sequence[object]) -> None:
@@ -111,7 +113,8 @@ def _serve(pipe: Connection[Any, Any], redis: str, weights: int) -> None:
             found = getattr(process, method)(*arguments)
         except GroupError as error:
             found = error
-        with lock, suppress(OSError):  # of a parent that has ended
+        with lock, suppress(OSError):
+            # The parent may have ended.
             pipe.send((number, found))
 
     with suppress(EOFError):
@@ -124,7 +127,8 @@ class Member:
 
     def __init__(self, name: str, redis: str, weights: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # torch with it: 2 s of a processor each
+        # Includes torch, which takes 2 s of a processor to load.
+        context.set_forkserver_preload([__name__])
         self.name = name
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, redis, weights), daemon=True)
@@ -135,20 +139,20 @@ class Member:
         self.peer = Peer(name, self.ask("address").result(START_S))
 
     def ask(self, method: str, *arguments: object) -> Future[Any]:
-        """Let it do something; its answer may be an error."""
+        """Call a method in the member's process. The answer may be an error."""
         number, answer = next(_numbers), Future[Any]()
         self._asked[number] = answer
         self._pipe.send((number, method, arguments))
         return answer
 
     def signal(self, number: Signals) -> None:
-        """Kill or freeze it."""
+        """Send the process a signal."""
         pid = self._process.pid
         if pid is not None:
             os.kill(pid, number)
 
     def end(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
         self._process.join()
 

@@ -1,9 +1,10 @@
-"""What a group is held against: ranks of plain PyTorch DDP over gloo, without faults.
+"""Ranks of plain PyTorch DDP over gloo, without faults: the reference for groups.
 
     python load/throughput/plain_ddp.py WEIGHTS SECONDS UPDATES RANK RANKS FOLDER
 
-Each rank is a process of one thread that trains the counting model with SGD, gradients a timed wait
-as in the job beside it. They meet in a folder; each prints how long an update took in the median.
+Each rank is a single-threaded process that trains the counting model with SGD. Gradients are timed
+waits, as in the job that is compared. Ranks meet in a folder, and each prints the median time of an
+update.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from statistics import median
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run by path: this checkout's packages
+# If this file is run by path, import from this checkout.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from common.testing.counting import CountingTask
 from load.throughput.ranks import as_rank
 
-_FIRST = 3  # updates that are not counted: buckets are made, memory is taken
-_IDS = 8  # of a batch
+# Updates that are not counted, because they create buckets and allocate memory.
+_FIRST = 3
+_IDS = 8  # ids per batch
 
 
 def train(weights: int, seconds: float, updates: int) -> float:
-    """Train; the median time of an update, s."""
+    """Train. Returns the median time of an update, in seconds."""
     task = CountingTask(weights, seconds=seconds)
     module = task.build()
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
@@ -44,7 +47,7 @@ def train(weights: int, seconds: float, updates: int) -> float:
 
 
 def main() -> int:
-    """Train, and print what it took as JSON."""
+    """Train, and print the result as JSON."""
     weights, seconds, updates, *place = sys.argv[1:]
     with as_rank(*place):
         print(json.dumps({"update_s": train(int(weights), float(seconds), int(updates))}))

@@ -1,4 +1,4 @@
-"""Ranks of plain PyTorch DDP over gloo: processes of one thread that meet in a folder."""
+"""Ranks of plain PyTorch DDP over gloo: single-threaded processes that meet in a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def run_ranks(
     script: Path, words: Sequence[str], ranks: int, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """Run a script once per rank, with its rank, their number and a folder as its last words.
+    """Run a script once per rank, with the rank, their number and a folder as last arguments.
 
     Returns:
         The JSON that each rank printed.
@@ -55,12 +55,13 @@ def run_ranks(
 
 @contextmanager
 def as_rank(rank: str, ranks: str, folder: str) -> Iterator[None]:
-    """Be one of several ranks meanwhile, on one thread."""
-    keep_freed_memory()  # as the workers do
+    """Join a group of ranks in this context, on one thread."""
+    keep_freed_memory()  # like the workers
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/ranks", rank=int(rank), world_size=int(ranks)
     )
     yield
-    distributed.barrier()  # nobody leaves while another still hears from it
+    # No rank leaves while another still receives from it.
+    distributed.barrier()
     distributed.destroy_process_group()

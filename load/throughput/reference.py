@@ -1,4 +1,4 @@
-"""What the pipeline's speed is held against; each runs for a while and else stands still."""
+"""References for the pipeline's speed. Each runs on request and otherwise stands still."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from common.data.codecs import Codec
 
 _BASELINE = Path(__file__).with_name("baseline.py")
-_POLL_RECORDS = 2000  # as the workers ask for
-_POLL_S = 0.05  # likewise
+_POLL_RECORDS = 2000  # like the workers
+_POLL_S = 0.05  # like the workers
 _JOIN_S = 30.0
 
 
 class Reference(Protocol):
-    """Something with a speed."""
+    """A reference for the pipeline's speed."""
 
     name: str
 
     def run(self, seconds: float) -> Block:
-        """Run for a while."""
+        """Run for this time."""
 
 
 class PlainLoops:
-    """Processes of one thread that train on records in memory, side by side.
+    """Single-threaded processes that train side by side on records in memory.
 
     Args:
-        data: Folder of its records, or None.
+        data: Folder of the records, or None.
     """
 
     def __init__(self, case: str, data: Path | None, processes: int) -> None:
@@ -54,10 +54,11 @@ class PlainLoops:
             for _ in range(processes)
         ]
         self._pids = {f"loop-{n}": process.pid for n, process in enumerate(self._processes)}
-        self.run(0.1)  # all have loaded what they need
+        # Returns once all have loaded their libraries and records.
+        self.run(0.1)
 
     def run(self, seconds: float) -> Block:
-        """Let all train at once."""
+        """Train in all processes at once."""
         processor = Processor(self._pids)
         for process in self._processes:
             assert process.stdin is not None  # noqa: S101 -- opened above
@@ -66,7 +67,7 @@ class PlainLoops:
         return Block(records_per_s, processor.cores())
 
     def close(self) -> None:
-        """End them."""
+        """Stop the processes."""
         for process in self._processes:
             process.communicate()
 
@@ -82,7 +83,7 @@ class SingleConsumer:
         self._codec = codec
 
     def run(self, seconds: float) -> Block:
-        """Join a group of its own, read until the time or the topic is over, leave.
+        """Join a new group, read until the time or the topic is over, and leave.
 
         The clock runs from the first records, which are not counted, to the last.
         """
@@ -102,7 +103,7 @@ class SingleConsumer:
             reader.close()
 
     def _read(self, reader: StreamReader, bounds: Mapping[Partition, Bounds], until: float) -> int:
-        """Wait for records, decode them, and say how many they are."""
+        """Wait for records and decode them. Returns their number."""
         found = 0
         while not found:
             for event in reader.poll(_POLL_RECORDS, _POLL_S):

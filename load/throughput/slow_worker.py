@@ -1,4 +1,4 @@
-"""One of eight worker processes is four times slower: what `stale` brings where gradients sleep."""
+"""Measures the gain of `stale` if one of eight worker processes is four times slower."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _RECORDS = 20_000
 
 
 class SleepingTask(CostlessTask):
-    """A gradient that takes a timed wait, longer in processes that a file names.
+    """A task whose gradient is a timed wait, longer in processes that a file names.
 
     Args:
-        weights: As of `CostlessTask`.
-        seconds: Of the wait, for each record.
-        slow: The file: ids of slow processes.
+        weights: See `CostlessTask`.
+        seconds: Length of the wait for each record.
+        slow: File with the ids of slow processes.
     """
 
     def __init__(self, weights: int, seconds: float, slow: str) -> None:
@@ -42,22 +42,23 @@ class SleepingTask(CostlessTask):
         self._seconds, self._slow = seconds, Path(slow)
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """As of `CostlessTask`, a while later."""
+        """Wait, then do as `CostlessTask`."""
         slow = str(os.getpid()) in self._slow.read_text().split()
-        batches = len(records["x"])  # of one record: small ones share a pass
+        # Batches have one record, and small batches share a pass.
+        batches = len(records["x"])
         time.sleep(batches * self._seconds * (_SLOWER if slow else 1.0))
         return super().forward(module, records)
 
 
 def gain(kafka: str, pairs: int) -> float:
-    """Batches/s with s = 1 over those of a fleet that waits for the slow one, in the median.
+    """Return the median gain in batches/s of s = 1 over a fleet that waits for the slow worker.
 
-    Where each batch goes to whoever holds it, all are as slow as the slow one, K = 8: so that is
-    what is measured, by making all of them slow.
+    If each worker computes its own batches, K = 8, all are as slow as the slowest. So the reference
+    is measured with all workers slow.
 
     Args:
-        kafka: As of `servers`.
-        pairs: How many runs of each; the order changes from pair to pair.
+        kafka: See `servers`.
+        pairs: Number of runs of each. The order changes from pair to pair.
 
     Raises:
         NotMeasuredError: If the job did not run.

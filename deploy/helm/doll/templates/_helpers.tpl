@@ -1,4 +1,4 @@
-{{/* What every object begins with after its kind. Wants a list: root; name; component, where it is of one. */}}
+{{/* Metadata of an object. Takes a list: root, name, and optionally the component. */}}
 {{- define "doll.metadata" -}}
 {{- $root := index . 0 -}}
 metadata:
@@ -18,29 +18,29 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* Which pods are of a component. */}}
+{{/* Selector of a component's pods. */}}
 {{- define "doll.selector" -}}
 {app.kubernetes.io/name: doll, app.kubernetes.io/component: {{ . }}}
 {{- end }}
 
-{{/* Not empty where workers of both tiers run. */}}
+{{/* Not empty if workers of both tiers run. */}}
 {{- define "doll.reliable" -}}
 {{- with .Values.worker }}{{ if and .enabled .spot.enabled .reliable.replicas (not .hold) }}yes{{ end }}{{ end -}}
 {{- end }}
 
-{{/* Which pods are workers. */}}
+{{/* Selector of all workers' pods. */}}
 {{- define "doll.workers" -}}
 matchLabels: {app.kubernetes.io/name: doll}
 matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: [worker, worker-reliable]}
 {{- end }}
 
-{{/* A component: its pods, their account, and how many of them may be away while nodes are drained. Wants: root;
-     name; command: its name, unless said; image: worker (with PyTorch) or service; values: of the component; tier: of a
-     worker's machine; args: beside the command; ready: the
-     path that says whether its API answers, where it has one; grace: seconds; surge: of an update,
-     empty for one pod that ends before its successor starts; scaled: whether an autoscaler says how many; away:
-     empty for no budget; hosts: what to do where two pods must share a node, empty for one pod. */}}
+{{/* A component: its pods, their service account and their disruption budget. Takes:
+     root; name; command: default, the name; image: worker (with PyTorch) or service; values: those of the component;
+     tier: tier of a worker's machine; args: arguments after the command; ready: readiness path of its API, if it has
+     one; grace: seconds; surge: maxSurge of an update, empty to end the pod before its successor starts; scaled: true
+     if an autoscaler sets the replicas; away: maxUnavailable, empty for no budget; hosts: whenUnsatisfiable for two
+     pods on a node, empty for a single pod. */}}
 {{- define "doll.component" -}}
 {{- $market := and (eq .image "service") .root.Values.provisioner.enabled -}}
 {{- $spot := and (eq .name "worker") .values.spot.enabled -}}
@@ -67,7 +67,8 @@ spec:
         app.kubernetes.io/name: doll
         app.kubernetes.io/component: {{ .name }}
         app.kubernetes.io/part-of: doll
-      annotations:  # a change of them restarts the pods
+      # A change of the checksums restarts the pods.
+      annotations:
         checksum/settings: {{ toYaml .root.Values.settings | sha256sum }}
         {{- if $market }}
         checksum/market: {{ .root.Values.provisioner.market | sha256sum }}
@@ -111,7 +112,8 @@ spec:
           labelSelector:
             matchLabels: {{ include "doll.selector" $all.name }}
           {{- if not $all.values.hold }}
-          matchLabelKeys: [pod-template-hash]  # which only the pods of a Deployment have
+          # Only pods of a Deployment have this label.
+          matchLabelKeys: [pod-template-hash]
           {{- end }}
         {{- end }}
       {{- end }}
@@ -131,7 +133,7 @@ spec:
             - {name: DOLL_DEVICE, value: {{ . }}}
             {{- end }}
             {{- if eq .image "worker" }}
-            # Or torch would take as many threads as the node has cores, and be throttled to its limit.
+            # By default torch uses a thread per core of the node, and would be throttled to the limit.
             - {name: DOLL_THREADS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}
             {{- end }}
             {{- if .ready }}
@@ -166,7 +168,7 @@ spec:
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 3
-          # Whoever routes to it hears of its end a little later than it does.
+          # Endpoints are updated a little after SIGTERM, so the API keeps answering for 5 s.
           lifecycle: {preStop: {sleep: {seconds: 5}}}
           {{- end }}
           resources:
@@ -201,7 +203,8 @@ spec:
         {{- end }}
         {{- end }}
 ---
-# Of its own, so that it may have a role of its own (S3: coordinator, admin). None speaks to Kubernetes.
+# Each component has its own account, so that it can have its own role (S3: coordinator, admin). None uses the
+# Kubernetes API.
 apiVersion: v1
 kind: ServiceAccount
 {{ include "doll.metadata" (list .root (print "doll-" .name)) }}
@@ -212,7 +215,7 @@ kind: ServiceAccount
 automountServiceAccountToken: false
 {{- if and .away (or .scaled (gt (int .values.replicas) 1)) }}
 ---
-# Of one pod, one must be allowed to go, or no node would ever be empty: it has none.
+# A component with a single pod has no budget, because its node could never be drained.
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 {{ include "doll.metadata" (list .root (print "doll-" .name)) }}
