@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     )
     from common.core.snapshots import Snapshot
 
-QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it, and each decision is told
+# Takes a snapshot only if a test asks for it, and reports each decision.
+QUIET = CoordinatorSettings(
     Mode(group_size=2),
     bound=3,
     hot_every_s=None,
@@ -45,13 +46,13 @@ def changed(settings: CoordinatorSettings = QUIET, **changes: Any) -> Coordinato
 
 
 class Bench:
-    """A coordinator, the topics that it shares with others, and all that it said.
+    """Coordinator, the topics that it shares with other replicas, and all its commands.
 
     Args:
-        settings: The job's.
+        settings: Settings of the job.
         updates: The updates topic, shared between the benches of several replicas.
-        control: The control topic, likewise.
-        name: Of the replica.
+        control: The control topic, shared in the same way.
+        name: Name of the replica.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Bench:
         self.updates = [] if updates is None else updates
         self.control = [] if control is None else control
         self.now = 0.0
-        self.digest = ""  # of the layout of its model
+        self.digest = ""  # digest of its model's layout
         self.said: list[CoordinatorCommand] = []
         self.published: list[Snapshot] = []
         self._updates_read = self._control_read = 0
@@ -113,9 +114,10 @@ class Bench:
         return self.feed(events.Tick())
 
     def stand(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Get the lease, find these snapshots wherever it looks, append a Lead record.
+        """Acquire the lease, find these snapshots in every search, append a Lead record.
 
-        Where none is of the leader in force, that one is waited for, for the life of a lease.
+        If none of them is of the leader in force, the candidate first waits for one as long as a
+        lease lasts.
         """
         said = self.feed(events.LeaseAnswered(held=True))
         while find := of_kind(said, do.FindSnapshots):
@@ -142,7 +144,8 @@ class Bench:
         """Stand, and read the own Lead record back."""
         self.stand(*snapshots)
         said = self.read_updates()
-        self.published.clear()  # the one that each leader begins with
+        # Drop the snapshot that each leader publishes first.
+        self.published.clear()
         return said
 
     def read_control(self, *claims: ControlRecord | None) -> tuple[CoordinatorCommand, ...]:

@@ -17,11 +17,12 @@ Kind = TypeVar("Kind")
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 P, Q = Partition("s", 0), Partition("s", 1)
 FIRST = {P: 0, Q: 0}
-SAMPLES = 10  # of every batch here, unless said otherwise
+# Samples of every batch here, unless a test sets them.
+SAMPLES = 10
 
 
 def span(partition: Partition, start: int, end: int) -> Span:
-    """Positions of a partition, the last of which holds a record."""
+    """Return a span of a partition whose last offset holds a record."""
     return Span(*partition, start, end, known=end)
 
 
@@ -45,7 +46,7 @@ def gradient(worker: WorkerId, model: ModelId, batches: Iterable[Batch]) -> Grad
 
 
 def answer(order: Assignment, model: ModelId) -> Gradient:
-    """What the worker of an order sends back."""
+    """Return the gradient that the worker of an order sends."""
     return gradient(order.worker, model, order.batches)
 
 
@@ -55,6 +56,6 @@ def of_kind(commands: Iterable[object], kind: type[Kind]) -> list[Kind]:
 
 
 def the(commands: Iterable[object], kind: type[Kind]) -> Kind:
-    """The one command of a kind; fails where there is none or several."""
+    """Return the only command of a kind; fail if there is none or more than one."""
     (command,) = of_kind(commands, kind)
     return command

@@ -58,11 +58,11 @@ class Believer:
 
 
 def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
-    """Let candidates and leaders append what an honest process may append, at any time.
+    """Let candidates and leaders append whatever an honest process may append at any time.
 
     A candidate has read the topic up to some point and starts from an update that was effective
-    there; a leader goes on although it may have been deposed; records come again. Operators take
-    batches back and replay them, whether or not they are quarantined.
+    there. A leader may continue to write after it was deposed, and records may be delivered twice.
+    Operators requeue batches and replay them, quarantined or not.
     """
     topic: Topic = []
     believers = list[Believer]()
@@ -82,7 +82,7 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
             leader = believers[-1 - one % min(len(believers), 3)]
             reason = "expired" if one % 5 == 0 else "poison: raised"
             known = read(topic)
-            # Who leads knows what is quarantined; who led once may not.
+            # The present leader knows what is quarantined; a deposed one may not.
             if leader.epoch != known.epoch or two % 5 not in known.quarantined:
                 topic.append(Quarantined(leader.epoch, batch(two % 5), reason, leader.next()))
         elif step == "requeue":

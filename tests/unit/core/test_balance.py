@@ -1,4 +1,4 @@
-"""Who is slow gets fewer batches, and who is as fast as others keeps its own: in virtual time."""
+"""Slow workers get fewer batches, and equally fast ones keep theirs, in virtual time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 GRADIENT_S = 0.05
-JITTER = 0.2  # of what an order takes, exponential: the standard deviation over the mean
+# Standard deviation over mean of a gradient's time; the deviation is exponential.
+JITTER = 0.2
 UPDATES = 100
 
 
 class Fleet:
-    """Workers, each with a backlog, and a leader; only gradients take time.
+    """Workers with a backlog each, and a leader; only gradients take time.
 
     Args:
         settings: Settings of the job.
         mean_s: Mean time of a gradient, by worker.
-        extra_s: By which the first gradients of a worker take longer, the last of them first.
+        extra_s: Extra times of a worker's first gradients, in reverse order.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class Fleet:
         self.workers = [WorkerId(f"w{number}") for number in range(len(mean_s))]
         self.batches = self.read_back = self.stalest = 0
         self.extra_s = {w: [*(extra_s or {}).get(n, ())] for n, w in enumerate(self.workers)}
-        self.idle_s = dict.fromkeys(self.workers, 0.0)  # the longest time without an order
+        self.idle_s = dict.fromkeys(self.workers, 0.0)  # longest time without an order
         self._mean_s = dict(zip(self.workers, mean_s, strict=True))
         self._draw = random.Random(1)  # noqa: S311 -- reproducible, not secret
         self._orders = {worker: Assignments(worker) for worker in self.workers}
-        self._idle = dict.fromkeys(self.workers, 0.0)  # since when
+        self._idle = dict.fromkeys(self.workers, 0.0)  # start of the idle time
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._waiting = dict.fromkeys(self.workers, 0)
@@ -60,7 +61,7 @@ class Fleet:
         self.bench.see(*self.workers)
 
     def run(self, updates: int) -> float:
-        """Make so many updates; returns batches per second."""
+        """Apply this many updates and return the batches per second."""
         self._claim()
         while self.bench.model.version < updates:
             due = self.bench.machine.due()
@@ -179,7 +180,8 @@ def test_who_was_slow_for_a_while_has_its_own_batches_again(hiccups: int) -> Non
 # --- one gradient, or one worker, that takes much longer ------------------------------------
 
 LONGEST_IDLE_S = 5.0
-LONGEST_IDLE = 3  # usual gradients of the worker, if that is longer
+# Allowed idle time in usual gradients of the worker, if that is longer than LONGEST_IDLE_S.
+LONGEST_IDLE = 3
 
 
 def assert_all_have_orders(fleet: Fleet, mean_s: Sequence[float]) -> None:
@@ -193,7 +195,7 @@ def assert_all_have_orders(fleet: Fleet, mean_s: Sequence[float]) -> None:
     [
         (2, 1, 4, 0.25, 10),  # 40 times as long
         (2, 2, 4, 0.25, 10),  # all processes stood still
-        (2, 1, 2, 1.0, 0),  # the first gradient of a process
+        (2, 1, 2, 1.0, 0),  # first gradient of a process
         (8, 1, 8, 1.0, 0),
         (8, 1, 8, 1.0, 5),
         (8, 8, 8, 1.0, 5),

@@ -1,4 +1,4 @@
-"""Who leads: one at a time, by the updates topic alone, and a successor goes on from a snapshot."""
+"""Elections: the updates topic alone decides who leads, and a successor resumes from a snapshot."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_lease_only_says_who_may_try() -> None:
     assert bench.find("all") == (do.FindSnapshots("genesis"),)
     assert bench.find("genesis") == (do.RestoreSnapshot(genesis(FIRST)),)
     assert bench.feed(events.SnapshotRestored(0)) == (do.AppendAudit(Lead(-1, GENESIS, "c1#1", 0)),)
-    assert bench.feed(HELD) == ()  # while it is a candidate
+    assert bench.feed(HELD) == ()  # still a candidate
     assert bench.machine.leader is None
     assert the(bench.read_updates(), do.Begin).epoch == 0
     assert bench.machine.leader is not None
@@ -120,7 +120,8 @@ def test_a_leader_that_loses_its_lease_steps_down() -> None:
     bench = Bench()
     bench.lead()
     assert bench.feed(NOT_HELD)[0] == do.StepDown("the lease is held by another")
-    assert bench.feed(events.RepliesRead(())) == ()  # meant for the leader that it was
+    # The replies were meant for its earlier leadership.
+    assert bench.feed(events.RepliesRead(())) == ()
     assert bench.feed(NOT_HELD) == ()
 
 
@@ -169,7 +170,8 @@ def test_a_leader_that_was_deposed_for_being_slow_asks_for_a_longer_lease() -> N
     for deposed in range(4):
         bench.lead()
         bench.feed(NOT_HELD)
-        bench.feed(NOT_HELD)  # whoever only stands by is not slow
+        # A standby is not a slow leader.
+        bench.feed(NOT_HELD)
         asked += of_kind(bench.tick(100.0 * (deposed + 1)), do.AskLease)
     assert [each.ttl_s for each in asked] == [2.0, 4.0, 4.0, 4.0]
 
@@ -181,7 +183,8 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     said = bench.tick(CANDIDACY_S + 0.1)
     assert of_kind(said, do.StepDown) == [do.StepDown("its candidacy came to nothing")]
     (lead,) = of_kind(bench.stand(), do.AppendAudit)
-    assert lead.record == Lead(0, GENESIS, "c1#2", 2)  # the first was there all the time
+    # The first Lead record was in the topic all along.
+    assert lead.record == Lead(0, GENESIS, "c1#2", 2)
     assert the(bench.read_updates(), do.Begin).epoch == 2
 
 
@@ -195,7 +198,8 @@ def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
     bench.now = 50.0
     bench.feed(events.SnapshotRestored(0))
     bench.now = 90.0
-    bench.feed(events.LeadDelivered("c1#0"))  # of an earlier candidacy: says nothing
+    # A report on an earlier candidacy changes nothing.
+    bench.feed(events.LeadDelivered("c1#0"))
     assert of_kind(bench.tick(100.0), do.StepDown) == []
     bench.feed(events.LeadDelivered("c1#1"))
     assert of_kind(bench.tick(100.0 + CANDIDACY_S), do.StepDown) == []
@@ -312,7 +316,7 @@ def test_job_that_waits_for_a_checkpoint_can_be_stopped() -> None:
 
 
 def woken(bench: Bench, seconds: float) -> list[tuple[CoordinatorCommand, ...]]:
-    """What it says at each of its due times for so long."""
+    """Return the commands at each due time within this many seconds."""
     end = bench.now + seconds
     said = [bench.tick(bench.now)]
     while (due := bench.machine.due()) <= end:
@@ -342,7 +346,8 @@ def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> Non
 
     alone = Bench(QUIET)
     alone.lead()
-    alone.announce(A, B)  # a round begins; who computes it may come at any moment
+    # A round begins, although no worker is alive to compute it.
+    alone.announce(A, B)
     assert alone.machine.due() <= alone.now + QUIET.alive_s
 
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
-OWN, OTHER = "a" * 16, "b" * 16  # of layouts
+OWN, OTHER = "a" * 16, "b" * 16  # layout digests
 D = WorkerId("d")
 
 
@@ -70,7 +70,7 @@ class Process:
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
-        self.digest = OWN  # of its model's layout
+        self.digest = OWN  # digest of its model's layout
         machine = MemberMachine(self.member, "spot", float(life))
         self.replica = WeightReplica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
@@ -97,8 +97,9 @@ class Group:
         }
         self.read_triggers = 0
         self.stores = list[tuple[WorkerId, "Slices"]]()
-        self.deaf = set[WorkerId]()  # who stores nothing
-        self.others = list[Process]()  # further processes of workers' names
+        self.deaf = set[WorkerId]()  # workers that store nothing
+        # Further processes under the names of workers.
+        self.others = list[Process]()
 
     def lead(self) -> None:
         """Lead, and let all say what they hold."""
@@ -154,7 +155,8 @@ class Group:
 
     def _copy(self, process: Process, source: Member | None, made: ModelId) -> None:
         maker = process if source is None else self.of[source.worker]
-        if maker.digest != process.digest:  # what is copied fits, or is refused
+        # A copy with another layout is refused.
+        if maker.digest != process.digest:
             self.carry_out(process, process.replica.copied(None))
             return
         process.weights = () if source is None else maker.weights
@@ -182,7 +184,7 @@ class Group:
     computed: tuple[int, ...] = ()
 
     def owners(self) -> list[list[WorkerId]]:
-        """Of each slice, as all were told last."""
+        """Return the owners of each slice, as last reported to the members."""
         orders = of_kind(self.bench.said, do.PostTrigger)[-1].trigger.group
         assert orders is not UNSET
         members, owners = orders.membership.members, orders.membership.owners
@@ -253,7 +255,8 @@ def begun(
 
 def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back() -> None:
     group = begun(A, B, C)
-    assert group.weights == {A: (), B: (), C: ()}  # one made them, the others copied
+    # One member made the weights, and the others copied them.
+    assert group.weights == {A: (), B: (), C: ()}
     group.finish(A, B)
     group.settle()
     assert group.updates == []  # C is at it still
@@ -271,7 +274,7 @@ def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back(
 
 
 def of_two_builds(bench: Bench | None = None) -> Group:
-    """A group of which A has another model."""
+    """Return a group in which A has another model."""
     group = Group(A, B, C, bench=bench)
     group.of[A].digest = OTHER
     return group
@@ -341,7 +344,8 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
     group.break_off(A, B)
     group.see()
     group.settle()
-    assert group.computed == (0, 1, 2, 2)  # the dead one's batch alone was asked again
+    # Only the dead worker's batch was requested again.
+    assert group.computed == (0, 1, 2, 2)
 
     group.finish(A, B)
     group.read_back()
@@ -360,7 +364,8 @@ def test_nobody_is_waited_for_where_too_few_can_have_the_result_any_more() -> No
     group.settle()
     assert list(group.computed) == [0, 1, 2, 2]
 
-    group.finish(A, B, D)  # D did nothing wrong, and is a member still
+    # D did nothing wrong and remains a member.
+    group.finish(A, B, D)
     group.read_back()
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), D: (0, 1, 2)}
     assert group.updates[0].copies == 3
@@ -445,7 +450,8 @@ def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() 
     group.finish(A, B)
     group.bench.read_updates()  # A hears of it, and dies
     group.kill(A)
-    group.of[B] = Process(B, 9)  # its process came back with nothing
+    # B's process restarted without weights.
+    group.of[B] = Process(B, 9)
     group.see()
     group.settle()
     epoch = group.bench.epoch
@@ -481,7 +487,8 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
     group.read_back()
     first, one = group.bench, ModelId(group.bench.epoch, 1)
     group.kill(A)
-    group.of[B] = Process(B, 9)  # its process came back with nothing
+    # B's process restarted without weights.
+    group.of[B] = Process(B, 9)
     assert "back to version 0" in group.fall_back()
 
     second = replace(of_kind(first.updates, Lead)[0], after=one.epoch, base=one, candidate="c2#1")
@@ -524,7 +531,8 @@ def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  
     group = begun(A, B)
     claims = group.bench.control
     later = succeeded(group, *claims[:2])
-    if anew:  # another claim stands where the third one was
+    # Another claim took the place of the third one.
+    if anew:
         later.read_control(*claims[:1])
     else:
         later.read_control()
@@ -532,7 +540,7 @@ def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  
     reason = the(later.said, do.Hold).reason
     assert "the control topic lost records that Kafka had acknowledged: the batch at 2" in reason
 
-    # Its owner lets it go on: of what came after the snapshot nothing is believed.
+    # The owner resumes the job. Nothing that came after the snapshot is trusted.
     later.feed(events.WantedChanged("running", after_loss=1))
     later.lead(*group.bench.published[:1])
     lead = of_kind(later.updates, Lead)[-1]
@@ -545,7 +553,8 @@ def test_a_candidate_looks_again_where_an_update_came_before_its_lead() -> None:
     later = Bench(GROUP, updates=group.bench.updates, name="c2")
     later.stand()
     lead = group.bench.updates.pop()
-    group.finish(A, B)  # of which the leader's record had left it already
+    # The leader's record had already removed this member.
+    group.finish(A, B)
     group.bench.updates.append(lead)
 
     assert later.read_updates() == (do.FindSnapshots("hot"),)
@@ -691,7 +700,8 @@ def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluator
         before = len(shared)
         group.finish(A, B)
         group.settle()
-        assert len(shared) == before  # its record was not read back yet
+        # The snapshot's record was not read back yet.
+        assert len(shared) == before
         group.read_back()
 
     found = [(each.made.version, each.hot, each.offered, held) for each, held in shared]
@@ -714,7 +724,8 @@ def test_the_last_to_leave_go_once_what_they_hold_is_in_storage() -> None:
     group.settle()
     assert [group.of[worker].replica.needed for worker in (A, B)] == [True, False]
 
-    for _ in range(2):  # that it is to be stored, and by whom
+    # One trigger requests the checkpoint, another names who stores it.
+    for _ in range(2):
         group.bench.see(leaving=[A], digest=OWN)
         group.settle()
     kept = of_kind(group.bench.said, do.PublishSnapshot)[-1]
@@ -831,8 +842,8 @@ def fallen_back() -> tuple[Group, ModelId]:
 
 
 def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
-    #  version     1        2       | B dies: back to 1, of which no snapshot says that it is stored
-    #  in storage  ██
+    # version     1        2       | B dies: back to 1, which no snapshot lists as stored
+    # stored      ██
     group, stored = fallen_back()
     group.bench.find("all")
     group.bench.find("genesis")
@@ -847,8 +858,8 @@ def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
 
 
 def test_a_coordinator_that_falls_back_begins_with_the_weights_of_its_base_alone() -> None:
-    #  version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
-    #  in storage  ██                 others are to hold the weights: a snapshot of 1 comes first
+    # version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
+    # stored      ██                 others are to hold the weights: a snapshot of 1 comes first
     group, stored = fallen_back()
     bench = group.bench
     bench.feed(events.SettingsChanged(changed(sliced(), aggregation=None, revision=1)))
@@ -874,7 +885,8 @@ def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
     group.finish(A, B, C)
     group.read_back()
     process = group.of.pop(B)
-    group.see()  # B is not in sight, and alone has a slice
+    # B, the only owner of a slice, sent no heartbeat.
+    group.see()
     assert not of_kind(group.bench.tick(group.bench.now + 60.0), do.StepDown)
 
     group.of[B] = process
@@ -886,7 +898,7 @@ def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
 
 def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
     #  version     1        2         | the next leader       | B dies
-    #  in storage  ██                 | begins at version 2   | back to 1, and not to 0
+    # stored      ██                 | begins at version 2   | back to 1, and not to 0
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.read_back()
@@ -896,7 +908,8 @@ def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_r
     group.finish(A, B, C)
     group.read_back()
     before = group.bench
-    group.bench.see()  # and nobody is heard of any more
+    # No heartbeat arrives any more.
+    group.bench.see()
     hot = before.published[-1]
     assert hot.made.version == 2
 
@@ -925,7 +938,7 @@ def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -
 
 
 def checkpoints(group: Group) -> list[tuple[int, list[int]]]:
-    """Versions of which one was published, each with those that its leader knows in storage."""
+    """Return the published versions, each with the versions that its leader knew in storage."""
     published = [each for each in of_kind(group.bench.said, do.PublishSnapshot) if each.checkpoint]
     return [
         (each.snapshot.made.version, [made.version for made in each.snapshot.stored or ()])
@@ -956,7 +969,8 @@ def test_a_backup_comes_to_its_end_while_updates_go_on() -> None:
         group.bench.tick(group.bench.now + 0.9 * PATIENCE_S / 2)
         group.settle()
     assert checkpoints(group) == []
-    assert group.stores == [(A, group.of[A].replica.slices)]  # and B is not asked for another one
+    # B is not asked to store another checkpoint.
+    assert group.stores == [(A, group.of[A].replica.slices)]
 
     group.deaf.clear()
     process = group.of[B]
@@ -990,7 +1004,8 @@ def test_member_without_the_order_to_store_a_version_says_so_and_another_is_stor
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.bench.read_updates()
-    for trigger in group.unheard():  # one is told what counts now, and is at it
+    # B learns what is in force, but gets no order to store it.
+    for trigger in group.unheard():
         for process in group.of.values():
             orders = trigger.group
             assert orders is not UNSET
@@ -1052,7 +1067,7 @@ def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_s
     assert status is not UNSET
     assert "memory for 1 of the 4 slices" in status.left_out[A]
 
-    group.of[C] = process = Process(C, 3)  # with room for all
+    group.of[C] = process = Process(C, 3)  # room for all slices
     group.see()
     group.settle()
     assert process.entered is not None
@@ -1063,7 +1078,8 @@ def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_s
 def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     pinned = [group.of[worker].replica.pinned for worker in (A, B, C)]
-    assert pinned == [False] * 3  # version 0 is made again by anybody
+    # Any member can make version 0 again.
+    assert pinned == [False] * 3
     group.finish(A, B, C)
     group.read_back()
     assert [group.of[worker].replica.pinned for worker in (A, B, C)] == [True, True, False]
@@ -1089,7 +1105,7 @@ def said(number: int, made: ModelId | None, life: int = 1) -> StateReport:
 
 @pytest.mark.parametrize("field", ["copies", "stores", "hot", "offer"])
 def test_who_came_back_says_so_where_the_one_before_is_asked_for_something(field: str) -> None:
-    # What it said as it began to hear is older than what the one before had heard.
+    # The new process's first message is older than the last one that its predecessor received.
     before, member = Member(A, 1), Member(A, 2)
     asked = {"copies": (Copy(before),), "stores": (before,), "hot": before, "offer": before}
     replica = WeightReplica(member, "127.0.0.1:2", numbers=10)

@@ -1,6 +1,6 @@
-"""What somebody forges who may write to Redis delays a group for ten seconds at most.
+"""Messages forged by someone who may write to Redis delay a group for at most ten seconds.
 
-Each case is one word, and a heartbeat in its sender's name that stands for as long as the test.
+Each case is one word. Besides it, a heartbeat in the sender's name stands for the whole test.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def own(group: Group) -> ModelId:
 
 
 def attempt_of(group: Group, worker: WorkerId) -> Reduced:
-    """What a member would say of the attempt that it has entered."""
+    """Return a member's report on the attempt that it has entered."""
     entered = group.of[worker].entered
     assert entered is not None
     attempt = entered.reduce.attempt

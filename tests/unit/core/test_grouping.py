@@ -1,4 +1,4 @@
-"""The grouping rule against a naive reference: who is in the next group, and in which order."""
+"""The grouping rule against a naive reference: members of the next group, and their order."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -91,7 +91,7 @@ def test_no_batch_is_used_twice_and_the_oldest_is_always_in_the_next_group(
 
 
 def of_streams(offset: int, worker: WorkerId, **records: int) -> Batch:
-    """A batch of so many records of each of these streams."""
+    """Return a batch with this many records of each of these streams."""
     spans = [Span(stream, 0, offset * 100, offset * 100 + n) for stream, n in records.items()]
     return Batch(offset, worker, tuple(sorted(spans)), sum(records.values()))
 
@@ -156,7 +156,8 @@ def test_a_group_for_one_worker_takes_orphans_then_its_own_then_the_oldest() -> 
     )
 
     assert [each.offset for each in grouper.take_for(A, {A, B}, 5)] == [2, 5, 1, 3, 0]
-    assert not grouper.is_for([A], [A, B])  # what waits is b's
+    # The waiting batch is B's.
+    assert not grouper.is_for([A], [A, B])
 
 
 def test_what_must_wait_no_longer_leads_a_group_for_one_worker() -> None:
@@ -191,7 +192,8 @@ def test_a_trickle_gets_its_floor_and_the_oldest_is_always_in(
     grouper, offset, groups = Grouper(), 0, list[tuple[Batch, ...]]()
     late = f"s{streams}"
     for _ in range(30):
-        while len(grouper) < 6 * group_size:  # one batch of the trickle behind each full queue
+        # One batch of the slow stream is behind each full queue.
+        while len(grouper) < 6 * group_size:
             busy = f"s{choose(range(streams))}"
             grouper.add(of_streams(offset, choose([A, B, C]), **{busy: 10}))
             offset += 1

@@ -1,4 +1,4 @@
-"""The history: one chain of updates, whatever deposed leaders go on writing."""
+"""The history is one chain of updates, even if deposed leaders continue to write."""
 
 import pytest
 from hypothesis import example, given
@@ -121,7 +121,8 @@ def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 70),
         Lead(70, GENESIS, "c2", 80),
-        update(70, 1),  # it was on its way when the log lost its tail
+        # This record was in flight when the log lost its tail.
+        update(70, 1),
         update(80, 1),
     ]
     history = read(topic)
@@ -140,7 +141,8 @@ def test_no_two_numbers_are_the_same_but_by_a_rare_chance() -> None:
     numbers = [unused_number(1767225600.001, 4095), unused_number(1767225600.002, 0)]
 
     assert numbers == sorted(set(numbers))
-    assert numbers[0] > 10**12  # above every offset that an older program used as an epoch
+    # The epoch is above every offset that an older program used as an epoch.
+    assert numbers[0] > 10**12
 
 
 def test_of_two_candidates_the_first_to_write_leads() -> None:
@@ -209,7 +211,8 @@ def test_a_quarantine_outlives_the_updates_around_it() -> None:
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         Quarantined(0, batch(7), "expired"),
-        Lead(0, GENESIS, "c2", 3),  # takes J=1 back, but not the quarantine
+        # Takes version 1 back, but not the quarantine.
+        Lead(0, GENESIS, "c2", 3),
     ]
     history = read(topic)
 
@@ -298,11 +301,12 @@ def test_no_record_is_fed_twice() -> None:
         history.feed(3, None)
 
 
-OPERATORS = (Requeued, Replayed)  # whose records count whoever leads
+# Kinds of records that count under every leader.
+OPERATORS = (Requeued, Replayed)
 
 
 def effective(topic: Topic) -> tuple[int, list[ModelId]]:
-    """The fold from its definition: for every record anew, over all that stands before it."""
+    """Fold by the definition: judge each record by all records before it."""
     in_force, path = -1, [GENESIS]
     for record in topic:
         match record:
@@ -331,7 +335,7 @@ def test_each_batch_is_quarantined_as_the_last_record_that_counted_about_it_says
     topic: Topic,
 ) -> None:
     history, last = History(), dict[int, Quarantined | Requeued | Replayed]()
-    first = dict[int, Quarantined]()  # since the batch was last taken back
+    first = dict[int, Quarantined]()  # since its last requeue
     for offset, record in enumerate(topic):
         if history.feed(offset, record) and isinstance(record, Quarantined | Requeued | Replayed):
             before = last.get(record.batch.offset)
@@ -367,8 +371,10 @@ def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topi
 
 @given(topics, st.integers(0, 40))
 @example(
-    [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)], 2
-)  # the reader starts from an update that is taken back
+    [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)],
+    2,
+    # The reader starts from an update that is taken back.
+)
 def test_readers_that_start_at_different_points_agree_on_what_follows(
     topic: Topic, start: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""A leader at work: when a round begins, who is asked, what workers and successors are told."""
+"""A leader at work: when rounds begin, and what it sends to workers and successors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def leading(settings: CoordinatorSettings = QUIET, *workers: WorkerId) -> Bench:
 
 
 def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
-    """Who is asked for which batches by the one trigger among these commands."""
+    """Return the batches per worker that the only trigger among these commands requests."""
     orders = the(commands, do.PostTrigger).trigger.orders
     return {order.worker: [b.offset for b in order.batches] for order in orders}
 
@@ -204,7 +204,7 @@ def test_a_lingering_round_takes_in_what_comes_before_its_gradients() -> None:
     assert (update.update.short, len(update.update.batches)) == ("", 2)
 
 
-# --- others are asked ------------------------------------------------------------------------
+# --- reassignment ----------------------------------------------------------------------------
 
 
 def test_the_batches_of_a_dead_worker_go_to_another_with_the_model() -> None:
@@ -331,7 +331,8 @@ def test_an_emptied_board_gets_back_the_model_and_a_snapshot() -> None:
     assert bench.feed(events.BoardWiped()) == (do.PublishModel(ModelId(0, 1)), do.CopyWeights())
     said = bench.read_updates()
     assert the(said, do.PublishSnapshot).snapshot.made == ModelId(0, 1)
-    bench.see()  # nobody has beaten yet: they are given time
+    # No heartbeat has arrived yet, so workers get time.
+    bench.see()
     assert asked(bench.announce(A, B)) == {A: [2], B: [3]}
 
 
@@ -345,7 +346,8 @@ def test_what_the_board_lost_is_asked_for_again_at_once(event: events.Coordinato
     said = bench.feed(event)
     assert asked(said) == {A: [0], B: [1]}
     model, trigger = of_kind(said, do.PublishModel), of_kind(said, do.PostTrigger)
-    assert said.index(model[0]) < said.index(trigger[0])  # that was lost, too
+    # The trigger was lost, too.
+    assert said.index(model[0]) < said.index(trigger[0])
     assert the(bench.compute(), do.Apply).update.version == 1
 
 
@@ -357,7 +359,7 @@ def test_a_leader_without_a_round_asks_nothing_when_the_board_is_back(
     assert of_kind(bench.feed(event), do.PostTrigger) == []
 
 
-# --- what others are told --------------------------------------------------------------------
+# --- reports ---------------------------------------------------------------------------------
 
 
 def test_the_leader_status_says_what_is_decided_and_what_waits() -> None:

@@ -43,7 +43,8 @@ def test_a_round_in_flight_keeps_its_k_and_the_next_one_has_the_new() -> None:
     assert change(bench, K3) == ()
     first = the(bench.compute(), do.Apply).update
     assert (len(first.batches), first.revision) == (2, 0)
-    assert of_kind(bench.said, do.PostTrigger)[1:] == []  # two wait, three are asked for
+    # Two batches wait, and a group takes three.
+    assert of_kind(bench.said, do.PostTrigger)[1:] == []
     bench.announce(A)
     second = the(bench.compute(), do.Apply).update
     assert (len(second.batches), second.revision, second.short) == (3, 1, "")

@@ -1,4 +1,4 @@
-"""Who may be given work, by beats that may all vanish at once."""
+"""Liveness of workers by heartbeats that may all vanish at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,5 +175,6 @@ def test_model_of_who_holds_the_newest_version_is_the_jobs() -> None:
     liveness.expect(C)  # its beat was not seen yet
     liveness.expect(A)
     assert liveness.live == {A}
-    liveness.expect(B)  # another process under that name
+    # Another process has started under that name.
+    liveness.expect(B)
     assert liveness.live == {A}

@@ -1,4 +1,4 @@
-"""Updates in flight: what counts, who is asked, and who is blamed."""
+"""Updates in flight: which gradients count, who gets orders, and who is blamed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_gradient_over_fewer_samples_does_not_count_and_its_order_is_void() ->
     assert asked(one.orders(0.0, {A, B})) == {B: [0]}
 
 
-# --- who is asked ----------------------------------------------------------------------------
+# --- assignment ------------------------------------------------------------------------------
 
 
 def test_the_holder_is_asked_first_then_whoever_was_asked_least() -> None:
@@ -173,10 +173,10 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
 
 
 class _Timed:
-    """Rounds of one version, and workers of which some times are known.
+    """Rounds of one version, with known gradient times for some of the workers.
 
     Args:
-        each_s: Times of a batch, by worker, in their order.
+        each_s: Gradient times per batch of each worker, in order.
     """
 
     def __init__(self, each_s: dict[WorkerId, list[float]]) -> None:
@@ -207,7 +207,8 @@ class _Timed:
     [
         ([1.0, 1.2, 40.0, 1.1], 1.1),
         ([1.0, 40.0, 40.0, 1.1, 1.2], 1.2),
-        ([40.0], 1.0),  # a first gradient: as long as others take
+        # A first gradient is expected to take as long as those of others.
+        ([40.0], 1.0),
         ([40.0, 40.0], 1.0),
         ([40.0, 40.0, 40.0], 40.0),
         ([1.0, 40.0, 40.0, 40.0], 40.0),
@@ -380,7 +381,7 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
 
 
 def test_a_worker_that_dies_after_its_deadline_is_not_forgotten() -> None:
-    # deadlines are shorter than the time in which a death is noticed:
+    # deadlines are shorter than the time after which a death is noticed:
     # asked    A: 0   (overdue)   B: 0   (A has died)   (B answers)
     # strikes                                0 1            acquitted
     suspects = Suspects(LIMIT)
@@ -491,7 +492,8 @@ def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
     several.rounds.assigner.orders(0.0, {A}, 7)
     assert not several.rounds.requeue(A, [0], 6)
     assert several.rounds.fail(A, [0], 6) == ()
-    assert several.rounds.requeue(A, [0], 8)  # it began later, at newer weights than it was asked
+    # The gradient was begun later than ordered, at newer weights.
+    assert several.rounds.requeue(A, [0], 8)
 
 
 def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> None:
@@ -537,7 +539,8 @@ def test_who_is_late_has_something_in_hand_and_is_awaited_no_more() -> None:
     several.begin(batch(0, A))
     several.rounds.assigner.orders(0.0, {A, B}, 5)
     assert (several.rounds.assigner.awaits(7), several.rounds.assigner.oldest_asked(7)) == (5, 5)
-    assert not several.rounds.may_begin(0, 9)  # what is of 5 must be applied by 8
+    # A gradient of version 5 must be applied by version 8.
+    assert not several.rounds.may_begin(0, 9)
     several.rounds.assigner.overdue(LATE_S)
     assert (several.rounds.assigner.awaits(7), several.rounds.assigner.oldest_asked(7)) == (7, 5)
     assert several.rounds.assigner.idle({A, B}) == {B}

@@ -1,4 +1,4 @@
-"""Which rule a round goes by: the first that holds, kept long enough not to go back and forth."""
+"""Choice of a rule: the first one that holds, kept long enough to avoid oscillation."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
     rounds = _Rounds(last=Synchrony(2, 8, single_worker=True))
     assert rounds.begin(3, count=100) is IDLE.mode
     assert rounds.begin(2) is OWN
-    other = _Rounds(last=Synchrony(5))  # of rules that are there no more
+    other = _Rounds(last=Synchrony(5))  # of a removed rule
     assert other.begin(4) is MANY.mode
 
 
@@ -118,7 +118,8 @@ def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
 def test_it_never_goes_back_and_forth(steps: list[tuple[int, float, float]]) -> None:
     rounds = _Rounds()
     live_then = 0
-    since = 0  # rounds begun with the newest choice
+    # Rounds begun since the newest choice.
+    since = 0
     for live, busy, pause_s in steps:
         rounds.now += pause_s
         mode = rounds.begin(live, busy=busy)
@@ -256,7 +257,7 @@ def test_a_schedule_is_its_formula() -> None:
 def test_the_loss_window_is_of_as_many_updates_of_the_job(
     parts: list[tuple[int, float]],
 ) -> None:
-    # each is of so many batches, where an update of the job has six
+    # Each round has that many batches; an update of the job has six.
     completion = Completion(QUIET, genesis({}))
     batches = list[float]()
     for size, loss in parts:
@@ -274,11 +275,13 @@ def test_who_takes_over_goes_on_by_the_rule_of_the_last_update() -> None:
     one = leading(settings, A, B)
     one.announce(A, A)
     one.compute()
-    one.compute()  # half an update of the job's own K each
+    # Each round is half an update of the job's own K.
+    one.compute()
     one.read_updates()
     two = Bench(settings, updates=one.updates, control=one.control, name="c2")
     two.lead(one.published[-1])
-    two.see(A)  # of those who live that is one
+    # Only one worker is alive.
+    two.see(A)
     two.announce(A)
     two.compute()
     ((_, _, update),) = updates(two)

@@ -39,17 +39,19 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from common.core.worker_messages import WorkerCommand, WorkerEvent
 
-STEP_S = 0.05  # of virtual time between two steps of anybody
-PATIENCE = 2000  # steps until everything must have drained
+# Virtual time between two steps of a process.
+STEP_S = 0.05
+# Number of steps after which everything must have drained.
+PATIENCE = 2000
 WORKER = WorkerSettings(batch_size=SAMPLES, bound=3, batch_linger_s=0.2)
 COORDINATOR = replace(QUIET, group_linger_s=0.3, hot_every_updates=2)
 
 
 @dataclass
 class _World:
-    """What they share: the log, the board, and the time."""
+    """Log, shared state and clock of all processes."""
 
-    ends: Positions  # of the partitions' logs
+    ends: Positions  # log ends of the partitions
     now: float = 0.0
     control: list[Claim] = field(default_factory=list)
     updates: list[AuditRecord] = field(default_factory=list)
@@ -208,7 +210,7 @@ def test_records_go_in_and_updates_come_out_and_each_offset_is_in_one() -> None:
     found = cluster.drain()
     assert (found.flaws, found.trained, found.taken_back) == ((), 120, 0)
     assert [update.short for update in found.updates] == [""] * 6
-    assert len(cluster.world.triggers) == 6  # nobody was asked twice
+    assert len(cluster.world.triggers) == 6  # no order was repeated
 
 
 def test_a_new_coordinator_goes_on_where_the_old_one_was_lost() -> None:

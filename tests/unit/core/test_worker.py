@@ -1,4 +1,4 @@
-"""The stream side of a worker: where it may read, what it announces, when it pauses."""
+"""The stream side of a worker: its positions, its claims, and its pauses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Stream(Worker):
 
 
 def place(position: int, partition: Partition = P) -> do.Place:
-    """Read it from there on, of a log of which nothing is known."""
+    """Return the command to read from this position, in a log with unknown epochs."""
     return do.Place({partition: LogPosition(position)})
 
 
@@ -123,7 +123,8 @@ def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 10)
-    assert stream.stand(9, p=10) == ()  # its own claim, only the report is late
+    # The claim is the worker's own, and only its report is late.
+    assert stream.stand(9, p=10) == ()
     assert stream.stand(10, p=30) == (do.Unplace(P),)
     assert stream.stand(11, p=30) == ()
     stream.deliver(_1=8)
@@ -230,7 +231,7 @@ def test_the_bound_pauses_reading_until_batches_are_settled() -> None:
 
 
 def test_batches_are_forgotten_although_control_offsets_began_again() -> None:
-    # control    at 7: [0:10]   created anew   at 0: [10:20], which is settled; [0:10] never is
+    # control    at 7: [0:10]   recreated      at 0: [10:20], which is settled; [0:10] never is
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 2 * SAMPLES)
@@ -458,7 +459,8 @@ def test_no_commit_is_above_a_batch_that_waits(steps: list[str]) -> None:
             bench.compute()
         leader = bench.machine.leader
         if leader is None:
-            return  # too much poison: the job is held
+            # Too much poison holds the job.
+            return
         seen = events.LeaderStatusSeen(bench.leader_status)
         waiting = [s.start for batch in leader.batches for s in batch.address]
         for commit in of_kind(stream.on(seen, COMMIT_S * number), do.Commit):
@@ -536,7 +538,7 @@ def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
     commands = stream.on(events.Decoded(DecodedRun(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
     (claim,) = claims(commands)
     assert claim.address == (Span(*P, 40, 50, 9, 2, 50, 3),)
-    # What retention deletes next follows the record that was read last.
+    # Retention deletes the records after the one that was read last.
     first, second = claims(stream.on(events.FellBehind(P, 70), 0.0))
     assert first.address == (Span(*P, 50, 55, 9, 3, 55, 3),)
     assert second == SpanExpired(A, (Span(*P, 55, 70, 9, 3, 55, 3),))
@@ -709,7 +711,8 @@ def test_a_trigger_of_its_leader_gives_room_without_a_look_at_the_status() -> No
     "trigger",
     [
         events.RoundBegan(0, None),  # an older program's
-        events.RoundBegan(9, Unsettled(7, 6, 0, 1)),  # a leader whose status was not seen
+        # This leader's status was never seen.
+        events.RoundBegan(9, Unsettled(7, 6, 0, 1)),
         events.RoundBegan(0, Unsettled(6, 6, 0, 1)),  # older than the status
     ],
 )
