@@ -1,4 +1,4 @@
-"""Codecs give back what was written, whatever is broken beside it."""
+"""Codecs return what was written, even beside broken records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from common.data.columns import bucket_of
 from common.data.fields import DTYPE_NAMES, Columns, DecodedColumns, Field
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\'), min_size=1)
-WRITTEN = ("tensor", "json")  # by columns; others by schemas of their producers
+# Codecs that write columns; the others write by their producers' schemas.
+WRITTEN = ("tensor", "json")
 FINITE = {"allow_nan": False, "allow_infinity": False}
 FIELDS = [Field("x", "float32", (2,)), Field("i", "int8"), Field("b", "bool")]
 

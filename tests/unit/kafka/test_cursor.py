@@ -31,8 +31,11 @@ def test_the_first_hole_is_believed_when_a_second_fetch_shows_it_too() -> None:
     assert cursor.position == 6
     assert cursor.take([9, 10]) == RunContinuation(0, 2, again=False)
     assert cursor.take([12]) == RunContinuation(
-        0, 1, again=False
-    )  # it is known to have holes by now
+        0,
+        1,
+        again=False,
+        # The log is known to have holes by now.
+    )
     assert cursor.position == 13
 
 
@@ -49,9 +52,11 @@ def test_an_end_above_the_last_record_is_believed_as_a_hole_is() -> None:
     assert cursor.reach(7)
     assert cursor.position == 5
     assert not cursor.reach(7)  # a second fetch came to it, too
-    assert not cursor.reach(9)  # it is known to have holes by now
+    # The log is known to have holes by now.
+    assert not cursor.reach(9)
     assert cursor.position == 9
-    assert not cursor.reach(6)  # of a fetch that began lower
+    # The fetch began at a lower offset.
+    assert not cursor.reach(6)
     assert cursor.position == 9
 
 
@@ -81,7 +86,7 @@ def test_every_record_from_the_position_on_is_taken_once(
     count=st.integers(1, 20),
 )
 def test_stale_records_never_make_a_hole(stale: int, position: int, count: int) -> None:
-    """A log without holes: what an earlier placement left over comes first, then what was asked."""
+    """Leftovers of an earlier placement precede the requested records; the log has no holes."""
     cursor, taken = Cursor(PARTITION, position), []
     left_over = list(range(stale, stale + count))
     for fetched in (left_over, list(range(position, 100))):

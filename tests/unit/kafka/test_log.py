@@ -1,4 +1,4 @@
-"""What the adapter concludes of what the client answers, with no broker to ask."""
+"""Conclusions of the adapter from the client's answers, without a broker."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
     assert diverged(5, 3, 120) == {}
     assert diverged(7, 3, 60) == {P: 60}
     assert diverged(7, 4, 60) == {P: 60}
-    assert asked == [3, 4, 3]  # while an epoch is in force, of each earlier one once
+    # Each earlier epoch is requested once while an epoch is in force.
+    assert asked == [3, 4, 3]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the end of a process is drawn out by glibc")

@@ -1,4 +1,4 @@
-"""What the client's answers about the ends of logs mean."""
+"""Meaning of the client's answers about the ends of logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 P, Q = Partition("a", 0), Partition("a", 1)
-NOT_ANSWERED = -1001  # what the client says of a partition whose leader is there and says nothing
+# The client's code for a partition whose leader is up but does not respond.
+NOT_ANSWERED = -1001
 
 
 class HalfAnswered(AdminClient):

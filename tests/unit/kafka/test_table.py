@@ -1,8 +1,8 @@
-"""A table under several writers: every change that is acknowledged is made, none is made twice.
+"""A table with several writers: each acknowledged change is made, and none is made twice.
 
-The model: each writer is a thread that stops before it reads and before it appends, and a schedule
-says who goes on. A writer that stops for good plays a crash; a writer that goes on late plays a
-record that is delivered late. The table is the real one, on a log in memory.
+In the model, each writer is a thread that stops before it reads and before it appends, and a
+schedule chooses the writer that continues. A writer that stops for good plays a crash; one that
+continues late plays a record that is delivered late. The table is the real one, on a log in memory.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Writer(threading.Thread):
         except (
             Crash,
             UnavailableError,
-        ):  # such as a record that is compacted before its writer looks
+        ):
             self.outcome = "unknown"
         finally:
             self.outcome = self.outcome or "failed"
@@ -118,19 +118,19 @@ class Writer(threading.Thread):
             raise Crash
 
     def step(self) -> None:
-        """Go on to the next read or append, or to the end."""
+        """Continue to the next read or append, or to the end."""
         if not self.outcome:
             self._go.release()
             assert self._stopped.acquire(timeout=60.0)
             self.crashes_after -= 1
 
     def crash(self) -> None:
-        """End where it stands."""
+        """Crash at the present step."""
         self.crashes_after = 0
         self.step()
 
     def finish(self) -> None:
-        """Go on to the end."""
+        """Continue to the end."""
         while not self.outcome:
             self.step()
 
@@ -143,12 +143,12 @@ class SteppedLog(MemoryLog):
         self.writers = dict[int, Writer]()  # by thread
 
     def bounds(self, partition: Partition) -> Bounds:
-        """As ever, a step later."""
+        """Wait for the next step before the normal call."""
         self._pause()
         return super().bounds(partition)
 
     def writer(self, **given: Any) -> MemoryWriter:  # noqa: ANN401 -- passed on
-        """As ever, a step later."""
+        """Wait for the next step before the normal call."""
         self._pause()
         return super().writer(**given)
 
@@ -220,7 +220,7 @@ class World:
             assert made in allowed[writer.outcome], (writer.outcome, value)
 
     def check_readers(self, *, late: bool = False) -> None:
-        """See that everybody reads the same, whatever prefix of the log is compacted.
+        """Check that all readers read the same, with every prefix of the log compacted.
 
         Args:
             late: True to check readers that have read a part of the log before it is compacted.
@@ -247,7 +247,8 @@ def interleavings(begin: Callable[[World], object], writers: int) -> Iterator[Wo
 
     Writers that do the same begin in the order of their numbers: their names do not matter.
     """
-    taken, more = list[int](), True  # the index of each choice among the writers that can go on
+    # Index of each choice among the writers that can continue.
+    taken, more = list[int](), True
     while more:
         world, choices = World(), list[int]()
         for _ in range(writers):
@@ -400,7 +401,8 @@ def test_two_repairs_at_once_end_the_matter() -> None:
         table.read()
     world.clock.advance(REPAIR_S)
     repairs = [
-        Writer(world.log, table, lambda value: value or ())  # which repairs before it changes
+        # The table repairs the log before the change.
+        Writer(world.log, table, lambda value: value or ())
         for table in tables
     ]
     for _ in range(2):
@@ -534,13 +536,13 @@ class SilentWriter(MemoryWriter):
     """A writer whose records arrive without a delivery report."""
 
     def flush(self, timeout_s: float) -> bool:
-        """As ever, but nobody says so."""
+        """Write everything, but report failure."""
         super().flush(timeout_s)
         return False
 
 
 class SilentLog(MemoryLog):
-    """A log that takes records and does not say so."""
+    """A log that accepts records without a report."""
 
     def writer(self, **_: object) -> MemoryWriter:
         """Make a silent one."""
@@ -563,7 +565,7 @@ class RivalLog(MemoryLog):
     rival: Table | None = None
 
     def writer(self, **given: Any) -> MemoryWriter:  # noqa: ANN401 -- passed on
-        """As ever, but the other first."""
+        """Let the rival write before the normal call."""
         rival, self.rival = self.rival, None
         if rival is not None:
             rival.update(NAME, lambda _: ("theirs",), encode)

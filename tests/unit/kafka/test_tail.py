@@ -1,4 +1,4 @@
-"""What a tail makes of what its client says, in whatever order that comes."""
+"""Conclusions of a tail from the client's messages, in any order."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_tail_that_is_out_of_range_before_it_can_seek_is_reported(
 
 
 class Silent:
-    """A consumer to which nothing comes."""
+    """A consumer without messages."""
 
     def __init__(self, _: object) -> None: ...
 

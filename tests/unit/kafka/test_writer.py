@@ -1,4 +1,4 @@
-"""How the thread of a producer waits for reports."""
+"""The wait of a producer's thread for delivery reports."""
 
 from __future__ import annotations
 

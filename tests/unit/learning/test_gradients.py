@@ -290,7 +290,7 @@ class Mismatched(Regression):
     """Raises inside PyTorch."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """Logits that are none."""
+        """Pass labels of the wrong size to PyTorch."""
         return cross_entropy(outputs, records["y"].long()[:2], reduction="none")
 
 
@@ -303,7 +303,7 @@ def test_what_pytorch_raises_is_reported_with_the_line_of_the_task_that_called_i
 
 
 class Returning(Regression):
-    """A task of which each method returns what a test wants."""
+    """A task whose methods return what a test needs."""
 
     def __init__(
         self,
@@ -315,15 +315,15 @@ class Returning(Regression):
         self._change = outputs, losses, metrics
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """As changed."""
+        """Return changed outputs."""
         return cast("Tensor", self._change[0](super().forward(module, records)))
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """As changed."""
+        """Return changed losses."""
         return cast("Tensor", self._change[1](super().losses(outputs, records)))
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As changed."""
+        """Return changed metrics."""
         return cast("dict[str, Tensor]", self._change[2]((outputs - records["y"]).abs()))
 
 

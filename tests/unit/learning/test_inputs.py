@@ -1,4 +1,4 @@
-"""What a prediction needs of a record is seen, not told."""
+"""The fields that a prediction needs are observed, not declared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = (Field("a", "float32", (2,)), Field("b", "int64"), Field("label", "int6
 
 
 class Joined:
-    """Reads whatever there is but the label."""
+    """Reads all fields except the label."""
 
     def build(self) -> nn.Module:
         """Make the network."""

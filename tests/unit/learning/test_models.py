@@ -144,7 +144,8 @@ def test_running_normalisation_knows_the_records_of_all_updates_whoever_held_the
 def test_running_normalisation_judges_each_record_alone_once_something_is_known() -> None:
     norm = RunningNorm(2)
     records = torch.from_numpy(np.random.default_rng(0).normal(7.0, 3.0, (40, 2))).float()
-    assert norm(records).mean().item() == pytest.approx(0.0, abs=1e-5)  # of the first, its own
+    # The first batch is normalized by its own mean.
+    assert norm(records).mean().item() == pytest.approx(0.0, abs=1e-5)
     for _ in range(5):
         norm(records)
     whole = norm.eval()(records)

@@ -102,7 +102,8 @@ def test_a_gradient_is_dense_where_rows_are_looked_up_and_used_as_a_whole_too() 
 def test_weights_load_from_any_kind_of_bytes() -> None:
     flat = FlatModel(nn.Linear(2, 1))
     wanted = np.array([1, 2, 3], np.float32)
-    shifted = memoryview(b"x" + wanted.tobytes())[1:]  # not aligned, as in the middle of a message
+    # Not aligned, as in the middle of a message.
+    shifted = memoryview(b"x" + wanted.tobytes())[1:]
     for weights in (wanted, wanted.tobytes(), shifted):
         flat.vector[:] = 0
         flat.load(weights)

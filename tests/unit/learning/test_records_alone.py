@@ -40,7 +40,8 @@ SYMBOLS = ("", "0", "1", "1.5", "true", "tcp", "2026-01-31T12:00:00Z", "1_0", "n
 NUMBERS = (0, 1, 1, 1, 0, 1, 2, 200, 300, -1, 2**40)
 FLOATS = (0.0, 1.0, 1.0, 1.0, 2.0, 1.5, -2.0, 300.0, nan, inf, 1e38)
 Value: TypeAlias = bytes | None
-Verdict: TypeAlias = str | dict[str, tuple[str, bytes]]  # the reason, or dtype and bits by field
+# Reason, or dtype and bits by field.
+Verdict: TypeAlias = str | dict[str, tuple[str, bytes]]
 
 
 class Case(NamedTuple):
@@ -114,7 +115,7 @@ class Drawn:
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.fields = {f"f{at}": described(chance) for at in range(chance.choice([1, 1, 2, 3]))}
-        # What fields take at each path: an array, a number or a text.
+        # Type that fields read at each path: an array, a number or a text.
         self.taken = {
             path: "array" if "shape" in field else "text" if field.keys() & READINGS else "number"
             for field in self.fields.values()
@@ -124,7 +125,7 @@ class Drawn:
         self._lengths: list[int] = [*fitting * 3, 0, 1, 3]
 
     def suits(self, path: str) -> str:
-        """What the type at a path should be, if it is to suit a field."""
+        """Return the type that suits a field at a path, or occasionally none."""
         return self.taken.get(path, "") if self.chance.randint(0, 4) else ""
 
     def length(self) -> int:
@@ -132,7 +133,7 @@ class Drawn:
         return self.chance.choice(self._lengths)
 
     def items(self, each: Callable[[], Any]) -> list[Any]:
-        """As many items as an array has."""
+        """Return a drawn number of items."""
         return [each() for _ in range(self.length())]
 
 
@@ -209,7 +210,7 @@ def json_case(chance: Random, *, hashed: bool = False) -> Case:
 
 
 def hashed_json_case(chance: Random) -> Case:
-    """Objects, all other keys of which are hashed."""
+    """Return a case of objects whose other keys are hashed."""
     return json_case(chance, hashed=True)
 
 
@@ -228,7 +229,7 @@ def zigzag(number: int) -> bytes:
     return varint(number << 1 ^ number >> 63)
 
 
-AvroType: TypeAlias = Any  # as JSON has it
+AvroType: TypeAlias = Any  # a schema in JSON
 SINGLE = ["boolean", "int", "double", "float", "string", "bytes", "fixed", "enum", "decimal"]
 
 
@@ -366,7 +367,8 @@ def protobuf_case(chance: Random) -> Case:
     enum = file.enum_type.add(name="E")
     for at, symbol in enumerate(("none", "tcp")):
         enum.value.add(name=symbol, number=at)
-    written = dict[str, list[tuple[int, int, bool]]]()  # by message: kind, number, repeated
+    # By message: kind, number, repeated.
+    written = dict[str, list[tuple[int, int, bool]]]()
     for name, above in (("R", ""), ("In", "in.")):
         message = file.message_type.add(name=name)
         written[name] = []
@@ -394,7 +396,8 @@ def protobuf_case(chance: Random) -> Case:
         parts = [part for part in written[name] if chance.randint(0, 5)]
         parts += [chance.choice(written[name])] * (not chance.randint(0, 5))
         data = [protobuf_bytes(drawn, kind, at, repeated=several) for kind, at, several in parts]
-        data += [varint(9 << 3) + varint(7)]  # a field that the schema does not have
+        # The schema lacks this field.
+        data += [varint(9 << 3) + varint(7)]
         if name == "R" and chance.randint(0, 3):
             inner = body("In")
             data.append(varint(4 << 3 | 2) + varint(len(inner)) + inner)
@@ -417,7 +420,7 @@ CODECS = {
 }
 
 
-@pytest.mark.timeout(3600)  # seconds, for the cases of a nightly run
+@pytest.mark.timeout(3600)  # seconds, for a nightly run
 @pytest.mark.parametrize("name", CODECS)
 @settings(max_examples=CASES)
 @given(seed=st.integers(0, 2**64 - 1))

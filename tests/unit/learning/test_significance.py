@@ -1,4 +1,4 @@
-"""The view of the weights: what it leaves out is bounded, and whoever hears of all has its bits."""
+"""The workers' view of the weights: its error is bounded, and all changes give exact bits."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
         following = np.empty_like(weights)
         for each in slices:
             place = each.place
-            for _ in range(2):  # an attempt that came to nothing changes nothing
+            # A failed attempt changes nothing.
+            for _ in range(2):
                 rate = RATE / (update + 1)
                 each.prepare(
                     weights[place], total[place].copy(), SAMPLES, rate, following[place], 0.0
@@ -115,11 +116,12 @@ def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("share", [0.1, 10.0])  # of the norm: it clips, or not
+@pytest.mark.parametrize("share", [0.1, 10.0])  # of the norm
 def test_a_gradient_is_clipped_by_the_norm_of_all_slices(
     reduction: Reduction, share: float
 ) -> None:
-    size, parameters = 3 * BLOCK, 3 * BLOCK - 20  # what is behind them are buffers
+    # The positions behind the parameters are buffers.
+    size, parameters = 3 * BLOCK, 3 * BLOCK - 20
     weights, total = drawn(size, 0), drawn(size, 1)
     scale = SAMPLES if reduction == "mean" else 1
     norm = float(np.linalg.norm(total[:parameters].astype(np.float64))) / scale

@@ -85,7 +85,7 @@ partitions = st.builds(Partition, names, st.integers(0, 1000))
 epochs = st.integers(-1, 2**31 - 1)
 positions = st.dictionaries(partitions, counts, max_size=4)
 metrics = st.dictionaries(texts, finite, max_size=3)
-# Of messages of one sample or more, of which one has a value.
+# Sums for messages with at least one sample, one of which has a value.
 metric_sums = st.dictionaries(texts, st.builds(MetricSum, sums, st.just(1)), max_size=3)
 models = st.builds(ModelId, counts, counts) | st.just(GENESIS)
 
@@ -357,7 +357,7 @@ every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
 
 def reason_of(way: Way, data: bytes) -> str:
-    """What the door says to these bytes: nothing, or its reason for refusing them."""
+    """Return the decoder's reason for refusing these bytes, or an empty string."""
     try:
         way.decode(data)
     except WireError as error:
@@ -472,7 +472,8 @@ def test_of_how_an_update_is_made_nothing_is_said_where_that_is_as_always() -> N
 
 # --- what fits into Kafka ------------------------------------------------------------------------
 
-KAFKA_BYTES = 1_000_000  # a producer refuses more, unless told otherwise
+# A producer's default limit.
+KAFKA_BYTES = 1_000_000
 
 
 @pytest.mark.parametrize("group_size", [1, 30, most_group_size(["t" * 249])])

@@ -26,7 +26,8 @@ def vectors(draw: st.DrawFn) -> Vector:
     share = draw(st.sampled_from([0.0, 0.01, 0.05, 0.3, 0.9, 1.0]))
     values = random.normal(size=(every, width)).astype(np.float32)
     values[random.random((every, width)) < draw(st.sampled_from([0.0, 0.05]))] = 0
-    values *= random.random((every, 1)) < share  # of a negative number this leaves -0.0
+    # The product leaves -0.0 for negative numbers.
+    values *= random.random((every, 1)) < share
     flat = values.ravel()
     if draw(st.booleans()):
         odd = random.integers(0, len(flat), len(ODD))
@@ -41,7 +42,7 @@ def dense(vector: SparseVector) -> Vector:
 
 
 def embedded(rows: int, width: int, touched: int, seed: int = 0) -> Vector:
-    """The gradient of an embedding of which some rows were looked up."""
+    """Return the gradient of an embedding with lookups of `touched` rows."""
     random = np.random.default_rng(seed)
     table = np.zeros((rows, width), np.float32)
     table[random.choice(rows, touched, replace=False)] = random.normal(size=(touched, width))
