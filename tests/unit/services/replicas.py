@@ -101,11 +101,11 @@ class MemoryReplica:
         until(looked, what)
 
     def takes_part_in(self, job: str) -> bool:
-        """Whether it leads a job or would."""
+        """Return True if the replica leads a job or is a candidate."""
         return f'doll_leading{{job_name="{job}"}}' in self.metrics.exposed().decode()
 
     def leads(self, job: str) -> bool:
-        """Whether it leads a job."""
+        """Return True if the replica leads a job."""
         leading = self.metrics.registry.get_sample_value("doll_leading", {"job_name": job})
         return bool(leading)
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 STREAM = "clinic-a"
 TASKS = "tests.unit.services.bad_tasks"
-BAD = {  # entrypoint, and what the job is held for
+# Entrypoints, and the reasons for which their jobs are held.
+BAD = {
     "Raises": "build() of the task raised",
     "RefusesOptions": "refuses its options",
     "Exits": "SystemExit",
@@ -92,18 +93,19 @@ class RefusingLog(MemoryLog):
     def __init__(self) -> None:
         super().__init__()
         self.refused = ""
-        self.faulty = ""  # a topic about whose settings it fails in a way that nobody foresaw
+        # A topic whose settings cause an unexpected error.
+        self.faulty = ""
 
     def settings(
         self, topics: Collection[str], refused: list[str] | None = None
     ) -> dict[str, dict[str, str]]:
-        """As ever, but of the faulty topic."""
+        """Fail for the faulty topic."""
         if self.faulty in topics:
             raise ZeroDivisionError("a bug")
         return super().settings(topics, refused)
 
     def append(self, record: NewRecord) -> int:
-        """As ever, but of the refused topic."""
+        """Fail for the refused topic."""
         if record.topic == self.refused:
             raise DeliveryError(f"{record.topic} takes nothing")
         return super().append(record)
@@ -367,7 +369,7 @@ class HastyOwner(JobOperations):
         self.look: Callable[[], None] | None = None
 
     def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
-        """As before; then somebody looks, and there are two records."""
+        """Hold the job, then let an operator resume it, which writes a second record."""
         held = super().hold(job, reason, detail)
         look, self.look = self.look, None
         if look is not None:
@@ -417,7 +419,8 @@ def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: s
     replica.look()
     until(lambda: owner.look is None, "it was held and resumed")
 
-    if task:  # it is tried again, and raises again
+    # The replica tries again, and the task raises again.
+    if task:
         replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "it is held")
     else:
         replica.look_until(lambda: replica.leads("bad"), "it leads")

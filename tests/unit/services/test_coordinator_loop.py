@@ -47,12 +47,12 @@ class Begun(NamedTuple):
     """A reader of a partition was made."""
 
     place: Partition
-    offset: int  # from which on
-    updates: int  # in the job's updates topic by then
+    offset: int  # first offset
+    updates: int  # length of the updates topic then
 
 
 class RecordingLog(MemoryLog):
-    """Knows from which offsets on it was read."""
+    """Records the offsets at which readers begin."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,14 +74,14 @@ class RecordingLog(MemoryLog):
 
 
 class BlockedBlobs(MemoryBlobs):
-    """Storage whose writes wait until a test lets them go on."""
+    """Storage whose writes wait for a test's permission."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.may_end = threading.Event(), threading.Event()
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write, once the test says so."""
+        """Write after the test's permission."""
         self.begun.set()
         assert self.may_end.wait(PATIENCE_S)
         super().put(name, data)
@@ -174,7 +174,7 @@ def test_who_ends_gives_the_lease_back_at_once(bench: Bench) -> None:
 
 
 def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench: Bench) -> None:
-    end = bench.log.bounds(UPDATES).end  # after the Lead of the first
+    end = bench.log.bounds(UPDATES).end  # after the first leader's Lead
     until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
     bench.leader.close()
     until(lambda: len(bench.board.snapshots()) == 2, "the next one, too")
@@ -231,7 +231,8 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
         metrics = bench.leader.replica.metrics.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
         until(lambda: busy() == 1.0, "they are busy, as far as is known")
-        before = log_lines()  # a busy machine may have shown the leader the first worker alone
+        # On a busy machine, the leader may have seen the first worker alone.
+        before = log_lines()
         beat(bench, "w2", "leaving")
         until(lambda: log_lines() == before + 1, "it is told")
 

@@ -1,4 +1,4 @@
-"""What the numbers and the traces of a coordinator say of what it decided."""
+"""A coordinator's metrics and traces match its decisions."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ BEGAN_S = 1_700_000_000.0
 
 
 class Measured(Bench):
-    """A coordinator on a bench that is measured; a command takes a second, deciding no time.
+    """A measured coordinator on a bench; a command takes a second, a decision no time.
 
     Args:
-        settings: The job's.
-        tracer: Where spans are told.
+        settings: Settings of the job.
+        tracer: Receiver of the spans.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Measured(Bench):
         return commands
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees under `doll_<name>`; None: no such series."""
+        """Return the sample of `doll_<name>`, or None if there is no such series."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", labels)
 
     def arrive(self, first_s: float, last_s: float) -> BatchReady:
@@ -96,7 +96,7 @@ def test_a_round_is_reported_by_its_stages() -> None:
     bench = leading()
     bench.announce(A, B, A, B)
     bench.compute()
-    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0  # until the last one came
+    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0  # until the last one arrived
     assert bench.sample("round_seconds_sum", stage="apply") == 3.0
     assert bench.sample("round_seconds_sum", stage="wait") == 0.0
     bench.compute()
@@ -194,7 +194,8 @@ def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
     bench.feed(events.RepliesRead((answer(orders[0], model), answer(orders[0], model))))
     assert bench.sample("gradient_staleness_versions_bucket", counted="no", le="0.0") == 1.0
     bench.feed(events.RepliesRead((answer(orders[1], model),)))
-    bench.feed(events.RepliesRead((answer(orders[1], model),)))  # of the version before, by now
+    # By now the gradient belongs to the previous version.
+    bench.feed(events.RepliesRead((answer(orders[1], model),)))
     assert bench.sample("gradient_staleness_versions_sum", counted="no") == 1.0
     assert bench.sample("gradient_staleness_versions_count", counted="yes") == 2.0
     ghost = gradient(A, ModelId(-1, 0), ())
@@ -253,7 +254,7 @@ def test_how_updates_are_made_is_reported_and_when_that_changes() -> None:
     bench.announce(A, B)
     bench.compute()
     assert bench.sample("synchronisation", mode="synchronous") == 1.0
-    assert bench.sample("group_size_batches") == 1.0  # of the job
+    assert bench.sample("group_size_batches") == 1.0  # the job's own K
     for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
         update = UpdateApplied(0, 2, (), 1, 2.0, base=0, synchrony=synchrony)
         bench.measuring.updated(update)
@@ -297,7 +298,8 @@ def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
     bench.compute()
     bench.feed(events.LeaseAnswered(held=False))
     bench.lead()
-    bench.read_control()  # its snapshot is the genesis: both claims once more
+    # The leader's snapshot is the genesis, so it counts both claims once more.
+    bench.read_control()
     assert bench.sample("claims_accepted_total") == 4.0
     assert bench.sample("epoch") == 3.0
 
@@ -306,7 +308,8 @@ def test_held_job_is_reported_by_the_replica_that_held_it_until_a_person_resumes
     bench = leading()
     bench.feed(events.HoldRequired("a log is shorter than it was"))
     assert (bench.sample("job_held"), bench.sample("leading")) == (1.0, 0.0)
-    bench.feed(events.WantedChanged("paused"))  # as it wrote down itself
+    # The replica receives its own record.
+    bench.feed(events.WantedChanged("paused"))
     assert bench.sample("job_held") == 1.0
     bench.feed(events.WantedChanged("running"))
     assert bench.sample("job_held") is None

@@ -45,7 +45,8 @@ OWN = {metric.name for metric in sections()["Coordinators"]}
 OF_GROUPS = {
     "doll_group_members",
     "doll_group_left_out_workers",
-}  # told where members hold the weights
+    # Reported only if members hold the weights.
+}
 
 
 class Bench:
@@ -66,7 +67,7 @@ class Bench:
         self.replica.look()
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees under `doll_<name>`."""
+        """Return the sample of `doll_<name>`."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", {"job_name": NAME, **labels})
 
     def await_sample(self, value: float, name: str, **labels: str) -> None:
@@ -99,7 +100,7 @@ class Bench:
         return newest
 
     def gradient(self, model: ModelId, order: Assignment) -> Gradient:
-        """Of an order, all zeros."""
+        """Return a gradient of zeros for an order."""
         weights = self.board.get_model(model)
         assert weights is not None
         samples = sum(batch.samples for batch in order.batches)
@@ -149,7 +150,8 @@ def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) 
     offset = third.orders[0].batches[0].offset
     bench.send(Failed(W1, third.model, (offset,), "expired", "deleted"))
     bench.await_sample(1.0, "batches_quarantined_total", reason="expired")
-    bench.await_sample(2.0, "dead_letters_total")  # a record, and the address of a batch
+    # One record, and the address of one batch.
+    bench.await_sample(2.0, "dead_letters_total")
     bench.await_sample(0.0, "batches_waiting")
     bench.await_sample(3.0, "stream_lag_records", stream=STREAM)
 

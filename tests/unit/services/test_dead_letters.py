@@ -145,7 +145,7 @@ def test_dead_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -
 
 
 class CountingSpans:
-    """A reader that remembers what it was asked for."""
+    """A reader that records the requested spans."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._spans = log.spans()
@@ -224,9 +224,10 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
 
 
 class ForbiddenTopics(MemoryLog):
-    """A log that refuses to create topics, and counts how often it was asked to."""
+    """A log that refuses to create topics, and counts the attempts."""
 
-    refusals = -1  # the first call makes the topics of the test
+    # The first call creates the test's own topics.
+    refusals = -1
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port."""

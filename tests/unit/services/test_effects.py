@@ -1,4 +1,4 @@
-"""What a coordinator does about its decisions when the outside is not there, or has changed."""
+"""Effects of a coordinator's decisions if external services fail or change."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Bench:
         self.woken += 1
 
     def wakes(self, command: do.CoordinatorCommand, *expected: events.CoordinatorEvent) -> bool:
-        """Whether the actor is woken for the answer to a command, which it hears in any case."""
+        """Return True if a command's answer, which arrives in any case, wakes the actor."""
         before = self.woken
         self.carry_out(command)
         assert list(self.inbox.read()) == list(expected)
@@ -242,7 +242,8 @@ def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
         do.ReadHeartbeats(),
         events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")}),
     )
-    bench.inbox.leadership += 1  # another leadership knows nobody yet
+    # A new leadership has seen no workers yet.
+    bench.inbox.leadership += 1
     again = events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")})
     assert bench.wakes(do.ReadHeartbeats(), again)
     assert not bench.wakes(do.ReadHeartbeats(), again)
@@ -349,7 +350,7 @@ def test_what_could_not_be_put_on_the_board_is_reported_once_the_board_is_back(
     assert not bench.wakes(do.PutLeaderStatus(status))
 
 
-# --- workers are told what changes ---------------------------------------------------------------
+# --- trigger contents ----------------------------------------------------------------------------
 
 WIDE = """
 name: digits
@@ -432,7 +433,8 @@ def test_compression_comes_and_goes_with_a_version(compressed: Bench) -> None:
     assert posted(bench, 1, 1).since == ModelId(3, 0)
     changed(bench, "")
     step_of_view = bytes(bench.job.trainer.weights())
-    assert posted(bench, 2, 1).since is UNSET  # who has version 1 has the view of it
+    # A worker with version 1 already has its view.
+    assert posted(bench, 2, 1).since is UNSET
     bench.carry_out(do.PublishModel(ModelId(3, 1)))
     assert whole(bench, 1) is not None
     step(bench, 2, [7], 1e-9)

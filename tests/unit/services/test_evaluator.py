@@ -169,7 +169,7 @@ class World:
         return {name: pytest.approx(mean, rel=1e-5) for name, mean in found.items()}
 
     def count(self, outcome: str) -> float | None:
-        """How many versions came to this, by the metrics."""
+        """Return the number of versions with this outcome, from the metrics."""
         labels = {"job_name": NAME, "outcome": outcome}
         return self.metrics.registry.get_sample_value("doll_evaluations_total", labels)
 
@@ -235,7 +235,8 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     world.start()
     world.offer(2, slope=3.0)
     world.update(1)
-    assert world.evals() == []  # the leader is ahead of its audit
+    # The leader is ahead of its audit.
+    assert world.evals() == []
     world.update(2)
     left, right = records(2, 40), records(3, 30)
     world.update(3, world.put("left", left), world.put("right", right))
@@ -372,7 +373,8 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     for version in (1, 2, 3):
         world.update(version)
     evaluator.follow(world.job_store.patch(NAME, "3 updates applied", wanted="stopped"))
-    assert not evaluator.running.ended.wait(0.5)  # somebody leads, and may have one to offer yet
+    # A live leader may still offer a version.
+    assert not evaluator.running.ended.wait(0.5)
     world.offer(3)
     world.board.release_lease("c1")
     evaluator.await_end()
@@ -487,7 +489,7 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
 
 
 def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> None:
-    # updates   0: Lead  1: J=1  2: J=2   created anew   0: Lead(70)  1: J=1  2: J=2  3: J=3
+    # updates   0: Lead  1: J=1  2: J=2   recreated       0: Lead(70)  1: J=1  2: J=2  3: J=3
     world.hold_out()
     world.start()
     world.update(1)
@@ -509,4 +511,5 @@ def test_a_deleted_job_is_left(world: World) -> None:
     until(lambda: world.count("done") is not None, "it has begun")
     evaluator.follow(None)
     evaluator.await_end()
-    assert world.count("done") is None  # nothing is told of it any more
+    # The job's metrics are gone.
+    assert world.count("done") is None

@@ -58,7 +58,7 @@ W = WorkerId("w1")
 MODEL = ModelId(3, 7)
 REPLICA = "c1-4711"
 RECORDS = 10
-DIGEST = "0123456789abcdef"  # of the layout of its model
+DIGEST = "0123456789abcdef"  # digest of its model's layout
 WALL_S = 4e9  # later than any time of a test
 IDS = tuple(range(RECORDS))
 
@@ -75,14 +75,15 @@ class World:
     codec: Codec
     metrics: WorkerMetrics
     tracer: MemoryTracer
-    stream: list[str]  # of triggers, as the leader's status names it; the last is the present one
+    # Names of trigger streams, as in the leader's status; the last one is in use.
+    stream: list[str]
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees of the job."""
+        """Return the job's sample of this name."""
         return self.metrics.registry.get_sample_value(name, labels)
 
     def replies(self, timeout_s: float = 0.0) -> list[Reply]:
-        """What was sent to the leader."""
+        """Return the replies to the leader."""
         return [reply for _, reply in self.boards.replies(REPLICA).pop(10, timeout_s)]
 
     def order(
@@ -229,7 +230,8 @@ def test_a_model_is_made_of_the_one_before_by_what_has_changed(world: World) -> 
     world.board.post_trigger(
         UpdateTrigger(TriggerId(3, 11), ModelId(3, 9), order, reply_to=REPLICA)
     )
-    world.loop.turn()  # that model is nowhere to be fetched
+    # No model of that version can be fetched.
+    world.loop.turn()
     [reply] = world.replies(1.0)
     assert used(reply) == [8, 9]
     assert world.sample("doll_worker_stage_seconds_count", stage="fetch") == 3
@@ -276,7 +278,8 @@ def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_wo
     world.board.post_trigger(
         msgspec.structs.replace(changed(MODEL, 8, some), orders=order, reply_to=REPLICA)
     )
-    world.loop.turn()  # version 8 is nowhere to be fetched
+    # Version 8 cannot be fetched.
+    world.loop.turn()
     [reply] = world.replies(1.0)
     assert used(reply) == [0, 1]
 
@@ -312,7 +315,8 @@ def test_a_gradient_says_how_large_it_is_where_its_order_asks(world: World) -> N
     plain, squared = world.order(batch(0, 2)), world.order(batch(0, 3), number=2, squared=True)
     assert isinstance(plain, Gradient)
     assert isinstance(squared, Gradient)
-    assert (plain.square, squared.square) == (UNSET, 3.0)  # a counter of each record: 1 or 0
+    # Each record adds 1 to a counter of its own.
+    assert (plain.square, squared.square) == (UNSET, 3.0)
 
 
 def test_a_small_model_travels_inside_the_trigger(world: World) -> None:
@@ -499,7 +503,7 @@ def test_the_trace_of_each_batch_has_the_gradient_and_why_there_was_none(world: 
 
 
 class AskedAgain(GradientComputer):
-    """Takes long, so long that its order is posted once more meanwhile."""
+    """Takes so long that its order is posted once more."""
 
     post: Callable[[], object] = staticmethod(lambda: None)
 

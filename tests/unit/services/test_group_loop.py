@@ -63,7 +63,8 @@ _Reply = TypeVar("_Reply", bound="Reply")
 
 W = WorkerId("w1")
 REPLICA = "c1-4711"
-WEIGHTS = GIVEN_AWAY  # as many as it takes for a gradient's memory to be given back
+# Smallest size at which a gradient's memory is released.
+WEIGHTS = GIVEN_AWAY
 RECORDS = 6
 
 

@@ -136,7 +136,8 @@ def test_another_goes_on_with_slices_that_it_copied_and_with_those_that_were_sto
 
     assert_within_ulps(weights(third), weights(alone(updates)), 4)
     trainer = Trainer(drawn(0), PARAMETERS, ADAM)
-    trainer.restore(stored)  # as a checkpoint has it
+    # The trainer has the checkpoint's state.
+    trainer.restore(stored)
     assert weights(trainer).tobytes() != weights(alone(updates)).tobytes()
     assert_within_ulps(weights(trainer), weights(alone(updates[:1])), 4)
 
@@ -168,7 +169,8 @@ def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
         parts = [(drawn(10 * number), 3), (drawn(10 * number + 1), 5)]
         kept = [vector.copy() for vector, _ in parts]
         reduce = Reduce(AttemptId(1, 1, number), (), 8, learning_rate=0.1 * number, measured=True)
-        for _ in range(2):  # what an attempt found that is given up is found again
+        # After a failed attempt, the next one has the same result.
+        for _ in range(2):
             held.add_up(formed, reduce, parts)
             found, square = held.result(reduce)
         held.apply()
@@ -186,7 +188,7 @@ def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
 
 def test_adams_moments_go_from_the_board_to_replicas_and_back_bit_for_bit() -> None:
     #   one trainer   1  2 | 3  4 | 5  6
-    #   who steps     board| both | board
+    # steps by      board| both | board
     #                      stored stored
     updates = [[drawn(2 * n), drawn(2 * n + 1)] for n in range(6)]
     kept, store = Trainer(drawn(0), PARAMETERS, ADAM), CheckpointStore(MemoryBlobs(), "job")
@@ -284,7 +286,8 @@ def test_an_update_has_the_bits_of_those_gradients_that_it_names_whatever_was_ad
     parts = {name: (drawn(10 + n), 8 // len(wanted)) for n, name in enumerate("abc")}
     mine = [parts[name] for name in wanted]
     plain, held = make(), make()
-    for number in (1, 2):  # nothing of the first is left in the second
+    # No part of the first update is left in the second.
+    for number in (1, 2):
         for name in early:
             held.add_own(*parts[name])
         assert updated(held, number, mine) == updated(plain, number, mine)
@@ -297,7 +300,8 @@ def test_a_gradient_whose_memory_another_has_now_is_not_taken_for_that_one(
     plain, held, memory = make(), make(), drawn(1)
     held.add_own(memory[:], 8)
     memory[:] = drawn(2)
-    another = memory[:]  # its update is over: its memory was given back
+    # The update is over, so its memory was released.
+    another = memory[:]
     assert updated(held, 1, [(another, 8)]) == updated(plain, 1, [(drawn(2), 8)])
 
 

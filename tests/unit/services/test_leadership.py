@@ -1,4 +1,4 @@
-"""What a leader listens to, and which of it wakes the job's actor."""
+"""Inputs of a leader, and those that wake the job's actor."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Bench:
         record = JobOperations(self.log).submit(parse_job(JOB))
         self._control = Partition(control_topic(NAME), 0)
         self.replica = MemoryReplica(self.log, self.redis)
-        # Of its own, that reads when a test says so.
+        # A separate reader that reads on demand of a test.
         self.reader = ReplyReader(MemoryBoards(self.redis).replies("own"), event_logger("test"))
         metrics = CoordinatorMetrics()
         log = event_logger("test")

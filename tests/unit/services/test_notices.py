@@ -1,4 +1,4 @@
-"""A notice makes the worker leave, is told once, and its absence or nonsense harms nobody."""
+"""A notice makes the worker leave and is reported once; a missing or broken one does no harm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bench:
         return NoticeWatch(self.notices, self.leaving, event_logger("worker"))
 
     def events(self) -> list[str]:
-        """What was logged."""
+        """Return the logged events."""
         return [record.getMessage() for record in self._caplog.records]
 
     def fields(self) -> list[Mapping[str, object]]:

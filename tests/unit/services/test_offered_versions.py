@@ -1,4 +1,4 @@
-"""Which offered versions count, by what name, and what was told of them already."""
+"""Offered versions that count, their names, and what was reported of them before."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
     )
     assert versions.name(ModelId(0, 2)) is None
     assert not versions.may_come(ModelId(0, 2))
-    assert not versions.may_come(ModelId(0, 3))  # a leader that has not heard of the other
+    # A leader that does not know its successor wrote it.
+    assert not versions.may_come(ModelId(0, 3))
     assert versions.may_come(ModelId(3, 2))
 
 
@@ -105,7 +106,8 @@ def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
     assert versions.after(GENESIS) == {"a": (a,), "b": (b,)}
     assert versions.after(ModelId(0, 3)) == {"a": (a,), "b": (late,), "c": (c,)}
     assert versions.after(ModelId(0, 6)) == {"a": (a,)}
-    assert versions.after(ModelId(0, 4)) == {}  # never offered but at a job's end
+    # The version could be offered only at a job's end.
+    assert versions.after(ModelId(0, 4)) == {}
     assert versions.after(ModelId(0, 9)) == {}
 
 
@@ -145,7 +147,8 @@ def test_what_was_written_before_is_known_but_not_of_versions_that_were_taken_ba
         *(update(0, version) for version in range(1, 5)),
         evaluated(ModelId(0, 2), streams=True),
         evaluated(ModelId(0, 4)),
-        evaluated(ModelId(9, 3), streams=True),  # of a version that nobody made
+        # No leader made this version.
+        evaluated(ModelId(9, 3), streams=True),
         Drifted(ModelId(0, 4), 1.0, "clicks", 0.1, 0.3),
     )
     assert (versions.tested, versions.predicted) == (4, 2)

@@ -1,4 +1,4 @@
-"""Which jobs a provisioner looks after: the fault of one is no affair of the others."""
+"""Jobs of one provisioner: a fault in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class Process:
         self.jobs = Jobs(self.supervisor, partial(JobProvisioner, replica), begins)
 
     def faults(self, job: str, kind: str = "fault") -> float:
-        """How many actors of a job have ended so."""
+        """Return the number of a job's actors that failed in this way."""
         labels = {"job_name": job, "kind": kind}
         found = self.metrics.registry.get_sample_value("doll_job_faults_total", labels)
         return found or 0.0
 
     def provisions(self, job: str) -> bool:
-        """Whether somebody holds the lease of a job's provisioning."""
+        """Return True if a provisioner holds the lease of a job."""
         return MemoryBoard(self.redis, provisioning_board(job)).is_leased()
 
 
@@ -110,7 +110,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def logged(event: str, caplog: pytest.LogCaptureFixture) -> list[tuple[object, object]]:
-    """Of which jobs this was told, and why."""
+    """Return the jobs of this event, with reasons."""
     found = [fields_of(each) for each in caplog.records if each.getMessage() == event]
     return [(fields["job"], fields["reason"]) for fields in found]
 

@@ -1,4 +1,4 @@
-"""What is sampled of an update is of the update, each record once, of every stream enough."""
+"""Samples of an update: its own records, each once, enough of every stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots come and go whatever object storage does, and nothing begins again in silence."""
+"""Snapshots survive every failure of object storage, and no job starts over in silence."""
 
 from __future__ import annotations
 
@@ -347,7 +347,8 @@ def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench
     blobs.put(part(blobs, 20, "manifest.json"), b"")
     blobs.delete(part(blobs, 10, "trainer.safetensors"))
     store = bench.store(blobs)
-    for _ in range(2):  # a search begins anew after each that is torn
+    # A search starts over after each torn snapshot.
+    for _ in range(2):
         found(store)
     assert "none to go on from (3-10: trainer.safetensors is missing" in store.unreadable
     assert "3-20: manifest.json does not parse" in store.unreadable
@@ -365,7 +366,8 @@ def test_one_that_was_never_finished_hinders_nobody(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10))
     blobs.delete(part(blobs, 10, "manifest.json"))
-    blobs.delete(FOLDER + "latest")  # which is moved when all is there
+    # `latest` is moved only after all files are written.
+    blobs.delete(FOLDER + "latest")
     store = bench.store(blobs)
     assert found(store) == {}
     assert store.unreadable == ""
@@ -442,7 +444,8 @@ def test_who_has_lost_the_lease_leaves_no_hot_snapshot_and_goes_on(bench: Bench)
 
     store.put(saved, checkpoint=True)
 
-    until(lambda: store.all_uploaded, "the checkpoint is there")  # by the audit it counts or not
+    # The audit decides if it counts.
+    until(lambda: store.all_uploaded, "the checkpoint is there")
     assert store.hot() == []
     assert [each.snapshot for each in store.lasting().found] == [saved.snapshot]
 
@@ -466,7 +469,8 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
     offered = bench.board.offered_model()
     assert offered == (made, data)
     [hot] = store.hot()
-    assert hot.trainer() == data  # though the board has none
+    # The board has no trainer state.
+    assert hot.trainer() == data
     later = Snapshot(3, ModelId(2, 8), 10, 0, FIRST, stored=(made,), slices=0)
     store.put(SnapshotFile(later, b""), checkpoint=False)
     [hot] = store.hot()

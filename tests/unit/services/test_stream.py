@@ -58,10 +58,10 @@ class FullBoard(MemoryBoard):
     full = False
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
-        """Beat while there is room.
+        """Write a heartbeat while there is memory.
 
         Raises:
-            UnavailableError: If there is none.
+            UnavailableError: If Redis is out of memory.
         """
         if self.full:
             raise UnavailableError("Redis refused SET")
@@ -69,7 +69,7 @@ class FullBoard(MemoryBoard):
 
 
 class WatchedLog(MemoryLog):
-    """Says when something is appended, and to which topic."""
+    """Reports each append with its topic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Bench:
         assert writer.flush(1.0)
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees of the job."""
+        """Return the job's sample of this name."""
         return self.metrics.registry.get_sample_value(name, labels)
 
     def stand(self, control_position: int, claimed: int) -> None:
@@ -140,7 +140,7 @@ class Bench:
             self.clock.advance(step_s)
 
     def claims(self) -> list[BatchReady]:
-        """What it announced."""
+        """Return the announced batches."""
         topic = Partition(control_topic(JOB), 0)
         tail = self.log.tail(topic, 0)
         records = tail.read(100, 0.0)
@@ -161,7 +161,7 @@ def test_a_partial_batch_goes_when_its_time_has_come() -> None:
 
 
 def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None:
-    # b=8      3 batches are cut and decoded, each of which takes its time: then they go at once
+    # b=8      3 batches are cut and decoded, which takes time for each; then all are sent at once
     bench = Bench()
     bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(19)}))
     cut = list[float | None]()

@@ -26,7 +26,7 @@ def framed(*ids: int, schema: int = 7) -> list[bytes]:
 
 
 def turn_until(bench: Bench, condition: Callable[[], bool], what: str) -> None:
-    """Go round, in which little time passes, until another thread has done something."""
+    """Turn, with little time per turn, until another thread meets the condition."""
 
     def turned() -> bool:
         bench.turn(1, step_s=1e-3)
@@ -36,7 +36,7 @@ def turn_until(bench: Bench, condition: Callable[[], bool], what: str) -> None:
 
 
 def waiting(registry: Registry, *ids: int) -> Bench:
-    """A stream whose first records wait, because the registry is away."""
+    """Return a stream whose first records wait for the unavailable registry."""
     registry.schemas = None
     bench = Bench(registry)
     bench.produce(*framed(*ids))

@@ -34,7 +34,7 @@ LISTED = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
 
 
 class Walk:
-    """Functions of ours in the order in which they are called first, up to the decision."""
+    """Functions of this project up to the decision, by their first call."""
 
     def __init__(self) -> None:
         self.stops = list[str]()

@@ -1,4 +1,4 @@
-"""Which job a worker works for, what it tells others, and what a job that fails here means."""
+"""A worker's choice of a job, its reports, and its reaction to a job that fails here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Bench:
         )
 
     def demand(self, job: str, backlog: int, **more: object) -> None:
-        """What a leader publishes."""
+        """Publish a leader's demand."""
         self.numbers[job] = self.numbers.get(job, 0) + 1
         fields = {
             "job": job,
@@ -89,7 +89,7 @@ class Bench:
             self.clock.advance(selection.LOOK_S)
 
     def placement(self, worker: str = "w0") -> WorkerPlacement:
-        """What a worker has published."""
+        """Return the worker's published placement."""
         return next(
             it
             for it in self.roster.read()
@@ -157,7 +157,7 @@ def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, want
     assert worker.selected() is None
 
 
-# --- where it goes -------------------------------------------------------------------------------
+# --- choice of a job -----------------------------------------------------------------------------
 
 
 def test_a_worker_leaves_a_drained_job_for_one_that_has_work(bench: Bench) -> None:
@@ -227,7 +227,8 @@ def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> N
     bench.turns(worker, 10)
     assert named(worker.selected()) == "a"
     bench.redis.restart()
-    bench.turns(worker, 3, b=9000)  # its leader is back first
+    # The leader of b returns first.
+    bench.turns(worker, 3, b=9000)
     assert named(worker.selected()) == "a"
     assert [line["event"] for line in bench.events("redis_unavailable")] == ["redis_unavailable"]
 
@@ -324,7 +325,7 @@ def test_records_that_nobody_keeps_are_removed_by_whoever_sees_them(bench: Bench
 
 
 def failed(worker: JobSelector, error: BaseException) -> None:
-    """Something ends the job, where it was raised."""
+    """Raise an error, and report it for the job."""
     job = worker.selected()
     assert job is not None
     try:

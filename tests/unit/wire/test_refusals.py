@@ -45,11 +45,8 @@ IN_REDIS = {
     "job demand": wire.decode_demand,
     "worker placement": wire.decode_placement,
 }
-INTEGERS = {str(n): n for n in (-2, -1, 0, 3, 8, 21, 51)} | {
-    f"2^{n}": 2**n
-    for n in (31, 32, 63)
-    # 8 is between two offsets of the messages, 21 above an end, and 51 above a position.
-}
+# 8 is between two offsets of the messages, 21 above an end, and 51 above a position.
+INTEGERS = {str(n): n for n in (-2, -1, 0, 3, 8, 21, 51)} | {f"2^{n}": 2**n for n in (31, 32, 63)}
 FLOATS = {str(n): n for n in (math.nan, math.inf, -1.0, 0.0, 2e9, 2e11, 2e12, 2e300, -2e300)}
 TEXTS = {"''": "", "65 characters": "x" * 65, "4001 characters": "x" * 4001}
 
