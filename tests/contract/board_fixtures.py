@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"
 PARTITION = Partition("clicks", 0)
-LONG_S = 20.0  # for what must happen: a test that waits so long has failed
+# Time in which each expected event must happen, or the test fails.
+LONG_S = 20.0
 
 
 class Server(Protocol):
-    """What the suite does to a server behind the board's back."""
+    """Control over a server behind the board's back."""
 
     job: str
 

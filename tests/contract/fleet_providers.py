@@ -1,6 +1,6 @@
-"""Who lends machines in the contract of fleets: memory, local processes, and EC2 by moto's server.
+"""Providers of machines for the contract of fleets: memory, local processes, and EC2 by Moto.
 
-Moto forgets client tokens and never lacks machines; `Ec2Server` stands before it and does both as
+Moto forgets client tokens and never lacks machines. `Ec2Server` stands before it and does both as
 EC2 does.
 """
 
@@ -102,7 +102,7 @@ class WithPrices(Provider, Protocol):
 
 
 class Memory:
-    """In memory: one provider and one fleet, for one job."""
+    """One provider and one fleet in memory, for one job."""
 
     def __init__(self) -> None:
         self._fleet = MemoryFleet(ManualClock(1e9))
@@ -150,7 +150,7 @@ class HandSchedule:
         born_s: float,
         bid_usd_per_hour: float | None = None,
     ) -> float:
-        """When the slot is next down, in whichever pool."""
+        """Return the next time that the slot is down, in any pool."""
         del pool
         if bid_usd_per_hour is not None and bid_usd_per_hour < self.usd_per_hour:
             return at_s
@@ -162,7 +162,7 @@ class HandSchedule:
 
 @dataclass
 class Processes:
-    """Processes that sleep until they are told to end, in a folder of the test."""
+    """Processes that sleep until they are stopped, in a folder of the test."""
 
     folder: Path
     program: tuple[str, ...] = ("sleep", "600")
@@ -200,7 +200,8 @@ class Processes:
 
     def preempt(self, launch: int) -> None:
         """Take a machine's slot down."""
-        self.schedule.outages_s[launch] = (0.0, math.inf)  # a launch's slot has its number here
+        # Launches here have the numbers of their slots.
+        self.schedule.outages_s[launch] = (0.0, math.inf)
 
     def fail(self, launch: int) -> None:
         """Kill a machine; one that was just started has its environment in a moment."""
@@ -265,10 +266,12 @@ class Ec2Server:
         self._thread.start()
         self._lock = threading.Lock()
         self._answers: dict[str, bytes] = {}  # by client token
-        self._session = boto3.session.Session()  # which reads the description of EC2 once
+        # The session reads the description of EC2 only once.
+        self._session = boto3.session.Session()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.honours_tokens = True
-        self.shows = True  # what has been launched
+        # True to list the launched machines.
+        self.shows = True
         self.code = ""  # why there are no spot machines
         self.away = False
         client = self.client()
@@ -310,7 +313,8 @@ class Ec2Server:
         if form.get("Action") != "CreateFleet":
             answer: Iterable[bytes] = self._moto(environ, start)
             return answer
-        with self._lock:  # of two who come with one token, the second gets the first one's answer
+        # Of two requests with one token, the second gets the first one's answer.
+        with self._lock:
             token = form["ClientToken"]
             if token not in self._answers or not self.honours_tokens:
                 self._answers[token] = self._launched(form, environ)
@@ -329,7 +333,8 @@ class Ec2:
     """EC2, with a machine's end as the provider's affair."""
 
     server: Ec2Server
-    test: str  # its name: all tests share one account
+    # Name of the test, because all tests share one account.
+    test: str
     subnets: tuple[str, ...] = ()
 
     def fleet(self, job: str = "digits") -> Ec2Fleet:

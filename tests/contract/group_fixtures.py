@@ -26,19 +26,20 @@ if TYPE_CHECKING:
 
     from common.embedded.redis import EmbeddedRedis
 
-LONG_S = 30.0  # for what must happen: a test that waits so long has failed
-Answers: TypeAlias = dict[str, Future[Any]]  # of members
+# Time in which each expected event must happen, or the test fails.
+LONG_S = 30.0
+Answers: TypeAlias = dict[str, Future[Any]]  # by member
 NOWHERE = "127.0.0.1:1"  # nobody listens there
 
 
 class Fleet(Protocol):
-    """Members by name, who are there once they are asked for something."""
+    """Members by name, which start at their first call."""
 
     def ask(self, name: str, method: str, *arguments: object) -> Any:  # noqa: ANN401 -- of `Member`
         """Let a member do something."""
 
     def peers(self, names: Sequence[str], seen_by: str) -> list[Peer]:
-        """Where one of them sees them."""
+        """Return the members' addresses as seen by one of them."""
 
     def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
         """Ranks whose entries one of them never gets."""
@@ -98,10 +99,10 @@ class _InMemory:
 
 
 class _InProcesses:
-    """Members that are processes, and meet in a Redis; one that was killed comes anew.
+    """Members that are processes and meet in a Redis; a killed one is restarted.
 
-    With NCCL all share one GPU. It refuses that of processes on one machine, so each names another
-    one, and they talk over TCP as machines would.
+    With NCCL, all share one GPU. NCCL refuses that for processes on one machine, so each names
+    another machine, and they talk over TCP as machines would.
     """
 
     def __init__(self, redis: str, folder: Path, transport: str) -> None:
@@ -179,7 +180,8 @@ def nccl_processes(embedded_redis: EmbeddedRedis) -> Iterator[_InProcesses]:
 
 
 def _processes(redis: EmbeddedRedis, transport: str) -> Iterator[_InProcesses]:
-    prepare("worker")  # which brings torch: else each member that is forked would load its own
+    # The template imports torch, or each forked member would load its own.
+    prepare("worker")
     with TemporaryDirectory(dir=short_folder()) as folder:
         fleet = _InProcesses(redis.url, Path(folder), transport)
         yield fleet

@@ -1,8 +1,8 @@
-"""A member of groups that does what it is asked: in a thread, or in a process of its own.
+"""A member of groups under remote control, in a thread or in a process of its own.
 
     python -m tests.contract.group_member SOCKET REDIS gloo|nccl
 
-listens on a socket; each connection asks for one thing and is told what came of it.
+listens on a socket. Each connection sends one request and receives its result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Member:
         self._formed = dict[str, Group]()
 
     def address(self) -> str:
-        """Where others reach it."""
+        """Return the address for other members."""
         return self._groups.address
 
     def make(
@@ -100,7 +100,7 @@ class Lossy:
 
 
 def _rank(key: str) -> int | None:
-    """Whose entry it is, where torch's key ends in that."""
+    """Return the rank at the end of torch's key, if there is one."""
     last = key.rpartition("/")[2]
     return int(last) if last.isdigit() else None
 
@@ -111,7 +111,8 @@ def _serve(socket: str, redis: str, transport: str) -> None:
     link = Lossy(RedisBoards(redis).rendezvous("job"))
     member = Member(TorchGroups("127.0.0.1", link, transport), link)
     with Listener(socket, backlog=16) as listener:
-        Path(socket + ".ready").touch()  # the socket itself is there a moment too early
+        # The socket's own file appears a moment too early.
+        Path(socket + ".ready").touch()
         while True:
             threading.Thread(target=_answer, args=(member, listener.accept())).start()
 

@@ -37,17 +37,19 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _TRANSACTION_TIMEOUT_S = 10.0
-_REQUEST_TIMEOUT_S = 2.0  # tests ask a broker that is away
-_PREFETCH_KB = 1_024  # little, so that some thousand records do not fit
+# Short, because tests send requests to a stopped broker.
+_REQUEST_TIMEOUT_S = 2.0
+# Small, so that some thousand records do not fit.
+_PREFETCH_KB = 1_024
 _ids = count()
 
 
 class FullLog(StreamLog, TransactionalLog, Protocol):
-    """All that a `Log` can be asked for."""
+    """All methods of a log."""
 
 
 class KafkaFullLog(KafkaStreamLog, KafkaTransactionalLog):
-    """Likewise, of Kafka."""
+    """All methods of a Kafka log."""
 
 
 class Rig(Protocol):
@@ -150,7 +152,7 @@ class MemoryRig:
 
 
 class KafkaRig:
-    """What both kinds of broker have in common."""
+    """Common parts of both kinds of broker."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -288,7 +290,7 @@ class ApacheRig(KafkaRig):
         self._kafka.kill()
         assert self._kafka.cut(*partition, end) == end
         self._kafka.restart()
-        # The producer whose records are lost cannot go on there, and readers of the log shall.
+        # A producer whose records were lost cannot continue, but readers of the log must.
         self.writer.close()
         self.writer = KafkaLog(self._settings).writer()
 
@@ -297,7 +299,8 @@ class ApacheRig(KafkaRig):
         configure(self._settings.bootstrap, topic, settings)
 
     @cached_property
-    def _admin(self) -> AdminClient:  # whose answers come only as long as there is a reference
+    def _admin(self) -> AdminClient:
+        # The client answers only while a reference to it exists.
         return AdminClient({"bootstrap.servers": self._settings.bootstrap, "log_level": 2})
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Self
 
 Send = Callable[[bytes], object]
-Answer = Callable[[str, Send, threading.Event], object]  # path, what sends, set at the end
+# Arguments: path, function that sends, event set at the end.
+Answer = Callable[[str, Send, threading.Event], object]
 
 
 class OddServer:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 BUCKET = "checkpoints"
 REGION = "us-east-1"
-PAGE = 50  # names: as few as the server of the tests gives at once, where S3 gives a thousand
+# Names per page: the test server lists so few, S3 a thousand.
+PAGE = 50
 
 
 @pytest.fixture(scope="session")
@@ -277,7 +278,8 @@ def test_a_blob_above_the_size_of_a_part_goes_up_in_parts(s3_server: str) -> Non
         found = blobs.get_tagged(name)
         assert found is not None
         assert found[0] == data
-        assert ("-" in found[1]) == (parts is not None)  # S3 marks such tags with the count
+        # S3 adds the number of parts to such tags.
+        assert ("-" in found[1]) == (parts is not None)
         assert parts is None or found[1].strip('"').endswith(f"-{parts}")
     assert blobs.names("") == ["large", "small"]
 
@@ -311,7 +313,8 @@ def test_parts_that_a_killed_writer_left_are_no_blob(s3_server: str) -> None:
 
 
 def test_a_store_that_does_not_answer_is_unavailable(s3_server: str) -> None:
-    del s3_server  # asked for its credentials alone
+    # The fixture only sets the credentials.
+    del s3_server
     blobs = S3Blobs(BUCKET, "", "http://127.0.0.1:1", REGION)
     with pytest.raises(UnavailableError):
         blobs.get("job/model")

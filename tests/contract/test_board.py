@@ -110,7 +110,8 @@ def test_of_the_models_that_are_offered_only_the_last_is_there(server: Server) -
         assert each.offered_model() == (MODEL, weights.tobytes())
         assert each.offered_model(ModelId(3, 16)) == (MODEL, weights.tobytes())
         assert each.offered_model(MODEL) is None
-    assert board.get_model(MODEL) is None  # workers have no business with it
+    # Workers do not need this version.
+    assert board.get_model(MODEL) is None
 
 
 # --- triggers ------------------------------------------------------------------------------------
@@ -289,7 +290,8 @@ def test_whoever_puts_a_leader_status_learns_whether_one_was_there(server: Serve
     board = server.board()
     assert not board.put_leader_status(leader_status(4))
     assert board.put_leader_status(leader_status(5))
-    assert board.put_leader_status(leader_status(5))  # as it was
+    # The same status again.
+    assert board.put_leader_status(leader_status(5))
     server.kill()
     server.restart()
     assert not board.put_leader_status(leader_status(5))
@@ -463,7 +465,7 @@ def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: LeaderBoard) -
 
 
 def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: LeaderBoard) -> None:
-    # What the next one has looked at before it leads is all that its predecessors leave.
+    # A candidate that has read the snapshots must not miss a later one of its predecessors.
     assert board.hold_lease("old", LONG_S * 10)
     assert board.put_snapshot(3, b"1", "old")
     board.release_lease("old")
@@ -514,7 +516,8 @@ def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: LeaderB
     for epoch in (7, 12):
         board.put_snapshot(epoch, b"%d" % epoch, "c1")
     board.put_snapshot(3, b"3", "c1")
-    assert board.snapshots(3, whole=True) == []  # of a leader long gone
+    # The leader of epoch 3 is long gone.
+    assert board.snapshots(3, whole=True) == []
 
 
 # --- what may vanish does vanish -----------------------------------------------------------------

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]
 
-PATIENCE_S = 20.0  # no test of what must happen waits so long
+# Time in which each expected event must happen.
+PATIENCE_S = 20.0
 
 
 @pytest.fixture(params=["memory", "process", "ec2"])
@@ -116,7 +117,8 @@ def test_what_a_machine_is_does_not_change_while_it_runs(provider: Provider, fle
     await_that(lambda: running(fleet) == [1])
     before = fleet.machines()
     with closing(provider.fleet()) as another:
-        await_that(lambda: running(another) == [1])  # only who starts one knows of it at once
+        # Only the process that launched a machine knows it at once.
+        await_that(lambda: running(another) == [1])
         assert another.machines() == before == fleet.machines()
 
 

@@ -1,4 +1,4 @@
-"""The `StreamReader` port in company: every record is somebody's, whoever joins, leaves or dies."""
+"""The `StreamReader` port in groups: each record has one reader, even if members come and go."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Company:
         return Member(self._log, self._topic, name, self._frontier, hold=hold)
 
     def append(self, writer: Writer, each: int) -> None:
-        """So many records to every partition."""
+        """Append this many records to every partition."""
         for partition in self._frontier:
             for _ in range(each):
                 writer.append(self._topic, b"", partition=partition.index)
@@ -83,11 +83,11 @@ class Company:
         assert writer.flush(PATIENCE_S)
 
     def everything_is_read(self) -> bool:
-        """Whether every record of every partition was read by somebody."""
+        """Return True if every record was read by a member."""
         return set(self._frontier.values()) == {self._appended}
 
     def shares(self, *members: Member) -> list[int]:
-        """How many partitions each owns, where every partition has exactly one owner."""
+        """Return the partition count of each member, or [] unless each has exactly one owner."""
         owned = [partition for member in members for partition in member.owned]
         complete = len(owned) == len(set(owned)) == _PARTITIONS
         return sorted(len(member.owned) for member in members) if complete else []

@@ -51,7 +51,7 @@ def next_event(reader: StreamReader, max_records: int = 100) -> StreamEvent:
 
 
 def read(reader: StreamReader, partition: Partition, count: int) -> list[int]:
-    """The next so many offsets of the only partition that is placed."""
+    """Return this many further offsets of the only placed partition."""
     offsets: list[int] = []
 
     def complete() -> bool:
@@ -116,7 +116,8 @@ def test_what_was_placed_last_counts_whatever_was_fetched_before(
             position = dice.randrange(3_000)
             reader.place({partition: position})
             if dice.random() < 0.3:
-                continue  # placed again before anything was read
+                # The reader is placed again before it has read anything.
+                continue
             count = min(dice.choice([1, 5, 400]), 3_000 - position)
             assert read(reader, partition, count) == list(range(position, position + count))
 
@@ -200,7 +201,8 @@ def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str)
         rig.expire(partition, 17)
         reader.resume()
         position, event = 2, next_event(reader)
-        while isinstance(event, Fetched):  # what it held
+        # The reader had fetched these records before.
+        while isinstance(event, Fetched):
             assert event.offsets == list(range(position, event.offsets[-1] + 1))
             position, event = event.offsets[-1] + 1, next_event(reader)
         assert event == OutOfRange(partition, Bounds(17, 20))
@@ -258,7 +260,8 @@ def test_records_that_trickle_into_many_partitions_do_not_hold_each_other_up(
     rig.log.create_topics([NewTopic(fresh, 40)])
     answered, looks = TopicsQuestion.is_answered, Counter[int]()
 
-    def late(question: TopicsQuestion) -> bool:  # as where a topic has a thousand partitions
+    def late(question: TopicsQuestion) -> bool:
+        # The answer is late, as in topics with a thousand partitions.
         looks[id(question)] += 1
         return looks[id(question)] > 100 and answered(question)
 

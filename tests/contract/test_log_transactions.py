@@ -22,7 +22,7 @@ HEADERS = (("said", b"yes"), ("by", b"a test"))
 
 
 def read(rig: Rig, topic: str, count: int) -> list[LogRecord]:
-    """All records of a topic, once there are so many."""
+    """Return all records of a topic once it has this many."""
     found: list[LogRecord] = []
 
     def so() -> bool:

@@ -1,4 +1,4 @@
-"""The contract of the records by which workers spread, on memory, embedded and system's Redis."""
+"""The contract of the worker registry, on memory, embedded and system's Redis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECOND = WorkerPlacement("w2", pinned=True, goes="clicks")
 
 
 class Server(Protocol):
-    """What the suite does to a server behind the roster's back."""
+    """Control over a server behind the roster's back."""
 
     def roster(self) -> Roster:
         """Another process's view."""

@@ -1,6 +1,6 @@
-"""What every experiment tracker must do: in memory and MLflow's API, imitated.
+"""The contract of experiment trackers, in memory and on a fake of MLflow's API.
 
-`tests/integration/test_mlflow.py` asks the same of an MLflow server.
+`tests/integration/test_mlflow.py` runs it on an MLflow server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from common.tracking.port import Tracking
 
-    Points = Callable[[str, str], list[Metric]]  # that a run has of a metric
+    # Points of a run's metric.
+    Points = Callable[[str, str], list[Metric]]
     Tracker = tuple[Tracking, Points]
 
 URL = "http://mlflow:5000"
@@ -59,7 +60,7 @@ def tracker(request: pytest.FixtureRequest) -> Tracker:
 
 
 def identity(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Of a job that no other test has."""
+    """Return the identity of a job that no other test has."""
     return JOB | {"doll.job": request.node.originalname}
 
 

@@ -350,7 +350,8 @@ MUTANTS = (
             Edit(
                 CORE + "history.py",
                 "return record.epoch == self.epoch and record.number in (0, self.number + 1)",
-                "return True",  # numbers alone would void most of them
+                # Otherwise the numbers would void most of them.
+                "return True",
             ),
         ),
     ),
@@ -856,7 +857,7 @@ MUTANTS = (
 
 GROUP = CORE + "members/"
 
-# Of members that hold the weights: `common.simulation.faults.scenario.grouped` makes their worlds.
+# Members that hold the weights; `common.simulation.faults.scenario.grouped` makes their worlds.
 GROUP_MUTANTS = (
     Mutant(
         "others hold the weights only once these are in storage",
@@ -969,7 +970,7 @@ GROUP_MUTANTS = (
     ),
 )
 
-# Of a store that answers wrongly: `common.simulation.faults.scenario.lying` makes their worlds.
+# A store that lies; `common.simulation.faults.scenario.lying` makes its worlds.
 STORE_MUTANTS = (
     Mutant(
         "a job whose history names a checkpoint does not start below it",
@@ -982,7 +983,7 @@ STORE_MUTANTS = (
     ),
 )
 
-# Of slices with owners: `common.simulation.faults.scenario.sliced` makes their worlds.
+# Slices with owners; `common.simulation.faults.scenario.sliced` makes their worlds.
 BUILDS_MUTANTS = (
     Mutant(
         "a worker of another model gets no order",

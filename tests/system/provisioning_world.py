@@ -1,8 +1,8 @@
-"""Whole lives of a job's provisioning in virtual time, seeded, with faults, checked from outside.
+"""Complete lives of a job's provisioning in virtual time, seeded, with faults and checks.
 
-Some replicas share a plans topic, a lease and a provider of machines, and nothing else. Each is a
-process that handles one event after another and carries out its commands one by one; it may die or
-freeze between any two of them, and what it has sent by then still arrives.
+Several replicas share only a plans topic, a lease and a provider of machines. Each is a process
+that handles one event after another and carries out its commands one by one. It may die or freeze
+between any two of them; messages that it has sent by then still arrive.
 
     python -m tests.system.provisioning_world 0 100     the seeds from 0 to 99; 1 where one fails
 """
@@ -63,8 +63,10 @@ LEASE_S = 3.0
 SPOT_OFFERS = Offer("spot", "small", "a"), Offer("spot", "large", "b")
 ON_DEMAND_BILLING = Billing(), Billing(minimum_s=30.0)
 ANY, LARGE, ALONE, OTHER = Offer("spot"), SPOT_OFFERS[1], Offer("on-demand"), Offer("other")
-COUNTED = 2  # of three seeds, whose remainder: its policy counts machines
-SCRIPT = (  # for 5 slots: spares, too few, a pool that is given up, another bid
+# Seeds with this remainder modulo 3 have a policy that counts machines.
+COUNTED = 2
+# Plans for 5 slots: spares, too few, a pool that is given up, another bid.
+SCRIPT = (
     {ANY: 4, ALONE: 1, OTHER: 2},
     {ANY: 3, OTHER: 0, ALONE: 2},
     {LARGE._replace(bid_usd_per_hour=0.5): 3, ALONE: 3},
@@ -92,7 +94,7 @@ class Faults:
         self.hidden = set[int]()
 
     def apply(self) -> None:
-        """Do something, whatever."""
+        """Apply a random fault."""
         self._lasts(0.0)
         self._chance.choice(
             (
@@ -204,7 +206,8 @@ class Faults:
 BEGIN_S = 1_000_000.0
 STOP_S = BEGIN_S + 150.0  # the job is wanted stopped
 FAULTS_END_S = BEGIN_S + 110.0  # no fault begins later
-LATEST_S = BEGIN_S + 400.0  # by then everything is given back, or it never will be
+# Latest time at which everything is released.
+LATEST_S = BEGIN_S + 400.0
 
 K, B = 4, 16
 
@@ -220,8 +223,9 @@ class Process:
     frozen_until_s: float = 0.0
     dead: bool = False
     busy: bool = False
-    last_append_s: float = 0.0  # one producer: its records arrive in order
-    read: int = 0  # of the plans topic
+    # A producer's records arrive in order.
+    last_append_s: float = 0.0
+    read: int = 0  # position in the plans topic
     caught_up: bool = False
     claims_read: int = 0
     updates_read: int = 0
@@ -243,7 +247,8 @@ class World:
         self.log: list[bytes] = []
         self.truth = FleetLedger()
         self.counted: list[PlanRecord] = []
-        self.leader = ""  # who wrote the Lead in force
+        # Writer of the Lead in force.
+        self.leader = ""
         self.replicas: list[Process] = []
         self.born = 0
         self.lease: tuple[str, float] | None = None
@@ -289,8 +294,10 @@ class World:
         )
         self.wanted: Literal["running", "paused", "stopped"] = "running"
         self.counting: Counting | None = None
-        self.silent = set[int]()  # launches whose workers have left
-        self.begun_s: dict[int, float] = {}  # by launch, when its worker joined
+        # Launches whose workers have left.
+        self.silent = set[int]()
+        # Time by launch at which its worker joined.
+        self.begun_s: dict[int, float] = {}
         if seed % 3 == COUNTED:
             self.counting = Counting(SCRIPT, self.chance.choice((15.0, 40.0, 60.0)))
             start_up_s = self.chance.choice((0.0, 3.0))
@@ -335,7 +342,7 @@ class World:
         return self
 
     def over(self) -> bool:
-        """Whether all processes have come to their end."""
+        """Return True if all processes have ended."""
         return bool(self.replicas) and all(
             p.machine.finished and not p.todo for p in self.replicas if not p.dead
         )
@@ -465,7 +472,7 @@ class World:
                 self._deliver(process, look, self.chance.uniform(0, 6))
 
     def _members(self) -> frozenset[str]:
-        """Whose heartbeats there are: workers begin some time after they are seated, or started."""
+        """Return the members with heartbeats; workers join some time after start or assignment."""
         if self.settings.on_preemption == "reassign":
             return frozenset(
                 self.truth.machines[machine.launch].member
@@ -549,9 +556,10 @@ def main(first: int, end: int) -> int:
     return 0
 
 
-PATIENCE_S = 25.0  # a calm time after which what is wanted runs
+# Time without faults after which the wanted machines run.
+PATIENCE_S = 25.0
 # Within it a change of a price is seen, also where a provisioner died and its successor took over.
-JOINS = 3  # start-ups of so many lengths
+JOINS = 3  # number of different start-up times
 PRICES_SEEN_S = 60.0
 
 
@@ -561,7 +569,7 @@ def joins_s(launch: int) -> float:
 
 
 class Violation(NamedTuple):
-    """What does not hold."""
+    """A check that failed."""
 
     check: str
     detail: str
@@ -580,7 +588,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
 
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
-    """What each record that counts must be like."""
+    """Check one record that counts."""
     if isinstance(record, plans.ProvisionerLead):
         world.leader = writer
     elif writer != world.leader and not isinstance(record, ReplanAsked):
@@ -681,7 +689,7 @@ def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
 
 
 def check_end(world: World) -> Iterator[Violation]:
-    """When the job is over, so is everything, and everything is accounted for."""
+    """Check that a finished job leaves nothing open or unaccounted."""
     if not world.over():
         left = [p.name for p in world.replicas if not p.dead and not p.machine.finished]
         yield Violation("everything comes to an end", f"{left} open {world.truth.open}")
@@ -772,7 +780,7 @@ def _cost(world: World) -> Iterator[Violation]:
 
 
 def _hours_usd(world: World, offer: Offer, machine: Machine, hour_s: float) -> float:
-    """Add up hours at the price of their beginning; that in which it was taken back is free."""
+    """Add up hours at their first price; the hour of a preemption is free."""
     total, begun_s, ended_s = 0.0, machine.started_s, machine.ended_s or world.now_s
     while begun_s < ended_s:
         if machine.cause != "preempted" or begun_s + hour_s <= ended_s:

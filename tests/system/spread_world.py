@@ -1,8 +1,8 @@
-"""Workers and jobs in virtual time: how well the rule of `common.core.job_placement` spreads them.
+"""Workers and jobs in virtual time, to measure the rule of `common.core.job_placement`.
 
-Each worker looks at a view that may be seconds old and follows `next_step`; beside it the same plan
-carried out by a central scheduler that sees all at once. Jobs have arrivals of their own (Pareto,
-and a fifth have none), streams dry up and come back with a burst, workers are preempted.
+Each worker sees a view that may be seconds old, and follows `next_step`. For comparison, a central
+scheduler that sees everything at once carries out the same plan. Jobs have their own arrivals
+(Pareto, and a fifth have none), streams stop and resume with a burst, and workers are preempted.
 
     python -m tests.system.spread_world        # the table of docs/explain/scheduling.md; minutes
 """
@@ -17,36 +17,43 @@ from typing import NamedTuple
 from common.core.job_placement import JobDemand, PlacementView, WorkerPlacement, next_step, plan
 
 STEP_S = 0.5
-JOIN_S = 3.0  # leaving a group, joining another, the first status
+# Time to leave a group, join another, and get the first status.
+JOIN_S = 3.0
 SPEED_PER_S = 100.0  # records of one worker
-LOOK_S = 1.0  # between looks, jittered by a quarter
-EVENT_S = 300.0  # mean time between preemptions, and between streams that dry up or come back
-BACK_S = 30.0  # until another machine takes the place of one that was preempted
+# Time between looks, with a quarter of jitter.
+LOOK_S = 1.0
+# Mean time between preemptions, and between streams that stop or resume.
+EVENT_S = 300.0
+# Time until another machine replaces a preempted one.
+BACK_S = 30.0
 NAMES = ("job", "moves/worker", "starved_s", "drained_s", "trained_%")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a world is like."""
+    """Parameters of a world."""
 
     workers: int
     jobs: int
     seed: int = 1
     central: bool = False
     seconds: float = 3600.0
-    load: float = 0.7  # of what all workers together could train; 0: no arrivals
-    backlog: float = 0.0  # records of each job at the start
-    stale_s: float = 3.0  # age of the oldest view that somebody goes by
+    # Share of what all workers could train; 0: no arrivals.
+    load: float = 0.7
+    backlog: float = 0.0  # records per job at the start
+    stale_s: float = 3.0  # age of the oldest view in use
     faults: bool = True  # preemptions
     idle_share: float = 0.2  # jobs without arrivals
 
 
 class Result(NamedTuple):
-    """How it went."""
+    """Results of a run."""
 
     moves: int
-    starved_s: float  # longest time that a job with work had nobody
-    drained_s: float | None  # when all was trained, where nothing arrives
+    # Longest time that a job with work had no worker.
+    starved_s: float
+    # Time at which all was trained; None if records arrive.
+    drained_s: float | None
     trained: float  # share of what arrived
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FEW_SEEDS = range(30)
-RUNS_ON = (  # what a world is made of: where none of it changed, a seed comes to the same
+# Code that decides a world: without a change there, a seed has the same result.
+RUNS_ON = (
     *("common/core/", "common/spot/policies/", "common/spot/provisioning/"),
     *(
         "common/testing/",
@@ -68,7 +69,8 @@ def test_without_faults_one_provisioner_takes_charge_once() -> None:
         kinds = Counter(type(record) for record in world.counted)
         assert (
             kinds[ProvisionerLead] == kinds[Settled]
-        )  # a standby may hear late that the job is over
+            # A standby may learn late that the job has ended.
+        )
         assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
 
 
