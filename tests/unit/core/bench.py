@@ -1,4 +1,4 @@
-"""A coordinator on a bench: its two topics are lists, and nothing happens but what a test does."""
+"""A coordinator on a bench: its two topics are lists, and only the test makes events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUIET = CoordinatorSettings(
 
 
 def changed(settings: CoordinatorSettings = QUIET, **changes: Any) -> CoordinatorSettings:  # noqa: ANN401 -- fields of all kinds
-    """Settings that differ in these fields, of themselves or of the job's own mode."""
+    """Return settings with these fields changed, of the job or of its own mode."""
     mode = {name: changes.pop(name) for name in Mode.__slots__ if name in changes}
     return replace(settings, mode=replace(settings.mode, **mode), **changes)
 
@@ -73,33 +73,33 @@ class Bench:
         self.published: list[Snapshot] = []
         self._updates_read = self._control_read = 0
 
-    # --- what it said -------------------------------------------------------------------------
+    # --- newest commands ----------------------------------------------------------------------
 
     @property
     def leader_status(self) -> LeaderStatus:
-        """The newest status."""
+        """Newest leader status."""
         return of_kind(self.said, do.PutLeaderStatus)[-1].leader_status
 
     @property
     def orders(self) -> tuple[Assignment, ...]:
-        """The orders of the newest trigger."""
+        """Orders of the newest trigger."""
         return of_kind(self.said, do.PostTrigger)[-1].trigger.orders
 
     @property
     def epoch(self) -> int:
-        """The epoch that it leads with."""
+        """Epoch of its leadership."""
         return self.model.epoch
 
     @property
     def model(self) -> ModelId:
-        """The weights that it has in hand."""
+        """Id of its weights."""
         assert self.machine.leader is not None
         return self.machine.leader.model
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
     def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
-        """Hand in an event; what it appends stands in the topic at once, and is read later."""
+        """Process an event; appended records are in the topic at once, but unread."""
         commands = self.machine.on(event, self.now)
         self.said += commands
         self.updates += [c.record for c in of_kind(commands, do.AppendAudit)]
@@ -128,20 +128,20 @@ class Bench:
         return self.feed(events.SnapshotRestored(len(self.updates), self.digest))
 
     def find(self, source: events.Source, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Report these snapshots as what a source holds; the genesis is what it is."""
+        """Report these snapshots as found in a source; `genesis` always has just the genesis."""
         self._updates_read = end = len(self.updates)
         found = (genesis(FIRST),) if source == "genesis" else snapshots
         return self.feed(events.SnapshotsFound(source, found, tuple(enumerate(self.updates)), end))
 
     def read_updates(self, count: int | None = None) -> tuple[CoordinatorCommand, ...]:
-        """Read the updates topic on, to its end or just some records."""
+        """Read this many records of the updates topic, or up to its end."""
         begin = self._updates_read
         end = len(self.updates) if count is None else begin + count
         self._updates_read = end
         return self.feed(events.UpdatesRead(tuple(enumerate(self.updates))[begin:end]))
 
     def lead(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Stand, and read the own Lead record back."""
+        """Become a candidate, and read its own Lead record back."""
         self.stand(*snapshots)
         said = self.read_updates()
         # Drop the snapshot that each leader publishes first.
@@ -156,7 +156,7 @@ class Bench:
         return self.feed(events.ControlRead(records))
 
     def see(self, *workers: WorkerId, leaving: Iterable[WorkerId] = (), digest: str = "") -> None:
-        """Look at the workers' beats."""
+        """Report the workers' heartbeats."""
         beats = dict.fromkeys(workers, Heartbeat(ALIVE, digest))
         beats |= dict.fromkeys(leaving, Heartbeat(LEAVING, digest))
         self.feed(events.WorkersSeen(beats))

@@ -27,17 +27,17 @@ def span(partition: Partition, start: int, end: int) -> Span:
 
 
 def ready(worker: WorkerId, *spans: Span, samples: int = SAMPLES) -> BatchReady:
-    """A claim on these spans."""
+    """Return a claim on these spans."""
     return BatchReady(worker, address_of(spans), samples)
 
 
 def batch(offset: int, worker: WorkerId = A) -> Batch:
-    """The accepted batch with this control offset; each has an address of its own."""
+    """Return the accepted batch with this control offset; each has its own address."""
     return Batch(offset, worker, (span(P, offset * SAMPLES, (offset + 1) * SAMPLES),), SAMPLES)
 
 
 def gradient(worker: WorkerId, model: ModelId, batches: Iterable[Batch]) -> Gradient:
-    """The gradient of an order over these batches: loss 2 and metric 1 per sample."""
+    """Return the gradient of an order for these batches: loss 2 and metric 1 per sample."""
     batches = tuple(batches)
     samples = sum(batch.samples for batch in batches)
     offsets = tuple(batch.offset for batch in batches)
@@ -51,7 +51,7 @@ def answer(order: Assignment, model: ModelId) -> Gradient:
 
 
 def of_kind(commands: Iterable[object], kind: type[Kind]) -> list[Kind]:
-    """The commands of one kind, in order."""
+    """Return the commands of one kind, in order."""
     return [command for command in commands if isinstance(command, kind)]
 
 

@@ -1,4 +1,4 @@
-"""Updates topics as several leaders write them: who believes what, and when they find out."""
+"""Updates topics written by several leaders, and the history that each of them believes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FIRST_EPOCH = 1000
 
 
 def update(epoch: int, version: int, *offsets: int) -> UpdateApplied:
-    """An update of these batches."""
+    """Return an update of these batches."""
     return UpdateApplied(epoch, version, tuple(map(batch, offsets)), 10 * len(offsets), 1.0)
 
 
 def read(topic: Iterable[AuditRecord | None], history: History | None = None) -> History:
-    """Feed a topic, or what of it a reader has not seen."""
+    """Feed a topic, or the rest that a reader has not seen."""
     history = History() if history is None else history
     for offset, record in enumerate(topic):
         if offset >= history.position:
@@ -45,14 +45,14 @@ def read(topic: Iterable[AuditRecord | None], history: History | None = None) ->
 
 @dataclass
 class Believer:
-    """Somebody who leads, or did, or never has."""
+    """A process that leads, has led, or only reads."""
 
     epoch: int
     version: int
     number: int = 0
 
     def next(self) -> int:
-        """The number of its next record."""
+        """Number of its next record."""
         self.number += 1
         return self.number
 

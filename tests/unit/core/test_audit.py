@@ -1,4 +1,4 @@
-"""The proof from two topics: what is whole has no flaw, and every flaw is found."""
+"""The audit of two topics: a sound history has no flaw, and every flaw is found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEAD = Lead(-1, GENESIS, "c1", 0)  # at offset 0 of every updates topic
 
 
 def claims(count: int) -> list[Claim | None]:
-    """Claims on P, one after another: `batch(n)` is the n-th."""
+    """Return consecutive claims on P: `batch(n)` is the n-th."""
     return [ready(A, *batch(n).address) for n in range(count)]
 
 
@@ -318,13 +318,13 @@ def test_a_partition_that_was_added_is_audited_from_its_beginning() -> None:
     assert found.unsettled == SAMPLES
 
 
-# --- streams that are other logs than they were --------------------------------------------------
+# --- streams whose logs changed ------------------------------------------------------------------
 
 KNOWN = {P: LogPosition(FIRST[P], "id")}
 
 
 def of(generation: int, start: int, end: int) -> Span:
-    """A span of P in a generation."""
+    """Return a span of P in a generation."""
     return Span(*P, start, end, generation, known=end)
 
 

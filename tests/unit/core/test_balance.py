@@ -79,7 +79,7 @@ class Fleet:
         self.idle_s[worker] = max(self.idle_s[worker], self.bench.now - since)
 
     def _claim(self) -> None:
-        """Each has two groups of its own waiting, in turn."""
+        """Keep two groups of each worker's own batches waiting, in turn."""
         for _ in range(16):
             for worker in self.workers:
                 if self._waiting[worker] < 16:
@@ -128,7 +128,7 @@ class Fleet:
 def settings(
     staleness: int = 0, group_size: int = 8, deadline_floor_s: float = 5.0
 ) -> CoordinatorSettings:
-    """Settings of a job whose deadlines, unless they are given, do not pass."""
+    """Return settings of a job whose deadlines, by default, never pass."""
     return changed(
         QUIET,
         group_size=group_size,
@@ -143,7 +143,7 @@ def equal(gradient_s: float, count: int = 8) -> list[float]:
     return [gradient_s] * count
 
 
-# Where each computes its own batch and all wait for the slow one: 8 batches in 0.2 s.
+# Rate if each worker computes its own batch and all wait for the slow one.
 HELD_UP = 8 / (4 * GRADIENT_S)
 
 
@@ -167,7 +167,7 @@ def test_equal_workers_keep_their_own_batches(staleness: int, gradient_s: float)
 
 @pytest.mark.parametrize("hiccups", [1, 3])
 def test_who_was_slow_for_a_while_has_its_own_batches_again(hiccups: int) -> None:
-    """The first gradient of a process warms it up; later its machine may do something else."""
+    """A process warms up during its first gradient; later its machine may be busy."""
     fleet = Fleet(settings(), equal(GRADIENT_S), {7: [20 * GRADIENT_S] * hiccups})
 
     fleet.run(2 * UPDATES)
@@ -194,7 +194,7 @@ def assert_all_have_orders(fleet: Fleet, mean_s: Sequence[float]) -> None:
     ("workers", "slow", "group_size", "gradient_s", "after"),
     [
         (2, 1, 4, 0.25, 10),  # 40 times as long
-        (2, 2, 4, 0.25, 10),  # all processes stood still
+        (2, 2, 4, 0.25, 10),  # all processes paused
         (2, 1, 2, 1.0, 0),  # first gradient of a process
         (8, 1, 8, 1.0, 0),
         (8, 1, 8, 1.0, 5),

@@ -1,4 +1,4 @@
-"""Cutting records into batches: by offsets alone, however polls happened to chunk them."""
+"""Batches are cut by offsets alone, however polls split the records."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_the_largest_group_fits_into_one_record() -> None:
 
 @st.composite
 def readings(draw: st.DrawFn) -> list[Read]:
-    """Records of two partitions as they came, with holes between them and bad ones among them."""
+    """Draw records of two partitions in order, with holes and bad records among them."""
     at, reads = dict(BEGIN), list[Read]()
     for _ in range(draw(st.integers(0, 40))):
         partition = draw(st.sampled_from([P, Q]))
@@ -335,7 +335,7 @@ def readings(draw: st.DrawFn) -> list[Read]:
 
 
 def chunked(reads: list[Read], breaks: list[bool]) -> list[DecodedRun]:
-    """The same records as runs; a run ends at a break, or where the partition changes."""
+    """Return the records as runs; a run ends at a break, or if the partition changes."""
     chunks = list[list[Read]]()
     for read, breaks_here in zip(reads, breaks, strict=True):
         if breaks_here or not chunks or chunks[-1][-1].partition != read.partition:

@@ -39,20 +39,20 @@ NOT_HELD = events.LeaseAnswered(held=False)
 
 
 def two(settings: CoordinatorSettings = QUIET) -> tuple[Bench, Bench]:
-    """Two replicas of one job."""
+    """Return two replicas of one job."""
     one = Bench(settings)
     return one, Bench(settings, updates=one.updates, control=one.control, name="c2")
 
 
 def effective(updates: list[AuditRecord | None]) -> tuple[ModelId, ...]:
-    """The updates that count."""
+    """Return the updates that count."""
     history = History()
     for offset, record in enumerate(updates):
         history.feed(offset, record)
     return history.path
 
 
-# --- the way to lead -------------------------------------------------------------------------
+# --- election --------------------------------------------------------------------------------
 
 
 def test_the_lease_only_says_who_may_try() -> None:
@@ -62,7 +62,7 @@ def test_the_lease_only_says_who_may_try() -> None:
     assert bench.feed(NOT_HELD) == ()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     assert bench.feed(HELD) == ()  # a renewal, while it searches
-    assert bench.find("hot") == (do.FindSnapshots("all"),)  # nobody ever led
+    assert bench.find("hot") == (do.FindSnapshots("all"),)  # no leader before
     assert bench.find("all") == (do.FindSnapshots("genesis"),)
     assert bench.find("genesis") == (do.RestoreSnapshot(genesis(FIRST)),)
     assert bench.feed(events.SnapshotRestored(0)) == (do.AppendAudit(Lead(-1, GENESIS, "c1#1", 0)),)
@@ -83,15 +83,15 @@ def test_who_reads_anothers_lead_first_was_too_slow() -> None:
     # updates   0: Lead(-1) of c2   1: Lead(-1) of c1, void
     one, other = two()
     one.stand()
-    one.updates.clear()  # its Lead is still on its way
+    one.updates.clear()  # its Lead is in flight
     other.stand()
     one.updates.append(Lead(-1, GENESIS, "c1#1", 0))
     said = one.read_updates()
     assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
-    assert other.read_updates() == ()  # the void Lead deposes nobody
+    assert other.read_updates() == ()  # the void Lead deposes no leader
     assert other.machine.leader is not None
-    assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # and tries again
+    assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # tries again
 
 
 def test_who_reads_anothers_lead_while_it_loads_its_snapshot_does_not_stand_at_all() -> None:
@@ -126,7 +126,7 @@ def test_a_leader_that_loses_its_lease_steps_down() -> None:
 
 
 def look(bench: Bench, times: int) -> list[do.StepDown]:
-    """Let Kafka answer a leader's looks at the streams: its resignations."""
+    """Let Kafka answer a leader's polls of the streams; return its resignations."""
     looks = [bench.feed(events.StreamsSeen({P: "id"}, number=9)) for _ in range(times)]
     return [each for said in looks for each in of_kind(said, do.StepDown)]
 
@@ -266,7 +266,7 @@ def test_leader_appends_a_checkpoint_that_was_read_back() -> None:
 
 
 def missing() -> Bench:
-    """A candidate that finds no snapshot although the history names a checkpoint."""
+    """Return a candidate that finds no snapshot although the history names a checkpoint."""
     update = UpdateApplied(0, 1, (batch(0),), 10, 1.0)
     bench = Bench(updates=[Lead(-1, GENESIS, "c0", 0), update, CheckpointStored(0, 1)])
     bench.feed(HELD)
@@ -390,7 +390,7 @@ def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_
     (snapshot,) = one.published
 
     other.lead(snapshot)
-    one.compute()  # it does not know yet
+    one.compute()  # not deposed yet
     assert one.updates[3] == Lead(0, ModelId(0, 1), "c2#1", 4)
     assert other.model == ModelId(4, 1)
 

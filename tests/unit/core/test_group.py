@@ -1,6 +1,6 @@
-"""Members that hold the weights, and their leader, joined back to back.
+"""Members that hold the weights, and their leader, connected directly.
 
-A member's weights are the batches that made them, so what a step is taken from and with is seen.
+A member's weights are the batches that made them, which shows the input and result of each step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ D = WorkerId("d")
 
 
 class Process:
-    """A member, with its numbers."""
+    """A member, with the numbers of its process."""
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
@@ -74,14 +74,15 @@ class Process:
         machine = MemberMachine(self.member, "spot", float(life))
         self.replica = WeightReplica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
-        self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()  # and what it held then
+        # With its weights at that time.
+        self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()
         self.entered: Enter | None = None
 
 
 class Group:
-    """A leader and its members; what is said arrives at once, unless somebody is dead."""
+    """A leader and its members; messages arrive at once, except at dead ones."""
 
     def __init__(
         self,
@@ -102,23 +103,23 @@ class Group:
         self.others = list[Process]()
 
     def lead(self) -> None:
-        """Lead, and let all say what they hold."""
+        """Become the leader, and let all members report what they hold."""
         self.bench.lead()
         self.see()
         self.settle()
 
     def see(self) -> None:
-        """The leader looks at beats."""
+        """Report the heartbeats to the leader."""
         beats = {worker: Heartbeat(ALIVE, each.digest) for worker, each in self.of.items()}
         self.bench.feed(events.WorkersSeen(beats))
 
     def kill(self, *workers: WorkerId) -> None:
-        """These hear nothing any more."""
+        """Stop messages to these workers."""
         for worker in workers:
             del self.of[worker]
 
     def settle(self) -> None:
-        """Let everybody hear and answer until nothing is left to be said; collectives wait."""
+        """Deliver all messages until none are left; collectives wait."""
         while triggers := self.unheard():
             for trigger in triggers:
                 for process in (*self.of.values(), *self.others):
@@ -126,13 +127,13 @@ class Group:
                     self._compute(process, trigger)
 
     def unheard(self) -> list[UpdateTrigger]:
-        """Triggers that nobody has heard yet."""
+        """Return the triggers that no member has received."""
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
         new, self.read_triggers = triggers[self.read_triggers :], len(triggers)
         return new
 
     def carry_out(self, process: Process, commands: Iterable[ReplicaCommand]) -> None:
-        """Carry out what a member wants."""
+        """Carry out a member's commands."""
         for command in commands:
             match command:
                 case Say(reply):
@@ -191,7 +192,7 @@ class Group:
         return [[members[rank].worker for rank in ranks] for ranks in owners or ()]
 
     def finish(self, *workers: WorkerId, digest: int = DIGEST) -> None:
-        """The collective that all have entered comes to its end, at these."""
+        """Complete the collective that all have entered, at these workers."""
         for worker in workers:
             process = self.of[worker]
             entered = process.entered
@@ -202,7 +203,7 @@ class Group:
             self.carry_out(process, process.replica.finished(entered.reduce.attempt, digest))
 
     def accuse(self, worker: WorkerId, other: WorkerId) -> None:
-        """One says that it cannot reach another."""
+        """Let one member report that it cannot reach another."""
         process, orders = self.of[worker], of_kind(self.bench.said, do.PostTrigger)[-1].trigger
         report = StateReport(
             *(worker, orders.model, process.member.life, orders.id, process.replica.made),
@@ -211,19 +212,19 @@ class Group:
         self.carry_out(process, [Say(report)])
 
     def break_off(self, *workers: WorkerId) -> None:
-        """It fails at these."""
+        """Break the collective at these workers."""
         for worker in workers:
             process = self.of[worker]
             assert process.entered is not None
             self.carry_out(process, process.replica.failed(process.entered.reduce.attempt))
 
     def read_back(self) -> None:
-        """The leader reads its record; all hear of it."""
+        """Let the leader read its record, and all members receive the result."""
         self.bench.read_updates()
         self.settle()
 
     def fall_back(self) -> str:
-        """Let time pass until the leader gives the newest update up; returns why it steps down."""
+        """Wait until the leader drops the newest update; return its reason to step down."""
         for _ in range(120):
             self.see()
             if said := of_kind(self.bench.tick(self.bench.now + 0.1), do.StepDown):
@@ -259,7 +260,7 @@ def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back(
     assert group.weights == {A: (), B: (), C: ()}
     group.finish(A, B)
     group.settle()
-    assert group.updates == []  # C is at it still
+    assert group.updates == []  # C has not finished
 
     group.finish(C)
     group.settle()
@@ -293,7 +294,7 @@ def test_at_version_0_members_of_the_most_common_model_begin_without_the_others(
 
 
 def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs() -> None:
-    # The snapshot that it rolls forward was taken before any worker was seen.
+    # This leader took its snapshot before it saw any worker.
     group = of_two_builds()
     group.lead()
     group.bench.announce(A, B, C)
@@ -311,7 +312,7 @@ def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs(
 
 
 def test_snapshot_says_of_which_model_it_is_and_who_begins_with_it_knows() -> None:
-    # Nobody who holds version 1 lives; only A is there, which could not read what is in storage.
+    # No live worker has version 1; A alone is alive, and could not read what is in storage.
     group = of_two_builds(Bench(changed(GROUP, hot_every_s=0.1)))
     group.lead()
     group.bench.announce(A, B, C)
@@ -353,12 +354,13 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
 
 
 def test_nobody_is_waited_for_where_too_few_can_have_the_result_any_more() -> None:
-    # D hangs: it is no neighbour of the dead, and those have not closed its connections yet.
+    # D hangs. It has no connection to the dead one, and its neighbours keep theirs open.
     group = begun(A, B, C, D)
     group.kill(C)
     group.break_off(A, B)
     group.settle()
-    assert list(group.computed) == [0, 1, 2]  # C may live, and have it with D
+    # C may be alive and have the update, like D.
+    assert list(group.computed) == [0, 1, 2]
 
     group.see()
     group.settle()
@@ -378,7 +380,7 @@ def test_what_a_member_says_too_late_of_an_attempt_that_is_over_changes_nothing(
     group.break_off(A, B)
     group.see()
     assert late is not None
-    said = group.of[D].replica.finished(late.reduce.attempt, DIGEST)  # before it hears of it
+    said = group.of[D].replica.finished(late.reduce.attempt, DIGEST)  # before it learns
     group.carry_out(group.of[D], said)
     group.settle()
     assert group.updates == []
@@ -427,7 +429,7 @@ def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_agai
     group.finish(A, B, C)
     group.read_back()
     group.bench.announce(A, B, C)
-    group.settle()  # they are in the second update
+    group.settle()  # all are in the second update
     before = group.bench
 
     later = group.bench = Bench(GROUP, updates=before.updates, control=before.control, name="c2")
@@ -448,7 +450,7 @@ def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_agai
 def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() -> None:
     group = begun(A, B)
     group.finish(A, B)
-    group.bench.read_updates()  # A hears of it, and dies
+    group.bench.read_updates()  # A learns of it, and dies
     group.kill(A)
     # B's process restarted without weights.
     group.of[B] = Process(B, 9)
@@ -506,7 +508,7 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
 
 
 def succeeded(group: Group, *claims: ControlRecord | None) -> Bench:
-    """A successor, of an update whose claims the control topic may have lost; and these instead."""
+    """Return the next leader after an update, with these claims in the control topic."""
     group.finish(A, B)
     group.read_back()
     before = group.bench
@@ -743,7 +745,7 @@ def test_who_leaves_a_job_that_is_over_is_let_go() -> None:
     assert not group.of[A].replica.needed
 
 
-# --- who can take part ---------------------------------------------------------------------------
+# --- choice of members ---------------------------------------------------------------------------
 
 MEMBERS = [Member(WorkerId(f"w{i}"), i) for i in range(6)]
 pairs = st.tuples(st.sampled_from(MEMBERS), st.sampled_from(MEMBERS)).filter(lambda p: p[0] != p[1])
@@ -898,7 +900,7 @@ def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
 
 def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
     #  version     1        2         | the next leader       | B dies
-    # stored      ██                 | begins at version 2   | back to 1, and not to 0
+    #  stored      ██                 | begins at version 2   | back to 1, and not to 0
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.read_back()
@@ -947,7 +949,7 @@ def checkpoints(group: Group) -> list[tuple[int, list[int]]]:
 
 
 def update(group: Group, *workers: WorkerId) -> None:
-    """Make one more of them."""
+    """Let these members make one more update."""
     group.bench.announce(*(workers * 3)[:3])
     group.settle()
     group.finish(*workers)
@@ -1094,7 +1096,7 @@ def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
     assert replicas.of[A].replica.pinned
 
 
-# --- what members say ----------------------------------------------------------------------------
+# --- reports of members --------------------------------------------------------------------------
 
 MADE = ModelId(3, 1)
 

@@ -30,7 +30,7 @@ MADE = ModelId(0, 1)
 
 
 def led() -> Bench:
-    """A leader that holds the weights, after its first update."""
+    """Return a leader that holds the weights, after its first update."""
     bench = Bench()
     bench.lead()
     bench.see(A, B)

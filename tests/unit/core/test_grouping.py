@@ -48,7 +48,7 @@ def test_a_batch_that_does_not_wait_cannot_be_removed() -> None:
 
 
 def next_group(waiting: list[Batch], count: int) -> list[Batch]:
-    """The rule, as one would explain it: by rank within one's worker, then by age."""
+    """Apply the rule literally: by rank within one's worker, then by age."""
     ranks = Counter[WorkerId]()
     ranked = list[tuple[int, int]]()
     for one in sorted(waiting, key=lambda b: b.offset):
@@ -97,7 +97,7 @@ def of_streams(offset: int, worker: WorkerId, **records: int) -> Batch:
 
 
 def named(batches: Iterable[Batch]) -> str:
-    """The first stream of each batch, in order."""
+    """Return the first stream of each batch, in order."""
     return "".join(batch.address[0].topic for batch in batches)
 
 
@@ -175,7 +175,7 @@ def test_streams_take_turns_in_a_group_for_one_worker() -> None:
 
 
 def test_a_batch_of_several_streams_counts_for_each_by_its_part_of_it() -> None:
-    # Half of each mixed batch is of b already: so b's own batches come half as often as a's would.
+    # Half of each mixed batch already counts for b, so b's own batches come half as often.
     mixed = [of_streams(o, A, a=51, b=49) for o in range(100)]
     grouper = Grouper([*mixed, *(of_streams(o, A, b=100) for o in range(100, 200))])
 
@@ -210,7 +210,7 @@ def test_a_trickle_gets_its_floor_and_the_oldest_is_always_in(
 
 
 def naive(waiting: Sequence[Batch], ranks: Counter[WorkerId], stream: str | None) -> Batch:
-    """The oldest of a stream among those of the workers that the group asks least."""
+    """Return the oldest batch of a stream among those of the workers with the fewest."""
     least = min(ranks[each.worker] for each in waiting)
     here = [each for each in waiting if ranks[each.worker] == least]
     return min(

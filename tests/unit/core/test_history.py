@@ -44,7 +44,7 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
 
 
 def test_an_exact_lead_counts_for_the_newest_update_alone() -> None:
-    # The update of 0 came between c2's look at the topic and its Lead: members hold version 2.
+    # The update of epoch 0 came between c2's poll and its Lead, so members hold version 2.
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
@@ -114,10 +114,7 @@ def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten
 
 
 def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
-    # The first leader's records from offset 1 on were lost, its successor's Lead stands there now.
-    # offset   0        1        2         3
-    # record   Lead(-1) Lead(70) J=1       J=1
-    #          epoch 70 epoch 80 of 70     of 80
+    # The first leader's records from offset 1 on were lost; its successor's Lead is there now.
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 70),
         Lead(70, GENESIS, "c2", 80),

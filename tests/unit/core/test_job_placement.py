@@ -1,4 +1,4 @@
-"""The plan that spreads workers over jobs, and one worker's line of it."""
+"""The plan that distributes workers over jobs, and one worker's part of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job(name: str, backlog: int = 0, **more: object) -> JobDemand:
 
 
 def worker(index: int, at: str, stay_s: float = 1000.0, **more: object) -> WorkerPlacement:
-    """One that has been there for long."""
+    """Return a worker that has been at this job for long."""
     fields = {"worker": f"w{index}", "job": at, "stay_s": stay_s, **more}
     return msgspec.convert(fields, WorkerPlacement)
 
@@ -54,7 +54,7 @@ HUGE = job("huge", 50_000)  # needs 8.3 workers
 @pytest.mark.parametrize(
     ("demand", "needed"),
     [
-        (job("a", 6000), 1.0),  # gone in a minute
+        (job("a", 6000), 1.0),  # done in a minute
         (job("a", 6000, arrivals_per_s=50.0), 1.5),  # though more arrives
         (job("a", 6_000_000), 8.0),  # no more than partitions
         (job("a", 1, target=3), 3.0),  # its owner's target
@@ -106,12 +106,14 @@ def test_workers_of_other_jobs_that_could_come_are_reported(
 def test_drained_job_whose_owner_asks_for_workers_keeps_none_that_another_needs() -> None:
     asked = job("asked", target=4)
     assert plan(view([asked, job("busy", 10)], [worker(1, "asked")])) == {"w1": "busy"}
-    assert plan(view([asked], [worker(1, "asked")])) == {}  # nobody else needs it
+    assert plan(view([asked], [worker(1, "asked")])) == {}  # no other job needs it
 
 
 def test_workers_leave_a_drained_job_for_one_that_has_work() -> None:
     assert plan(view([HUGE, DRAINED], four("drained"))) == {f"w{n}": "huge" for n in range(4)}
-    assert len(plan(view([job("small", 5000), DRAINED], four("drained")))) == 1  # needs but one
+    assert (
+        len(plan(view([job("small", 5000), DRAINED], four("drained")))) == 1
+    )  # one worker is enough
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -263,7 +265,7 @@ free = st.lists(st.sampled_from(NAMES), max_size=9).map(
 
 
 def moved(seen: PlacementView, stay_s: float = 1000.0) -> PlacementView:
-    """The same view once everybody has followed the plan."""
+    """Return the same view after all workers followed the plan."""
     moves = plan(seen)
     return replace(
         seen,
@@ -344,7 +346,7 @@ def test_what_owners_ask_for_is_filled_before_anything_else(
             assert sum(it.job == name for it in after.workers) >= target
 
 
-# --- one worker's line of it -----------------------------------------------------------------
+# --- one worker's part -----------------------------------------------------------------------
 
 
 def test_a_worker_says_where_it_goes_looks_once_more_and_goes() -> None:

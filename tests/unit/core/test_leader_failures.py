@@ -1,4 +1,4 @@
-"""A leader in trouble: poison, divergence, pauses, and the end of a job."""
+"""A leader's errors: poison, divergence, pauses, and the end of a job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.core.test_leader import asked, leading
 def fail(
     bench: Bench, order: Assignment, reason: FailedReason
 ) -> tuple[do.CoordinatorCommand, ...]:
-    """Let an order give no gradient."""
+    """Let a worker report a failed order."""
     offsets = tuple(each.offset for each in order.batches)
     return bench.feed(
         events.RepliesRead((Failed(order.worker, bench.model, offsets, reason, "why"),))
@@ -70,7 +70,8 @@ def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
     bench = leading(replace(QUIET, max_failures=1))
     bench.announce(A, B)
     bench.see(A, C)  # B is dead
-    bench.see(A)  # C, asked after it, too
+    # C, which had the order next, is dead, too.
+    bench.see(A)
     record = Quarantined(0, batch(1, B), "poison: its workers died of it", number=1)
     assert bench.updates[-1] == record
     assert bench.leader_status.waiting == 2
@@ -110,7 +111,7 @@ WORKERS = tuple(WorkerId(f"w{number}") for number in range(20))
 def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
     max_failures: int, workers: int
 ) -> None:
-    # All batches of a group of 20 are suspects, in up to 20 workers' hands at once.
+    # All batches of a group of 20 are suspects, at up to 20 workers at once.
     bench = leading(changed(group_size=20, max_failures=max_failures), *WORKERS[:workers])
     bench.announce(*WORKERS, *WORKERS)
 
@@ -208,7 +209,7 @@ def test_a_task_that_is_wrong_whatever_the_data_holds_the_job_at_once() -> None:
     assert hold.reason == "the task is wrong: losses has shape (); mend it and resume the job"
     assert hold.detail == TRACEBACK
     assert of_kind(bench.updates, Quarantined) == []
-    # It comes again, late: A was replaced by C, which has the task mended, and the job resumed.
+    # A's message arrives late: C has replaced A, the task is fixed, and the job resumed.
     bench.feed(events.WantedChanged("paused"))
     bench.see(B, C)
     bench.feed(events.WantedChanged("running"))

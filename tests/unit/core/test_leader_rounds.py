@@ -1,4 +1,4 @@
-"""A leader with several rounds in flight: which begin, which are applied, and what they keep."""
+"""A leader with several rounds in flight: their begin, their order, and their settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SINGLE_WORKER = changed(group_size=1, staleness=4, single_worker=True)
 
 
 def leading(settings: CoordinatorSettings, *workers: WorkerId) -> Bench:
-    """A leader that sees these workers."""
+    """Return a leader that sees these workers."""
     bench = Bench(settings)
     bench.lead()
     bench.see(*(workers or (A, B)))
@@ -62,7 +62,7 @@ def fail(bench: Bench, worker: WorkerId, offset: int, reason: FailedReason) -> N
 
 
 def applied(commands: Iterable[CoordinatorCommand]) -> list[tuple[int, list[int]]]:
-    """Versions, and the batches that made them."""
+    """Return the versions, with the batches that made them."""
     updates = [apply.update for apply in of_kind(commands, do.Apply)]
     return [(each.version, sorted(b.offset for b in each.batches)) for each in updates]
 
@@ -76,7 +76,7 @@ def test_a_further_round_begins_for_a_worker_that_has_nothing_to_do() -> None:
     bench.announce(A, B)
     assert of_kind(bench.announce(A, B), do.PostTrigger) == []
     assert asked(send(bench, A, 0)) == {A: [2], B: [3]}
-    assert of_kind(bench.announce(A, B), do.PostTrigger) == []  # nobody is idle
+    assert of_kind(bench.announce(A, B), do.PostTrigger) == []  # no worker is idle
 
 
 def test_no_further_round_begins_where_its_batches_are_for_who_is_busy() -> None:
@@ -183,7 +183,7 @@ def test_what_waits_is_unsettled_in_whatever_round_it_is() -> None:
     assert (bench.leader_status.waiting, bench.leader_status.oldest_unsettled) == (4, 0)
 
 
-# --- what a round keeps -----------------------------------------------------------------------
+# --- settings of a round ----------------------------------------------------------------------
 
 
 def test_a_change_counts_after_the_next_update_though_rounds_are_in_flight() -> None:
@@ -203,7 +203,7 @@ def test_a_change_counts_after_the_next_update_though_rounds_are_in_flight() -> 
 
 
 def answer_of(bench: Bench, worker: WorkerId, offset: int) -> Gradient:
-    """The gradient of one batch, at version 0."""
+    """Return the gradient of one batch, at version 0."""
     return gradient(worker, ModelId(bench.epoch, 0), [batch(offset)])
 
 
@@ -308,7 +308,7 @@ def test_a_round_of_an_earlier_k_that_lacks_a_batch_gives_way() -> None:
     assert {len(apply.update.batches) for apply in of_kind(bench.said, do.Apply)} == {1}
 
 
-# --- a group of one worker's ------------------------------------------------------------------
+# --- groups of a single worker ----------------------------------------------------------------
 
 
 def test_each_worker_goes_its_own_way() -> None:
@@ -371,7 +371,7 @@ def test_staleness_may_grow_with_the_workers_that_live() -> None:
     assert made == [Synchrony(1, staleness, single_worker=True) for staleness in (8, 12)]
 
 
-# --- trouble ----------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------
 
 
 def test_divergence_is_seen_over_rounds_of_one_batch() -> None:

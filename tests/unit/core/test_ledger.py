@@ -95,7 +95,7 @@ def test_the_frontier_given_out_is_a_copy() -> None:
 
 @st.composite
 def control_topics(draw: st.DrawFn) -> list[tuple[int, Claim | None]]:
-    """Claims of workers that know the frontier more or less, twins, ghosts and garbage."""
+    """Draw claims of workers that roughly know the frontier, duplicates, zombies and garbage."""
     frontier = Ledger(BEGIN)
     topic = list[tuple[int, Claim | None]]()
     for _ in range(draw(st.integers(0, 30))):
@@ -158,19 +158,20 @@ def test_every_replay_decides_the_same(
 
 # --- generations -----------------------------------------------------------------------------
 
-R = Partition("s", 2)  # not of the job when it began
+# The job did not have this partition at first.
+R = Partition("s", 2)
 ADDED = Opened(R, None, 7, "id", 0, -1)
 
 
 def decide(ledger: Ledger, *records: Claim | Opened) -> list[bool]:
-    """Decide one after another; whether each counted."""
+    """Decide the records in order; return for each if it counted."""
     return [ledger.decide(ledger.position, record).accepted for record in records]
 
 
 def known(
     partition: Partition, start: int, end: int, *epochs: int, generation: int = 0
 ) -> BatchReady:
-    """A claim that knows the leader epochs before it and of its last record."""
+    """Return a claim with the leader epochs before it and of its last record."""
     before, epoch = epochs
     return ready(A, Span(*partition, start, end, generation, before, end, epoch))
 
@@ -201,7 +202,7 @@ def test_after_an_opening_claims_of_earlier_generations_count_no_longer() -> Non
     claims = (known(P, 0, 10, -1, 1), known(P, 10, 20, 1, 2), opened, known(P, 20, 30, 2, 2))
     assert decide(ledger, *claims) == [True, True, True, False]
     assert decide(ledger, known(P, 15, 25, 2, 3)) == [False]
-    assert decide(ledger, opened) == [False]  # twice is once
+    assert decide(ledger, opened) == [False]  # a repeated record
     assert decide(ledger, known(P, 15, 25, 2, 3, generation=9)) == [True]
     assert ledger.known[P] == LogPosition(25, "", 3)
 
@@ -235,7 +236,7 @@ def test_what_reaches_above_where_its_generation_was_cut_is_gone() -> None:
     assert not ledger.is_gone(below)
     later = Span(*P, 15, 25, 11, 0, 25, 1)
     assert decide(ledger, ready(A, later), Opened(P, 11, 12, "new", 90, -1)) == [True, True]
-    assert ledger.is_gone(later)  # another topic has its name
+    assert ledger.is_gone(later)  # another topic of that name
 
 
 def test_of_a_topic_whose_first_id_nobody_knew_a_later_one_is_another() -> None:

@@ -1,4 +1,4 @@
-"""Streams that are other logs than they were: who opens them, and what becomes of what waits."""
+"""Streams whose logs changed: new generations, and the batches that waited."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANEW = Divergence(0, LogPosition(0, "other", -1), 7, recreated=True)
 
 
 def of(generation: int, start: int, end: int) -> Span:
-    """A span of P in a generation."""
+    """Return a span of P in a generation."""
     return Span(*P, start, end, generation, known=end)
 
 
@@ -42,7 +42,7 @@ def seen(
 
 
 def leading(settings: CoordinatorSettings = QUIET) -> Bench:
-    """A leader that sees A and B."""
+    """Return a leader that sees A and B."""
     bench = Bench(settings)
     bench.lead()
     bench.see(A, B)
@@ -50,7 +50,7 @@ def leading(settings: CoordinatorSettings = QUIET) -> Bench:
 
 
 def expired(commands: Iterable[CoordinatorCommand]) -> list[int]:
-    """Control offsets of batches that are quarantined as expired; others are not."""
+    """Return the offsets of batches quarantined as expired, and check that no others are."""
     records = [command.record for command in of_kind(commands, do.AppendAudit)]
     assert all(isinstance(record, Quarantined) and record.expired for record in records)
     return [record.batch.offset for record in records if isinstance(record, Quarantined)]
@@ -136,7 +136,7 @@ def test_who_has_not_read_all_claims_judges_no_stream() -> None:
 
 def test_a_batch_whose_records_are_gone_expires_wherever_it_waits() -> None:
     # K = 2      0 P 0:10   1 P 10:20   2 P 20:30    opened at 5   4 P 5:15 of the next generation
-    # round: 0 and 1; batch 2 waits
+    #            round: 0 and 1; batch 2 waits
     bench = leading()
     bench.see(A)
     bench.read_control(ready(A, of(0, 0, 10)), ready(A, of(0, 10, 20)), ready(A, of(0, 20, 30)))

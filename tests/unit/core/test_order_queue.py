@@ -1,4 +1,4 @@
-"""A worker's orders, by triggers that come late, twice or from a leader that leads no longer."""
+"""A worker's orders, from triggers that are late, repeated, or from a deposed leader."""
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from tests.unit.core.examples import A, B, batch
 
 
 def trigger(epoch: int, number: int, version: int, **orders: tuple[int, ...]) -> UpdateTrigger:
-    """A trigger with these batches for these workers."""
+    """Return a trigger with these batches for these workers."""
     return UpdateTrigger(
         TriggerId(epoch, number),
         ModelId(epoch, version),
@@ -28,7 +28,7 @@ def trigger(epoch: int, number: int, version: int, **orders: tuple[int, ...]) ->
 
 
 def taken(orders: Assignments) -> list[tuple[int, ...]]:
-    """The batches of all orders that are left."""
+    """Return the batches of all remaining orders."""
     return [tuple(batch.offset for batch in c.batches) for c in iter(orders.next, None)]
 
 
@@ -148,7 +148,7 @@ def test_a_newer_model_makes_older_orders_void() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
 
-    assert orders.next() is None  # nobody waits for it any more
+    assert orders.next() is None  # no longer awaited
 
 
 def test_orders_of_versions_that_are_awaited_still_stay_and_are_computed_at_the_newest() -> None:
@@ -221,7 +221,7 @@ def test_an_order_answered_may_be_ordered_again() -> None:
 
 def test_who_leaves_says_what_it_still_finishes_and_begins_nothing_more() -> None:
     orders = Assignments(A)
-    assert orders.leave() is None  # no leader ever spoke
+    assert orders.leave() is None  # no leader so far
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
     orders.next()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LAX = replace(QUIET, max_failures=0, poison_in_a_row=100, poison_share=1.0)
 FIRST_LEAD = Lead(-1, GENESIS, "c0#1", 0)
-# Batches 0 and 1 are claimed of P, 20 records; 1 is poison.
+# Batches 0 and 1 are claims on P with 20 records; batch 1 is poison.
 POISON = Quarantined(0, batch(1, B), "poison: raised: why", number=1)
 REQUEUED = Requeued(batch(1, B), "ada", 1.0)
 REPLAYED = Replayed(batch(1, B), "ada", 1.0)
@@ -53,7 +53,7 @@ def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
 
 
 def updating() -> Bench:
-    """Then a third batch makes the group whole: an update, a copy; none of it is read back."""
+    """Return a leader whose third batch completed the group; update and snapshot are unread."""
     bench = quarantining(replace(LAX, hot_every_updates=1))
     bench.announce(C)
     replies = tuple(gradient(w, bench.model, [batch(o, w)]) for w, o in ((A, 0), (C, 2)))
@@ -108,7 +108,7 @@ def test_a_batch_that_was_taken_back_may_be_quarantined_again_and_taken_back_aga
     "record",
     [
         Requeued(batch(0, A), "ada", 1.0),  # it waits
-        Requeued(batch(7, A), "ada", 1.0),  # nobody claimed it
+        Requeued(batch(7, A), "ada", 1.0),  # never claimed
         Requeued(with_(batch(1, B), samples=9), "ada", 1.0),  # another batch at that offset
         REPLAYED,
     ],
@@ -243,7 +243,7 @@ def test_requeue_forgets_the_failures() -> None:
     assert the(said, do.PublishSnapshot).snapshot.failure_counts == {}
 
 
-# --- copies that are not published yet -----------------------------------------------------------
+# --- unpublished snapshots -----------------------------------------------------------------------
 
 
 def test_in_a_copy_that_is_published_later_the_batch_waits_too() -> None:

@@ -28,12 +28,12 @@ from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
 MODEL = ModelId(3, 7)
 FLOOR_S = 0.5
-LIMIT = 1  # strikes
+LIMIT = 1  # failures
 LATE_S = 1000.0  # past every deadline
 
 
 class _One:
-    """A single round in flight, at one version, in a word for each thing that is done to it."""
+    """A single round in flight at one version, with one short method per action."""
 
     def __init__(self, *batches: Batch, suspects: Suspects | None = None) -> None:
         self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
@@ -128,7 +128,7 @@ def test_the_holder_is_asked_first_then_whoever_was_asked_least() -> None:
     assert one.round.asked_again
     assert one.overdue(2 * LATE_S)
     assert asked(one.orders(2 * LATE_S, {A, B, C})) == {C: [0]}
-    assert one.count(gradient(A, MODEL, [batch(0)])) == ""  # late, and as good as any
+    assert one.count(gradient(A, MODEL, [batch(0)])) == ""  # late, but valid
 
 
 def test_each_time_that_a_batch_is_handed_out_again_it_gets_longer() -> None:
@@ -153,7 +153,7 @@ def test_who_never_got_an_order_is_asked_as_if_for_the_first_time() -> None:
     assert asked(one.orders(10.0, {A, B})) == {A: [0]}
     assert one.rounds.assigner.due() == 10.0 + FLOOR_S
     assert not one.round.asked_again
-    assert one.count(gradient(B, MODEL, [batch(0)])) == ""  # one got there after all
+    assert one.count(gradient(B, MODEL, [batch(0)])) == ""  # one of them arrived
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=80), st.integers(1, 50), st.integers(0, 10_000))
@@ -169,7 +169,7 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
     assert allowed_s <= 20 * times.allowed_s(batches, attempt=0)
 
 
-# --- who is slow, who is idle -----------------------------------------------------------------
+# --- slow and idle workers --------------------------------------------------------------------
 
 
 class _Timed:
@@ -270,7 +270,7 @@ def test_order_in_slower_hands_is_passed_on_and_the_first_gradient_counts() -> N
 
     assert timed.relieve(3.0, A, B) == {B: [0]}
     assert not one.asked_again
-    assert timed.rounds.assigner.overdue(3.0) == (frozenset(), ())  # nobody is suspected
+    assert timed.rounds.assigner.overdue(3.0) == (frozenset(), ())  # no suspect
     assert timed.orders(3.0, A, B) == timed.relieve(3.0, A, B) == {}
     assert timed.answer(A, 3.5, 3.5, batch(0)) == ""
     assert timed.answer(B, 1.0, 4.0, batch(0)) == "batches [0] do not wait"
@@ -300,7 +300,7 @@ def test_worker_that_was_outrun_is_busy_until_it_answers() -> None:
     timed.orders(0.0, A, B, C)
     timed.answer(B, 1.0, 1.0, batch(1))
     timed.relieve(3.0, A, B)
-    timed.answer(B, 1.0, 4.0, batch(0))  # A is still at it
+    timed.answer(B, 1.0, 4.0, batch(0))  # A still computes it
     timed.answer(C, 4.0, 4.0, batch(2))
 
     timed.begin(batch(3, A), batch(4, B), batch(5, C))
@@ -358,7 +358,7 @@ def test_suspect_travels_alone_and_only_then_counts_failures() -> None:
     assert suspects.failure_counts == {0: 0, 1: 0}
 
     assert asked(one.orders(0.0, {A})) == {A: [0]}
-    assert one.orders(0.0, {A}) == ()  # nothing travels with it
+    assert one.orders(0.0, {A}) == ()  # a suspect travels alone
     assert one.fail(A, [0]) == ()
     assert suspects.failure_counts == {0: 1, 1: 0}
 
@@ -376,7 +376,7 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
     assert asked(one.orders(0.0, {B})) == {B: [0]}
     one.rounds.requeue(B, [0], MODEL.version)
     assert asked(one.orders(0.0, {C})) == {C: [0]}
-    assert one.fail(A, [0]) == ()  # it has nothing in hand
+    assert one.fail(A, [0]) == ()  # it has no order
     assert suspects.failure_counts == {}
 
 
@@ -407,7 +407,7 @@ def test_what_is_overdue_may_be_what_a_worker_dies_of() -> None:
     assert asked(one.orders(LATE_S, {A})) == {A: [1]}
 
     assert one.rounds.vanish(A) == ()
-    assert suspects.failure_counts == {0: 0, 1: 0}  # suspected, not struck
+    assert suspects.failure_counts == {0: 0, 1: 0}  # suspected, not counted
 
 
 def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
@@ -428,7 +428,7 @@ def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
 
 
 class _Several:
-    """Rounds in flight; each of one staleness, and begun at a version of its own."""
+    """Rounds in flight, all of one staleness, each begun at its own version."""
 
     def __init__(self, staleness: int, suspects: Suspects | None = None) -> None:
         self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))

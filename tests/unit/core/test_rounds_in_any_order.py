@@ -1,4 +1,4 @@
-"""One update in flight under any mixture of replies, deaths and delays, beside a plain account."""
+"""One update in flight under all mixtures of replies, deaths and delays, against a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MODEL = ModelId(3, 7)
-LIMIT = 1  # strikes
+LIMIT = 1  # failures
 LATE_S = 1000.0  # past every deadline
 
 
@@ -46,7 +46,7 @@ some_offsets = st.lists(st.integers(0, 5), max_size=4)
 
 
 class _AnyRound(RuleBasedStateMachine):
-    """A round of up to five batches, beside a plain account of who has what in hand."""
+    """A round of up to five batches, beside a plain account of each worker's orders."""
 
     @initialize(size=st.integers(1, 5))
     def begin(self, size: int) -> None:

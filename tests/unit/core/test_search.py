@@ -150,7 +150,7 @@ def after_a_loss(
     search.begin()
     lost = {AHEAD.rank: SHORT}
     hot = replace(found("hot", topic, AHEAD), lost=lost)
-    assert judge(search, hot, 0.0, request) == FindSnapshots("all")  # nobody is waited for
+    assert judge(search, hot, 0.0, request) == FindSnapshots("all")  # waits for no leader
     answer = judge(search, replace(found("all", topic, AHEAD, *others), lost=lost), 0.0, request)
     if answer == FindSnapshots("genesis"):
         answer = judge(search, found("genesis", topic, genesis(FIRST)), 0.0, request)
@@ -257,7 +257,7 @@ def search_storage(
     now: float = TTL_S,
     **more: object,
 ) -> object:
-    """Search for a candidate that finds nothing on the board."""
+    """Search for a candidate that finds nothing in Redis."""
     search = search or SnapshotSearch(0.0)
     search.begin()
     assert judge(search, found("hot", topic), now, request) == FindSnapshots("all")
@@ -389,7 +389,7 @@ def test_named_checkpoint_of_which_kafka_lost_records_holds_the_job() -> None:
     assert answer.reason.startswith(SHORT)
 
 
-# --- which topics these are ----------------------------------------------------------------------
+# --- identity of the topics ----------------------------------------------------------------------
 
 
 def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:

@@ -33,7 +33,7 @@ HOT = replace(QUIET, hot_every_s=1.0)
 
 
 class Audit(SnapshotSchedule):
-    """A publisher whose history is fed what it reads back."""
+    """A publisher whose history receives the records that it reads back."""
 
     def __init__(self, settings: CoordinatorSettings = QUIET, now: float = 0.0) -> None:
         self.history = History(EPOCH, position=AFTER_LEAD)
@@ -150,7 +150,7 @@ def test_what_is_published_contains_exactly_the_audit_below_its_position(
         assert audit.unread == len(own) - read
 
 
-# --- when ------------------------------------------------------------------------------------
+# --- times -----------------------------------------------------------------------------------
 
 
 def test_nothing_is_due_while_nothing_is_new() -> None:

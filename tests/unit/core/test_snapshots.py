@@ -89,7 +89,7 @@ class Found:
 
 
 def found(topic: Topic, points: list[int]) -> Found:
-    """Snapshots published at some points: some arrived, some got lost."""
+    """Draw snapshots that were published at some points; some of them are lost."""
     return Found(topic, [after(read(topic[: min(point, len(topic))])) for point in points])
 
 

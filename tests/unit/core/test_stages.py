@@ -21,7 +21,7 @@ ROOMS = (0, 3, 2, 9, 9)
 
 
 def machines(reliable: int, spot: int) -> list[MemberMachine]:
-    """The first spot machine has run longest."""
+    """Return machines; the first spot machine has run longest."""
     return [
         MemberMachine(
             Member(WorkerId(f"w{number}"), number),

@@ -34,7 +34,7 @@ SETTINGS = CoordinatorSettings(OWN, 16, rules=(MANY, IDLE), rule_rounds=ROUNDS)
 
 
 class _Rounds:
-    """Rounds that begin one after the other, and how long gradients take meanwhile."""
+    """Rounds that begin one after the other, with the times of their gradients."""
 
     def __init__(
         self, settings: CoordinatorSettings = SETTINGS, last: Synchrony | None = None
@@ -104,7 +104,7 @@ def test_a_rule_that_the_owner_took_away_ends_at_once() -> None:
 
 
 def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
-    # It has not seen yet how busy workers are, nor how many they are.
+    # It does not know yet how busy the workers are, nor their number.
     rounds = _Rounds(last=Synchrony(2, 8, single_worker=True))
     assert rounds.begin(3, count=100) is IDLE.mode
     assert rounds.begin(2) is OWN
@@ -141,13 +141,13 @@ BY_FLEET = changed(
 
 
 def updates(bench: Bench) -> list[tuple[int, float | None, UpdateApplied]]:
-    """K, rate and record of each update."""
+    """Return K, rate and record of each update."""
     applies = of_kind(bench.said, do.Apply)
     return [(len(a.update.batches), a.learning_rate, a.update) for a in applies]
 
 
 def by_a_rule(settings: CoordinatorSettings) -> tuple[float | None, float | UnsetType]:
-    """An update by the job's own mode, then one by a rule: that one's rate, and its scale."""
+    """Return the rate and scale of an update by a rule, after one by the job's own mode."""
     bench = leading(settings, A)
     bench.announce(A, A, A)
     bench.compute()

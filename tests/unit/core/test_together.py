@@ -1,4 +1,4 @@
-"""Workers and coordinators joined back to back: records in, updates out, every offset once."""
+"""Workers and coordinators connected directly: records in, updates out, every offset once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _World:
         return audit(FIRST, enumerate(self.control), enumerate(self.updates))
 
     def wipe(self) -> None:
-        """Everything on the board is gone."""
+        """Empty the shared state."""
         self.leader_status = None
         for thing in (self.triggers, self.replies, self.heartbeats, self.snapshots):
             thing.clear()
@@ -119,7 +119,7 @@ class _Member:
 
 
 class _Replica:
-    """A coordinator; the lease is whose the world says."""
+    """A coordinator; the world says who holds the lease."""
 
     def __init__(self, world: _World, name: str) -> None:
         self.world, self.name, self.machine = world, name, Coordinator(name, COORDINATOR)
@@ -177,20 +177,20 @@ class _Cluster:
         self.replicas = {name: _Replica(self.world, name) for name in ("one", "two")}
 
     def step(self, who: str) -> None:
-        """Let one of them live for a moment, if it is there still."""
+        """Give one process a turn, if it still exists."""
         self.world.now += STEP_S
         actor = self.members.get(who) or self.replicas.get(who)
         if actor is not None:
             actor.step()
 
     def lose_a(self) -> None:
-        """Worker A is gone without a word, and the group gives its partition to B."""
+        """Kill worker A; the group assigns its partition to B."""
         if self.members.pop("a", None) is not None:
             self.world.heartbeats.pop(A, None)
             self.members["b"].assign(P)
 
     def take_over(self) -> None:
-        """The lease goes to the other replica; this one does not know yet."""
+        """Give the lease to the other replica before this one knows."""
         self.world.lease = "two" if self.world.lease == "one" else "one"
 
     def run(self, until: Callable[[Audit], bool]) -> Audit:

@@ -19,7 +19,7 @@ EACH = 1000  # bytes per worker and update
 
 
 def traffic_of(*counts: tuple[int, int], life: int = 1) -> UpdateTraffic:
-    """One that heard of these versions and totals of one worker."""
+    """Return the traffic after these versions and totals of one worker."""
     traffic = UpdateTraffic()
     for version, total in counts:
         traffic.observe(A, Traffic(life, total), version)

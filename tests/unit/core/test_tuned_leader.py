@@ -1,4 +1,4 @@
-"""A leader whose K is tuned: what it asks for, when K moves, and what its updates say then."""
+"""A leader whose K is tuned: its orders, its changes of K, and its updates' records."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def sizes(updates: Sequence[UpdateApplied]) -> list[int]:
 
 
 def moved() -> Bench:
-    """A leader whose K has been tuned from 4 to 2."""
+    """Return a leader whose K was tuned from 4 to 2."""
     bench = leading(TUNED, A, B)
     assert sizes([step(bench) for _ in range(ROUNDS)]) == [4] * ROUNDS
     return bench

@@ -1,4 +1,4 @@
-"""The tuner of K: what it makes of gradients whose noise is known."""
+"""The tuner of K, with gradients of known noise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measured(noise_scale: float, sizes: list[int], random: np.random.Generator) 
 
 
 def said(noise_scale: float, messages: int = 4, size: int = 2) -> Round:
-    """A round that says exactly this noise scale, in batches."""
+    """Return a round that measures exactly this noise scale, in batches."""
     samples = messages * size * BATCH
     noise = noise_scale * BATCH  # G^2 = 1
     squares = messages * (size * BATCH + noise)

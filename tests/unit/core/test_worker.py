@@ -39,7 +39,7 @@ READ_ON = do.SetReading(reading=True, reason="")
 
 
 class _Stream(Worker):
-    """A worker's stream side that was given partitions, fed in few words."""
+    """A worker's stream side with partitions, fed by short calls."""
 
     def __init__(self, *own: Partition, settings: WorkerSettings = SETTINGS) -> None:
         super().__init__(A, settings)
@@ -65,7 +65,7 @@ class _Stream(Worker):
         live: int = 1,
         now: float = 0.0,
     ) -> tuple[WorkerCommand, ...]:
-        """See a leader's status that claims partition P up to `p`; commits are tested apart."""
+        """Report a status that claims partition P up to `p`; commits have their own tests."""
         leader_status = LeaderStatus(
             0, control_position, {P: p, Q: 0}, oldest_unsettled, waiting, live, {}
         )
@@ -555,7 +555,7 @@ def test_a_partition_is_read_once_the_job_has_it() -> None:
     assert said == (place(0, added), do.Commit({added: 0}))
 
 
-# --- logs that turn out to be others --------------------------------------------------------------
+# --- logs that changed ----------------------------------------------------------------------------
 
 
 def of_log(
@@ -566,7 +566,7 @@ def of_log(
     epoch: int = 0,
     control_position: int = 0,
 ) -> events.LeaderStatusSeen:
-    """A leader's status of a partition whose log is known up to there."""
+    """Return a leader's status of a partition whose log is known up to there."""
     opened = Opened(P, None, generation, known.topic_id, claimed, known.epoch)
     return events.LeaderStatusSeen(
         LeaderStatus(
@@ -621,7 +621,7 @@ def test_it_begins_after_the_last_record_that_is_known_and_claims_from_where_oth
     known = LogPosition(38, "id", 2)
     assert of_kind(stream.on(of_log(40, known), 0.0), do.Place) == [do.Place({P: known})]
 
-    # A record that was there before has expired as it was claimed; what comes at 40 is next.
+    # An old record expired when it was claimed; the record at 40 is next.
     assert stream.on(events.RecordBelow(P, 2), 0.0) == ()
     (claim,) = claims(
         stream.on(events.Decoded(DecodedRun(P, range(40, 50), (), 0.0, 0.0, epoch=2)), 0.0)
@@ -688,7 +688,7 @@ def test_a_claim_that_was_lost_before_anybody_read_it_is_made_again_and_ever_mor
     assert waits_s == [UNDECIDED_S + 1, 2 * UNDECIDED_S + 1, 4 * UNDECIDED_S + 1]
 
 
-# --- room that triggers tell of ------------------------------------------------------------------
+# --- space reported by triggers ------------------------------------------------------------------
 
 
 def test_a_trigger_of_its_leader_gives_room_without_a_look_at_the_status() -> None:
@@ -747,7 +747,7 @@ def test_worker_that_waits_for_room_is_not_woken_by_triggers_that_give_none() ->
     def full() -> _Stream:
         stream = _Stream(settings=WorkerSettings(SAMPLES, bound=8, group_size=4))
         stream.stand(0)
-        assert stream.is_news(0, Unsettled(0, 0, 0, 1))  # it reads, and hears of all
+        assert stream.is_news(0, Unsettled(0, 0, 0, 1))  # it reads, and gets all reports
         stream.read(0, 80)
         stream.deliver(**{f"_{number}": number for number in range(1, 9)})
         stream.stand(9, p=80, oldest_unsettled=1, waiting=8)
