@@ -558,8 +558,8 @@ def main(first: int, end: int) -> int:
 
 # Time without faults after which the wanted machines run.
 PATIENCE_S = 25.0
-# Within it a change of a price is seen, also where a provisioner died and its successor took over.
 JOINS = 3  # number of different start-up times
+# Time in which a price change is seen, even if a provisioner died and a successor took over.
 PRICES_SEEN_S = 60.0
 
 

@@ -55,7 +55,7 @@ class Measured(Bench):
         self.measuring = MetricsObserver(parse_job(JOB), self.metrics, self.tracer)
 
     def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
-        """Hand in an event, as the loop does."""
+        """Process an event as the loop does."""
         self.measuring.observe(event, self.at_s)
         commands = super().feed(event)
         for command in commands:
@@ -70,7 +70,7 @@ class Measured(Bench):
         return self.metrics.registry.get_sample_value(f"doll_{name}", labels)
 
     def arrive(self, first_s: float, last_s: float) -> BatchReady:
-        """Let A announce the next records, which arrived in this time."""
+        """Let A claim the next records, which arrived in this time."""
         start = self.leader_status.claimed[P]
         claim = msgspec.structs.replace(
             ready(A, span(P, start, start + 10)), first_arrival_s=first_s, last_arrival_s=last_s
@@ -80,7 +80,7 @@ class Measured(Bench):
 
 
 def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None = None) -> Measured:
-    """A leader that sees A and B."""
+    """Return a leader that sees A and B."""
     bench = Measured(settings, tracer)
     bench.lead()
     bench.see(A, B)
@@ -104,7 +104,8 @@ def test_a_round_is_reported_by_its_stages() -> None:
     bench.announce(A, B)
     assert bench.sample("round_seconds_count", stage="apply") == 2.0
     assert bench.sample("round_seconds_count", stage="wait") == 2.0
-    assert bench.sample("round_seconds_sum", stage="wait") == 11.0  # 1: a leader's status before it
+    # One second is a leader status before it.
+    assert bench.sample("round_seconds_sum", stage="wait") == 11.0
 
 
 def test_an_update_is_reported_with_its_batches_records_and_results() -> None:
@@ -149,7 +150,7 @@ def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_o
     bench = leading()
     bench.announce(A, B)
     assert bench.sample("batches_redispatched_total") == 0.0
-    bench.see(A)  # B is gone
+    bench.see(A)  # B is dead
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
     assert bench.sample("batches_redispatched_total") == 1.0
     assert len(bench.tracer.named("batch.wait")) == 2
@@ -158,7 +159,7 @@ def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_o
 def test_the_age_of_records_is_that_of_the_newest_one_of_each_batch() -> None:
     bench = leading()
     bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
-    bench.arrive(0.0, 0.0)  # Kafka did not say
+    bench.arrive(0.0, 0.0)  # no time from Kafka
     bench.compute()
     assert bench.sample("record_age_seconds_count") == 1.0
     assert bench.sample("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
@@ -176,7 +177,7 @@ def test_of_more_claims_than_are_remembered_the_oldest_have_no_age(
     assert bench.sample("record_age_seconds_count") == 1.0
 
 
-# --- what does not count ---------------------------------------------------------------------
+# --- claims and gradients that do not count ------------------------------------------------------
 
 
 def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
@@ -225,7 +226,7 @@ def test_a_batch_that_is_given_up_is_reported_with_its_reason() -> None:
     assert bench.sample("batches_quarantined_total", reason="poison") == 0.0
 
 
-# --- who tells -------------------------------------------------------------------------------
+# --- which replica reports -----------------------------------------------------------------------
 
 OF_A_LEADER = ("epoch", "model_version", "batches_waiting", "workers_live", "loss", "job_paused")
 

@@ -20,7 +20,7 @@ FIRST = {PLACES[0]: 100, PLACES[1]: 0}
 
 
 def spec(**changes: object) -> JobSpec:
-    """A job of groups of two batches of two."""
+    """Return a job with two records per batch and two batches per group."""
     return parse_job(JOB).model_copy(update={"group_size": 2, **changes})
 
 
@@ -41,7 +41,7 @@ def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
 
     assert (demand.job, demand.backlog, demand.weight, demand.runs) == ("digits", 60, 2.5, True)
     assert (demand.most_workers, demand.target, demand.task) == (2, 0, "image-classifier")
-    assert (demand.arrivals_per_s, demand.worker_records_per_s) == (0.0, 0.0)  # nobody knows yet
+    assert (demand.arrivals_per_s, demand.worker_records_per_s) == (0.0, 0.0)  # still unknown
 
 
 def test_each_publication_has_a_number_of_its_own() -> None:

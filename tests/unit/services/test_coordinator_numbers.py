@@ -1,4 +1,4 @@
-"""A whole small job in memory: what a scrape of its coordinator says of it, line by line."""
+"""All metrics of a coordinator, by a complete small job in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OF_GROUPS = {
 
 
 class Bench:
-    """A leader of a job with K = 1, and a worker that does what a test says."""
+    """A leader of a job with K = 1, and a worker under the test's control."""
 
     def __init__(self) -> None:
         self.log, redis = MemoryLog(), MemoryRedis()
@@ -71,7 +71,7 @@ class Bench:
         return self.metrics.registry.get_sample_value(f"doll_{name}", {"job_name": NAME, **labels})
 
     def await_sample(self, value: float, name: str, **labels: str) -> None:
-        """Wait until a scrape sees this."""
+        """Wait until the sample has this value."""
         until(lambda: self.sample(name, **labels) == value, f"{name} is {value}")
 
     def produce(self, records: int) -> None:
@@ -81,7 +81,7 @@ class Bench:
         assert self._writer.flush(1.0)
 
     def claim(self, start: int, end: int, *skipped: int) -> None:
-        """Announce these records, without those that do not decode."""
+        """Claim these records, without those that do not decode."""
         claim = BatchReady(
             W1,
             (Span(STREAM, 0, start, end),),
@@ -94,7 +94,7 @@ class Bench:
         assert self._writer.flush(1.0)
 
     def trigger(self) -> UpdateTrigger:
-        """Wait for the next one."""
+        """Wait for the next trigger."""
         (newest, *_) = self.board.triggers(self._last_trigger, PATIENCE_S)
         self._last_trigger, self._replica_name = newest.id, newest.reply_to
         return newest

@@ -127,11 +127,11 @@ class Bench:
         )
 
     def lead(self, epoch: int = EPOCH) -> None:
-        """Let somebody of this process lead."""
+        """Start a leadership in this process."""
         self.measuring.done(do.Begin(epoch, genesis({A: 0, B: 0})), 0.0, 0.0)
 
     def stand(self, claimed: int, live: int) -> None:
-        """Put a leader's status."""
+        """Write a leader status."""
         epoch = 0 if claimed else -1
         known = {A: LogPosition(claimed, self.topic_id, epoch), B: LogPosition(0, self.topic_id)}
         leader_status = LeaderStatus(EPOCH, 0, {A: claimed, B: 0}, 0, 0, live, {}, known=known)
@@ -307,7 +307,7 @@ def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) ->
     bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 9.0
     bench.produce(1)
-    bench.watch.turn()  # now it has work
+    bench.watch.turn()  # now the worker has work
     assert bench.sample("stream_records_total", stream="clinic-a") == 10.0
 
 

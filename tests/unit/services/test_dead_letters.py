@@ -1,4 +1,4 @@
-"""Dead letters: each says where its record is, and has as much of it as Kafka takes."""
+"""Dead letters have the position of their record, and as much of it as Kafka accepts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_dead_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_wa
 def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
     limit: int | None, least: int
 ) -> None:
-    # A Java producer writes up to 1,048,576 bytes; no client of ours writes more than 1,000,000.
+    # Java producers write up to 1,048,576 bytes; this project's clients write at most 1,000,000.
     log, value = kafka(limit), bytes(range(256)) * 4062  # 1,039,872 bytes
     encoded = [
         encode_dead_letter("j", TORN, 7, b"small"),
@@ -248,7 +248,8 @@ def test_orders_do_not_hasten_the_next_attempt_at_a_topic_that_may_not_be_create
     writer = log.writer()
     writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
-    assert steps.close(WAIT_S)  # the test itself gives turns
+    # The test itself runs the turns.
+    assert steps.close(WAIT_S)
     queue = DeadLetters(
         "job",
         log=log,

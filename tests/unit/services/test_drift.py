@@ -14,7 +14,7 @@ RECORDS = 250  # records of one evaluation
 
 
 def errors(rng: np.random.Generator, rate: float, count: int = RECORDS) -> list[float]:
-    """Wrong or right, at this rate."""
+    """Draw errors, 0 or 1, at this rate."""
     return [float(each) for each in rng.random(count) < rate]
 
 

@@ -62,7 +62,7 @@ NAME = "digits"
 
 
 class Bench:
-    """A job, and the hands of its coordinator."""
+    """A job with its coordinator's command executor."""
 
     def __init__(self, options: str = "", job: str = JOB, blobs: Blobs | None = None) -> None:
         self.log = MemoryLog()
@@ -75,7 +75,7 @@ class Bench:
         self.board = MemoryBoard(self.redis, NAME)
         self.replica = MemoryReplica(self.log, self.redis, blobs=blobs)
         self.metrics = CoordinatorMetrics()
-        self.woken = 0  # how often the actor was
+        self.woken = 0  # wake-ups of the actor
         log = event_logger("test")
         self.inbox = CoordinatorInbox(self._wake, Outage(log, "redis"))
         self.job = JobContext(
@@ -90,7 +90,7 @@ class Bench:
         self.effects = Effects(self.job, 1.0)
 
     def have_weights(self) -> events.SnapshotsFound:
-        """Take the weights of the genesis in hand."""
+        """Load the weights of the genesis."""
         (found,) = self.effects.carry_out(do.FindSnapshots("genesis"))
         assert isinstance(found, events.SnapshotsFound)
         list(self.effects.carry_out(do.RestoreSnapshot(found.snapshots[0])))
@@ -107,12 +107,12 @@ class Bench:
         return self.woken > before
 
     def close(self) -> None:
-        """End it."""
+        """Stop the executor."""
         self.effects.close()
         self.replica.close()
 
     def carry_out(self, command: do.CoordinatorCommand) -> None:
-        """Do it; nothing comes of it at once."""
+        """Carry out a command that has no immediate result."""
         assert list(self.effects.carry_out(command)) == []
 
 
@@ -345,7 +345,7 @@ def test_what_could_not_be_put_on_the_board_is_reported_once_the_board_is_back(
     bench.redis.restart()
     status = LeaderStatus(3, 0, {}, 0, 0, 1, {})
     bench.board.put_leader_status(status)
-    # The next answer is waited for, although it says nothing else that is new.
+    # The executor waits for the next answer, although that one has no other news.
     assert bench.wakes(do.PutLeaderStatus(status), events.OrdersLost())
     assert not bench.wakes(do.PutLeaderStatus(status))
 
@@ -454,7 +454,7 @@ def test_compression_comes_and_goes_with_a_version(compressed: Bench) -> None:
     assert known.tobytes() == whole(bench, 4)
 
 
-# --- what is left for evaluators -----------------------------------------------------------------
+# --- versions for evaluators ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -509,7 +509,7 @@ def test_the_last_version_is_offered_whatever_its_number(evaluated: Bench) -> No
 def test_weights_that_were_restored_are_not_offered_as_those_published_before(
     evaluated: Bench,
 ) -> None:
-    # A leader that steps down and finds another snapshot holds weights that nobody has named yet.
+    # A leader that steps down and finds another snapshot has weights without a version so far.
     begins(evaluated, 17)
     evaluated.carry_out(do.StepDown("the lease is held by another"))
     (found,) = evaluated.effects.carry_out(do.FindSnapshots("genesis"))

@@ -57,7 +57,7 @@ class Evaluator:
         )
 
     def jobs(self, only: str | None = None) -> Jobs:
-        """The jobs that it judges."""
+        """Return the jobs that it evaluates."""
         make = partial(JobEvaluator, self._process)
         return Jobs(self._supervisor, make, partial(begins, only))
 
@@ -77,12 +77,12 @@ class Evaluator:
         return self.metrics.registry.get_sample_value(name, labels)
 
     def end(self) -> None:
-        """End it in order."""
+        """Stop in order."""
         assert self._supervisor.close(PATIENCE_S)
 
 
 class BrokenLog(MemoryLog):
-    """Has a fault of ours, in what one job needs."""
+    """A log with a bug in one job's topics."""
 
     def tail(
         self,
@@ -157,7 +157,7 @@ def test_a_job_whose_task_may_not_be_imported_here_is_reported_once_and_tried_ag
 def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # made again it would be told that this task may not be imported here
+    # A new actor would be refused, because this task may not be imported here.
     world.hold_out()
     world.update(1)
     world.offer(1)

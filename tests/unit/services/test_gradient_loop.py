@@ -1,4 +1,4 @@
-"""A worker's orders carried out, on a log and a board in memory."""
+"""Execution of a worker's orders, with log and board in memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ IDS = tuple(range(RECORDS))
 
 @dataclass
 class World:
-    """A desk and everything around it."""
+    """A gradient loop and its environment."""
 
     log: MemoryLog
     board: MemoryBoard
@@ -93,7 +93,7 @@ class World:
         weights: bytes | None = None,
         squared: bool = False,
     ) -> Reply:
-        """Order a gradient, carry it out, and return what came of it."""
+        """Post an order, carry it out, and return the reply."""
         order = Assignment(W, batches, squared=squared)
         self.board.post_trigger(
             UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights, REPLICA)
@@ -210,7 +210,7 @@ def test_what_a_topic_is_is_asked_once_for_all_spans_of_a_batch(
 
 
 def changed(since: ModelId, to: int, numbers: SparseVector, data: bytes = b"") -> UpdateTrigger:
-    """A trigger without orders that says what has changed."""
+    """Return a trigger with the changed weights and without orders."""
     changes = data or encode_sparse(numbers)
     model = ModelId(since.epoch, to)
     return UpdateTrigger(TriggerId(3, to + 1), model, (), since=since, changes=changes)
@@ -285,7 +285,7 @@ def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_wo
 
 
 def test_order_for_another_model_is_not_carried_out_by_who_has_the_name_now(world: World) -> None:
-    # The process before this one, of the same name, had the leader's model.
+    # The previous process of this name had the leader's model.
     publish(world)
     order = (Assignment(W, (batch(0, 2),)),)
     for number, digest in ((1, "f" * 16), (2, DIGEST)):
@@ -353,7 +353,7 @@ def test_records_that_came_to_have_the_offsets_of_others_are_not_taken_for_those
     # log        0 1 2 ...   all of it of epoch 1; or of another topic, under epoch 0
     address = (Span("s", 0, 1, 3, known=3, epoch=EPOCH),)
     claimed = msgspec.structs.replace(batch(1, 3), address=address)
-    assert failure(world.order(claimed)) == ("model_missing", (0,))  # its records are here
+    assert failure(world.order(claimed)) == ("model_missing", (0,))  # it has the records
     if recreated:
         world.log.recreate("s")
         writer = world.log.writer()
@@ -410,10 +410,10 @@ def test_what_the_task_raises_is_sent_with_its_traceback_and_logged_once(
 
 
 class MeanTask(CountingTask):
-    """Forgets that losses are per sample."""
+    """Returns one loss instead of one per sample."""
 
     def losses(self, outputs: torch.Tensor, _records: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One number."""
+        """Return a single number."""
         return outputs.mean()
 
 
@@ -472,7 +472,7 @@ def test_loop_that_never_had_a_leader_leaves_silently(world: World) -> None:
 def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
     publish(world)
     world.cache.put(batch(7, 8).address, {"id": np.array([7])})
-    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read back
+    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read again
     world.log.expire(Partition("s", 0), 3)
     world.order(batch(0, 2), number=2)
     world.log.delete_topics(["s"])
@@ -510,7 +510,7 @@ class AskedAgain(GradientComputer):
     def compute(
         self, batches: Sequence[Mapping[str, npt.NDArray[Any]]], local_rate: float = 0.0
     ) -> GradientSum:
-        """Compute, and say that it took a second."""
+        """Compute, and report a second as its duration."""
         self.post()
         return replace(super().compute(batches, local_rate), seconds=1.0)
 
@@ -537,7 +537,7 @@ def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before
 ) -> None:
     publish(world)
     first = world.order(batch(0, 2), number=1)
-    again = world.order(batch(2, 4), number=2)  # at the weights that it has
+    again = world.order(batch(2, 4), number=2)  # at its present weights
     inside = world.order(batch(4, 6), number=3, weights=bytes(4 * RECORDS))
 
     replies = [each for each in (first, again, inside) if isinstance(each, Gradient)]

@@ -37,7 +37,7 @@ FIRST, SECOND = "digits", "digits.I2"
 
 
 class Lives(Bench):
-    """A name whose first job was purged while the process that led it stood still."""
+    """A name whose first job was purged while the process that led it was paused."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
@@ -67,7 +67,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
 
 
 def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
-    """Neither its decisions, nor its lease, which a zombie holds, nor its snapshots."""
+    """The first job's decisions, snapshots and lease, which a zombie holds, have no effect."""
     fresh = lives.replica("fresh")
     fresh.look()
     until(lambda: fresh.leads(NAME), "the second job is led, though the zombie leads on")

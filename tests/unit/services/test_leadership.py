@@ -48,7 +48,7 @@ GRADIENT = Gradient(
 
 
 class Bench:
-    """A leadership of a job, and at which ends of the control topic it woke the job's actor."""
+    """A leadership, and the control topic's ends at which it woke the job's actor."""
 
     def __init__(self) -> None:
         self.log, self.redis, self.woken = MemoryLog(), MemoryRedis(), list[int]()
@@ -73,23 +73,23 @@ class Bench:
             self.inbox.outage,
             members=True,
         )
-        # Nothing is found, and nothing restored.
+        # The test restores no snapshot.
         self.leadership = Leadership(job, Lease(job, 1.0), cast("SnapshotStore", None))
         self.leadership.begin(do.Begin(1, Snapshot(1, ModelId(1, 0), 0, 0, {})))
         self.inbox.sound = SoundReplies(4, metrics, log)
         self.woken.clear()
 
     def append(self) -> None:
-        """Write something to the control topic."""
+        """Append a record to the control topic."""
         self.log.writer().append(self._control.topic, b"garbage")
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, and let it be heard."""
+        """Send a reply, and wait until it is received."""
         MemoryBoards(self.redis).board(NAME).push_reply(reply, "own")
         self.reader.turn()
 
     def close(self) -> None:
-        """End it all."""
+        """Stop everything."""
         self.leadership.end()
         self.replica.close()
 
@@ -125,7 +125,7 @@ def test_gradients_wake_nobody_before_all_are_there_that_are_awaited(bench: Benc
 
 
 def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench) -> None:
-    # One comes while two are awaited; then a turn that has not read it finds that it awaits one.
+    # One arrives while two are awaited; then an unread turn finds that it awaits one.
     bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
     assert bench.inbox.await_gradients(1)

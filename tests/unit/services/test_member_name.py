@@ -1,4 +1,4 @@
-"""A spare's worker works under its slot's name, from when it is seated on and no earlier."""
+"""A spare's worker takes its slot's name once it is assigned, and not before."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Topic:
             self._writer.append(plans_topic("digits"), data)
 
     def wait(self, name: str, *steps: Callable[[], None]) -> str | None:
-        """Let a worker wait, and do a step each time that it asks to stay; then it is to leave."""
+        """Let a worker wait, with one step per poll; after the last step, it must leave."""
         left = [lambda: None, *steps]
 
         def stays() -> bool:

@@ -1,4 +1,4 @@
-"""A worker holds no more weights than there is room for."""
+"""A worker holds only weights that fit into its memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_member_owns_as_many_slices_as_it_has_memory_for() -> None:
         room(47)
 
 
-# Memory that is still there counts as faults, of 4,096 bytes or of 2 MiB each.
+# Memory that is written for the first time counts as faults: one per 4,096 bytes or per 2 MiB.
 _FAULTS = """
 from resource import RUSAGE_SELF, getrusage
 from services.worker.memory import keep_freed_memory

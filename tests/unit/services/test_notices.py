@@ -20,7 +20,7 @@ PATIENCE_S = 120.0
 
 
 class Bench:
-    """A watch with everything around it in its hands."""
+    """A watch with all its inputs and outputs."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -29,7 +29,7 @@ class Bench:
         self._caplog = caplog
 
     def watch(self) -> NoticeWatch:
-        """Make the watch."""
+        """Return the watch."""
         return NoticeWatch(self.notices, self.leaving, event_logger("worker"))
 
     def events(self) -> list[str]:
@@ -37,7 +37,7 @@ class Bench:
         return [record.getMessage() for record in self._caplog.records]
 
     def fields(self) -> list[Mapping[str, object]]:
-        """The keys and values of each event."""
+        """Return the keys and values of each event."""
         return [fields_of(record) for record in self._caplog.records]
 
 

@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 
 
 class BrokenLog(MemoryLog):
-    """Has a fault of ours, in what one job needs."""
+    """A log with a bug in one job's topics."""
 
     def tail(
         self,
@@ -57,7 +57,7 @@ class BrokenLog(MemoryLog):
 
 
 class Process:
-    """A provisioner whose fleet cannot be opened where its directory is a file."""
+    """A provisioner whose fleet cannot be opened if its directory is a file."""
 
     def __init__(self, log: MemoryLog, folder: Path) -> None:
         self.redis, self.metrics = MemoryRedis(), ProcessMetrics("provisioner")
@@ -125,7 +125,7 @@ def test_a_job_whose_fleet_cannot_be_opened_is_reported_once_and_tried_again(
         until(lambda: process.faults("digits", "unavailable") >= 3, "it is tried again and again")
         assert [job for job, _ in logged("job_waits", caplog)] == ["digits"]
 
-        machines.unlink()  # somebody has mended it
+        machines.unlink()  # fixed by an operator
         until(machines.is_dir, "it goes on")
         until(lambda: process.provisions("digits"), "it is provisioned")
     assert logged("job_failed", caplog) == []
@@ -150,7 +150,7 @@ def test_a_job_that_was_deleted_is_over_once_its_machines_are_given_back(tmp_pat
         until(lambda: process.provisions("digits"), "it is provisioned")
         process.jobs.follow({})
         until(lambda: not process.provisions("digits"), "it is given up")
-        process.jobs.follow({})  # forgets it
+        process.jobs.follow({})  # it drops the job
 
 
 def test_a_job_without_provisioning_is_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A partition that lags far behind the others in time is reported once, and when that is over."""
+"""A partition far behind the others in time is reported once, and again when it has caught up."""
 
 from __future__ import annotations
 

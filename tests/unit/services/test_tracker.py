@@ -41,7 +41,7 @@ PACE = TrackingPace(look_s=1e6, away_s=2e6, refused_s=3e6, quiet_s=0.0, every_up
 
 @dataclass
 class Tracked:
-    """A job, its checkpoints, a tracker's server, and trackers of it one after the other."""
+    """A job, its checkpoints, a tracking server, and successive trackers."""
 
     world: World = field(default_factory=partial(World, TRACKED))
     tracking: Tracking | None = None  # None: `server`
@@ -56,7 +56,7 @@ class Tracked:
         self.store = CheckpointStore(self.blobs, NAME)
 
     def start(self, settings: Settings | None = None) -> JobTracker:
-        """A tracker, as a process that starts has one."""
+        """Return a tracker as a new process has it."""
         used = settings or Settings(blobs=self.url, mlflow=URL)
         process = TrackerProcess(
             used,
@@ -73,7 +73,7 @@ class Tracked:
         return self.begun[-1]
 
     def learn(self, *versions: int) -> None:
-        """Make versions, and judge each."""
+        """Make versions, and evaluate each."""
         for version in versions:
             self.world.update(version)
             self.judge(version)
@@ -99,12 +99,12 @@ class Tracked:
         return [(each.step, each.value) for each in run.metrics if each.name == "test/loss"]
 
     def count(self, name: str) -> float | None:
-        """A metric of the process."""
+        """Return a metric of the process."""
         registry = self.world.metrics.registry
         return registry.get_sample_value(f"doll_tracking_{name}", {"job_name": NAME})
 
     def versions(self) -> dict[str, str]:
-        """Registered versions, and which checkpoint each is."""
+        """Return the registered versions with their checkpoints."""
         found = self.server.models.get(NAME, {})
         return {number: each.tags["doll.version"] for number, each in found.items()}
 
@@ -224,7 +224,7 @@ def test_newcomer_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_writt
     again = tracked.start()
     again.turn()
     again.turn()
-    assert tracked.server.calls == calls + 1  # its run was found
+    assert tracked.server.calls == calls + 1  # it found its run
 
 
 def test_a_refusal_is_reported_once_and_tried_again_until_a_person_has_seen_to_it(

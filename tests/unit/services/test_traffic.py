@@ -24,7 +24,7 @@ LENGTHS = [3, 0, 7]  # lengths of parts by rank
 
 
 class Members:
-    """Some in one group, each with its own count."""
+    """Members of one group, each with its own count."""
 
     def __init__(self, members: int) -> None:
         network = MemoryNetwork()

@@ -43,7 +43,7 @@ ENTRYPOINT = "common.testing.counting:CountingTask"
 
 
 def job(**task: object) -> JobSpec:
-    """The job, with other options of its task."""
+    """Return the job, with these options of its task."""
     return job_from_json(
         as_json(
             {
@@ -100,12 +100,12 @@ class FailingBoard(MemoryBoard):
 
 
 def _nobody(_: JobSpec) -> GroupAccess:
-    """Other workers are not reached here."""
+    """Fail, because these jobs need no other workers."""
     raise AssertionError("the coordinator holds the weights")
 
 
 class Bench:
-    """A process with a job, and what is left of it afterwards."""
+    """A process with a job, and what remains of it afterwards."""
 
     def __init__(self) -> None:
         self.log = FailingLog()
@@ -116,7 +116,7 @@ class Bench:
         self.observers = Observers(self.metrics, MemoryTracer(), self.watchdogs, Watchdog())
 
     def worker(self, spec: JobSpec | None = None, settings: Settings = SETTINGS) -> JobWorker:
-        """Make one."""
+        """Return a worker for the job."""
         record = JobRecord(spec or job(), "running", {}, "submitted", 0.0)
         logger = event_logger("worker")
         return JobWorker(
@@ -125,7 +125,7 @@ class Bench:
         )
 
     def produce(self) -> None:
-        """Let records wait, and a leader let them be read."""
+        """Append records, and a leader status that lets them be read."""
         writer = self.log.writer()
         for place in PLACES:
             for number in range(6):
