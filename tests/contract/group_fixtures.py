@@ -1,4 +1,4 @@
-"""Fleets of members of groups, on which the port is held to its contract: memory, and processes."""
+"""Fleets of group members for the contract of groups: in memory, and as processes."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
 # Time in which each expected event must happen, or the test fails.
 LONG_S = 30.0
 Answers: TypeAlias = dict[str, Future[Any]]  # by member
-NOWHERE = "127.0.0.1:1"  # nobody listens there
+NOWHERE = "127.0.0.1:1"  # no server listens there
 
 
 class Fleet(Protocol):
     """Members by name, which start at their first call."""
 
     def ask(self, name: str, method: str, *arguments: object) -> Any:  # noqa: ANN401 -- of `Member`
-        """Let a member do something."""
+        """Call a method of a member."""
 
     def peers(self, names: Sequence[str], seen_by: str) -> list[Peer]:
         """Return the members' addresses as seen by one of them."""
 
     def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
-        """Ranks whose entries one of them never gets."""
+        """Return the ranks whose entries one of the members never gets."""
 
     def await_word(self, group: str) -> None:
-        """Wait until somebody has left word for the others of a group."""
+        """Wait until a member has left an entry for the others of a group."""
 
     def kill(self, name: str) -> None:
-        """End a member."""
+        """Kill a member."""
 
     def freeze(self, name: str) -> None:
-        """Let it stand still until the test ends."""
+        """Pause a member until the test ends."""
 
     def cut(self, one: str, other: str) -> None:
-        """Let two not reach each other in groups that are formed from now on."""
+        """Keep two members apart in groups that are formed from now on."""
 
 
 class _InMemory:
@@ -158,7 +158,7 @@ class _InProcesses:
         self._cuts.add(frozenset((one, other)))
 
     def mend(self) -> None:
-        """Let everybody who lives be well again."""
+        """Undo all cuts and pauses."""
         for name in self._frozen:
             self.kill(name)
         self._frozen.clear()
@@ -201,20 +201,20 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 
 class Together:
-    """Lets several members do something at the same time."""
+    """Lets several members act at the same time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._threads = ThreadPoolExecutor(32)
 
     def make(self, name: str, members: Sequence[str], timeout_s: float = LONG_S) -> None:
-        """Let each make its part of a group."""
+        """Let each member make its part of a group."""
         for rank, member in enumerate(members):
             peers, lost = (of(members, member) for of in (self._fleet.peers, self._fleet.lost))
             self._fleet.ask(member, "make", name, peers, rank, timeout_s, lost)
 
     def begin(self, method: str, name: str, by: Mapping[str, tuple[object, ...]]) -> Answers:
-        """Let members begin something in a group, each with its own arguments."""
+        """Start a call of several members of a group, each with its own arguments."""
         ask = self._fleet.ask
         return {m: self._threads.submit(ask, m, method, name, *args) for m, args in by.items()}
 
@@ -225,7 +225,7 @@ class Together:
             answer.result(LONG_S)
 
     def close(self) -> None:
-        """Wait for nobody."""
+        """Stop without waiting."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -42,13 +42,13 @@ class Member:
     def make(
         self, name: str, members: Sequence[Peer], rank: int, timeout_s: float, lost: Collection[int]
     ) -> None:
-        """Make a group; what some ranks leave for it is lost on its way here."""
+        """Make a group; entries of the `lost` ranks do not arrive here."""
         if self._link is not None:
             self._link.lost = lost
         self._formed[name] = self._groups.group(name, members, rank, timeout_s)
 
     def form(self, name: str) -> None:
-        """Form it."""
+        """Form a group."""
         self._formed[name].form()
 
     def all_reduce(self, name: str, numbers: Sequence[float]) -> Vector:
@@ -83,7 +83,7 @@ class Member:
 
 
 class Lossy:
-    """A rendezvous that loses what some ranks leave for others: so a link is cut."""
+    """A rendezvous that loses entries of some ranks, which cuts the link to them."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
@@ -94,7 +94,7 @@ class Lossy:
         self._rendezvous.leave(name, key, value)
 
     def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
-        """Those that are not lost."""
+        """Return the entries that are not lost."""
         found = self._rendezvous.entries(name, after, timeout_s)
         return [each for each in found if _rank(each[1]) not in self.lost]
 

@@ -35,7 +35,7 @@ PAGE = 50
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of a moto server with one bucket, and credentials in the environment."""
+    """Start a Moto server with one bucket, set credentials, and yield the address."""
     server = S3Server()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -141,7 +141,7 @@ def test_replacing_what_was_deleted_meanwhile_fails(blobs: Blobs) -> None:
 
 
 def test_of_many_who_replace_at_once_each_counts(blobs: Blobs) -> None:
-    """A counter that all increment ends at the number of increments."""
+    """A counter that all writers increment ends at the number of increments."""
     blobs.put("counter", b"0")
     start = threading.Barrier(4)
 
@@ -253,7 +253,7 @@ LARGE = bytes(range(256)) * (12 << 12)  # 12 MiB: three parts
 
 
 class FailingServer(S3Server):
-    """One on which the second part of a large blob always fails."""
+    """A server on which the second part of a large blob always fails."""
 
     def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         if "partNumber=2" in environ["QUERY_STRING"]:
@@ -264,7 +264,7 @@ class FailingServer(S3Server):
 
 @pytest.fixture
 def failing(s3_server: str) -> Iterator[str]:
-    """Its address; the buckets are those of the other server."""
+    """Yield the failing server's address; it shares the buckets of the other server."""
     del s3_server
     server = FailingServer()
     yield server.url
@@ -340,7 +340,7 @@ def test_two_prefixes_of_a_bucket_are_two_stores(s3_server: str) -> None:
 
 @pytest.fixture
 def lying(s3_server: str) -> Iterator[LyingServer]:
-    """A server that can answer wrongly; the buckets are those of the other server."""
+    """Yield a server that can answer wrongly; it shares the buckets of the other server."""
     del s3_server
     server = LyingServer()
     yield server

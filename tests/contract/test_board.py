@@ -53,7 +53,7 @@ OTHER = WorkerId("w2")
 MODEL = ModelId(3, 17)
 
 
-# --- what is said --------------------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------
 
 
 def batch(offset: int) -> Batch:
@@ -140,7 +140,7 @@ def test_a_leader_that_wakes_up_late_cannot_post(server: Server) -> None:
 
 
 def test_posting_the_same_trigger_again_is_no_failure(board: LeaderBoard) -> None:
-    """The answer to the first call may have been lost."""
+    """The answer to the first call may be lost."""
     assert board.post_trigger(trigger(3, 1))
     assert board.post_trigger(trigger(3, 1))
     assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
@@ -345,7 +345,7 @@ def test_a_worker_that_comes_back_under_its_name_is_alive_at_once(server: Server
 
 
 def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
-    """Names of the dead are cleaned up while others of them come back."""
+    """Names of dead workers are removed while other workers of these names return."""
     names = [WorkerId(f"w{number}") for number in range(8)]
     boards = [server.board() for _ in names]
     stop = threading.Event()
@@ -469,7 +469,7 @@ def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: LeaderBoard) ->
     assert board.hold_lease("old", LONG_S * 10)
     assert board.put_snapshot(3, b"1", "old")
     board.release_lease("old")
-    assert board.put_snapshot(3, b"2", "old")  # nobody has come yet
+    assert board.put_snapshot(3, b"2", "old")  # no successor yet
     assert board.hold_lease("new", LONG_S * 10)
     assert not board.put_snapshot(3, b"3", "old")
     assert board.snapshots() == [b"2"]
@@ -489,7 +489,7 @@ def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
             server.ask(("SET", key, free))
 
         class Free(tuple[bytes | None, ...]):
-            """Values; somebody takes the key as soon as one of them was seen to be there."""
+            """Values; another process takes the key as soon as one of them was read."""
 
             __slots__ = ()
 
@@ -520,7 +520,7 @@ def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: LeaderB
     assert board.snapshots(3, whole=True) == []
 
 
-# --- what may vanish does vanish -----------------------------------------------------------------
+# --- lost data -----------------------------------------------------------------------------------
 
 
 def say_everything(board: LeaderBoard) -> None:
@@ -621,7 +621,7 @@ def test_reader_waiting_on_a_server_that_is_killed_gets_an_error(server: Server)
     server.restart()
 
 
-# --- what does not parse -------------------------------------------------------------------------
+# --- garbage -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xfe garbage", b"{}"])
@@ -764,7 +764,7 @@ def test_keys_of_another_type_are_garbage_too(
     assert read_everything(board) == EVERYTHING
 
 
-# --- what only the one in memory can do ----------------------------------------------------------
+# --- memory only ---------------------------------------------------------------------------------
 
 
 def test_in_memory_beats_and_leases_run_out_by_the_clock_that_was_given() -> None:

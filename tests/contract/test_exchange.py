@@ -1,4 +1,4 @@
-"""The contract of what asks the boards of many jobs at once, on the three servers of the boards."""
+"""The contract of requests to the boards of many jobs at once, on the boards' three servers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_live_statuses_of_boards_are_what_each_board_says(boards: LeaderBoards) 
         board.hold_lease("another", LONG_S)
         board.put_unable("w9", "no task", LONG_S)
 
-    # The second time the workers of the first one are known.
+    # The second time, the workers of the first one are known.
     for _ in range(2):
         found = boards.live_statuses(seen)
         assert found[::2] == [
@@ -116,7 +116,7 @@ def test_a_lease_is_held_prolonged_and_given_back(
     exchange.put_leader_status("digits", leader_status(1), queue.put, soon=True)
     queue.next()
 
-    eventually(lambda: other.hold_lease("two", LONG_S))  # giving back takes two packets
+    eventually(lambda: other.hold_lease("two", LONG_S))  # the release takes two packets
 
 
 @on_redis
@@ -316,10 +316,10 @@ def test_a_lease_that_runs_out_between_two_steps_is_taken_again() -> None:
     steps = board.holding_lease("one", 1.0)
     next(steps)
 
-    (prolong,) = steps.send([b"one"])  # ours, it says
-    (take,) = steps.send([0])  # it is not any more
+    (prolong,) = steps.send([b"one"])  # its own lease, by the first answer
+    (take,) = steps.send([0])  # not its own any more
 
     assert (prolong[0], take[:2], take[3]) == ("PEXPIRE", ("SET", "doll:{digits}:lease"), "NX")
     with pytest.raises(StopIteration) as done:
-        steps.send([True])  # and nobody else's either
+        steps.send([True])  # and no other process's
     assert done.value.value == b"one"

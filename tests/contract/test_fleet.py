@@ -52,7 +52,7 @@ def fleet(provider: Provider) -> Iterator[Fleet]:
 
 
 def order(launch: int, pool: str = SPOT, token: str = "") -> LaunchRequest:
-    """A launch's slot has its number."""
+    """Return an order for the slot with the launch's number."""
     return LaunchRequest(launch, token or f"doll-{launch}", launch, pool, f"w{launch}")
 
 
@@ -132,7 +132,9 @@ def test_a_machine_that_was_given_back_ends_as_released(fleet: Fleet) -> None:
     after = machine_of(fleet, 1)
     assert after[:5] == given_back[:5]
     assert after.started_s == given_back.started_s
-    assert after.ended_s is None or after.ended_s >= after.started_s - 1.0  # EC2 tells whole ones
+    assert (
+        after.ended_s is None or after.ended_s >= after.started_s - 1.0
+    )  # EC2 reports whole seconds
 
 
 def test_giving_back_twice_or_what_is_unknown_does_nothing(fleet: Fleet) -> None:

@@ -118,7 +118,7 @@ def test_one_alone_is_a_group(together: Together, name: str) -> None:
 def test_a_death_in_a_call_is_sent_to_all_and_the_others_go_on(
     fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
-    # The neighbours of the dead notice; they leave, and so the others do.
+    # The neighbours of the dead member notice and leave, and then the others do.
     together.form(name, ALL)
     left = ("m0", "m2", "m3")
     calling = together.begin(call, name, dict.fromkeys(left, CALLS[call]))

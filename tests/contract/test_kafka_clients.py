@@ -35,14 +35,14 @@ _others = WeakSet[threading.Thread]()
 
 @pytest.fixture
 def log(embedded_kafka: EmbeddedKafka) -> Iterator[KafkaLog]:
-    """A log of its own."""
+    """Yield a log that no other test uses."""
     _others.update(threading.enumerate())
     with closing(KafkaLog(embedded_kafka.settings)) as log:
         yield log
 
 
 def ours() -> int:
-    """Threads that read tails, without those that other tests of this process have left."""
+    """Return the number of threads that read tails, without those of earlier tests."""
     threads = set(threading.enumerate()) - set(_others)
     return sum(thread.name == "kafka-tails" for thread in threads)
 

@@ -132,7 +132,7 @@ class Patient:
         self._reader = reader
 
     def found_nobody(self) -> bool:
-        """Poll once; whether the broker was unavailable."""
+        """Poll once; return True if the broker was unavailable."""
         try:
             events = self._reader.poll(100, 0.1)
         except UnavailableError:

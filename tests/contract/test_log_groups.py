@@ -25,7 +25,7 @@ _PARTITIONS = 6
 
 
 class Member:
-    """Reads what it owns from where the group stands (`frontier`), and notices every breach."""
+    """Reads its partitions from the group's `frontier`, and checks every rule."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Member:
         self._frontier = frontier
 
     def step(self) -> None:
-        """Poll once and do what a worker does with the events."""
+        """Poll once and process the events as a worker does."""
         for event in self.reader.poll(50, 0.02):
             if isinstance(event, Assigned):
                 assert not self.owned & set(event.partitions), "assigned twice"
@@ -53,7 +53,7 @@ class Member:
             else:
                 assert isinstance(event, Fetched)
                 assert event.partition in self.owned, "a record after its partition was revoked"
-                # Another member may have read the same before this one heard that it had lost them.
+                # Another member may have read the same before this one learned of the revocation.
                 assert event.offsets[0] <= self._frontier[event.partition], "a record was left out"
                 assert event.offsets == list(range(event.offsets[0], event.offsets[-1] + 1))
                 reached = max(self._frontier[event.partition], event.offsets[-1] + 1)
@@ -61,7 +61,7 @@ class Member:
 
 
 class Company:
-    """A topic that is written to, and the members of its group, stepped in turn."""
+    """A topic, and the members of its group, stepped in turn."""
 
     def __init__(self, log: StreamLog, topic: str) -> None:
         log.create_topics([NewTopic(topic, _PARTITIONS)])
@@ -147,7 +147,7 @@ def test_a_pause_keeps_the_membership_and_outlives_a_rebalance(group_rig: Rig, f
         two = company.join("two")
         with closing(two.reader):
             step_until(lambda: company.shares(one, two) == [3, 3], [one, two])
-        # `two` is gone: what comes back to `one` comes back paused
+        # `two` is gone, and its partitions return to `one` paused.
         step_until(lambda: company.shares(one) == [6], [one])
         assert [one.reader.poll(100, 0.02) for _ in range(5)] == [()] * 5
         one.reader.resume()

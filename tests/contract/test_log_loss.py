@@ -63,7 +63,7 @@ def failure(tail: Tail) -> tuple[type[TruncatedError], int | None, list[LogRecor
     def fails() -> bool:
         try:
             records.extend(tail.read(100, 0.1))
-        except UnavailableError:  # the broker comes back
+        except UnavailableError:  # the broker restarts
             return False
         except TruncatedError as error:
             raised.append(error)
@@ -270,7 +270,7 @@ def test_kafka_loses_whole_batches_of_records_and_only_while_it_does_not_run(
         def ended() -> bool:
             try:
                 return log.ends([partition]) == {partition: end}
-            except UnavailableError:  # nobody leads it yet
+            except UnavailableError:  # no leader yet
                 return False
 
         eventually(ended)
@@ -320,7 +320,7 @@ def test_whoever_reads_notices_that_a_topic_was_created_anew_and_reads_the_new_o
         recreate(owned_rig, fresh, count)
         assert owned_rig.log.agrees({partition: known}) == {partition: 0}
         assert failure(idle)[:2] == (RecreatedError, 0)
-        # No record of the new one is given as if it were the old one's.
+        # No record of the new topic is returned as one of the old topic.
         assert next_of(member, known) == LogTruncated(partition, 0, recreated=True)
         with closing(owned_rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (RecreatedError, 0, [])

@@ -1,4 +1,4 @@
-"""The `Transactions` port: all of some records or none, under a name that one has at a time."""
+"""The `Transactions` port: all records of a transaction or none, one owner of a name at a time."""
 
 from __future__ import annotations
 

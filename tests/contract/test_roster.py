@@ -39,10 +39,10 @@ class Server(Protocol):
         """Put bytes where a record should be."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the server."""
 
     def restart(self) -> None:
-        """Bring it back empty."""
+        """Start it again without data."""
 
 
 @dataclass

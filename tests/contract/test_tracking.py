@@ -142,7 +142,7 @@ def test_what_cannot_be_is_refused_with_its_reason(tracker: Tracker) -> None:
         tracking.log("no-run", [], {})
 
 
-# --- what MLflow alone can do -----------------------------------------------------------------
+# --- MLflow only ------------------------------------------------------------------------------
 
 
 def mlflow(fake: FakeMlflow, token: str = "") -> MlflowServer:
@@ -151,7 +151,7 @@ def mlflow(fake: FakeMlflow, token: str = "") -> MlflowServer:
 
 def test_of_two_that_make_a_run_at_once_both_go_on_with_the_first() -> None:
     fake = FakeMlflow()
-    # The second one looked before the first had made its own.
+    # The second tracker looked before the first one had made its run.
     first = mlflow(fake).begin("Default", "digits", JOB, {})
     fake.answers["runs/search"] = httpx2.Response(200, json={})
     assert mlflow(fake).begin("Default", "digits", JOB, {}).id == first.id

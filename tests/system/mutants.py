@@ -1,9 +1,9 @@
-"""Rules of the protocol, each switched off by an edit of the source: what the simulation must find.
+"""Rules of the protocol, each removed by an edit of the source, which the simulation must detect.
 
-A mutant is honest: the package is copied, one rule is edited out of the copy, and the simulation
-runs there. `seeds` is within how many it must fail: several times what it was measured to need.
-Rules that no mutant stands for here are those whose loss costs work, not truth, and those that
-need more seeds than a test has time for; docs/explain/protocol.md names both.
+The package is copied, one rule is edited out of the copy, and the simulation runs there. It must
+fail within `seeds`, which is several times the measured number. Two kinds of rules have no mutant:
+those whose loss costs work, not truth, and those that need more seeds than a test has time for.
+docs/explain/protocol.md names both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Edit(NamedTuple):
-    """Replace a text that stands exactly once in a file."""
+    """Replace a text that occurs exactly once in a file."""
 
     path: str
     before: str
@@ -49,7 +49,7 @@ class Mutant(NamedTuple):
 
 
 def cases(mutants: Sequence[Mutant]) -> list[ParameterSet]:
-    """Tests of mutants: those of files that did not change wait for the night."""
+    """Return the tests of mutants; those of unchanged files wait for the night."""
     changed = changed_files()
     found = []
     for mutant in mutants:
@@ -72,7 +72,7 @@ MUTANTS = (
         100,
         (Edit(CORE + "ledger.py", "if opened.after != self.generation(place):", "if False:"),),
     ),
-    # --- triggers that nobody made --------------------------------------------------------------
+    # --- forged triggers ------------------------------------------------------------------------
     Mutant(
         "workers listen to the triggers that the leader's status names",
         20,
@@ -191,7 +191,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- streams that are other logs than they were -------------------------------------------
+    # --- streams whose logs changed -----------------------------------------------------------
     Mutant(
         "a worker begins with what the leader_status knows of the log",
         1000,
@@ -342,7 +342,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- leading ------------------------------------------------------------------------------
+    # --- leadership ---------------------------------------------------------------------------
     Mutant(
         "only the leader in force adds updates",
         400,
@@ -700,7 +700,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- trouble with data --------------------------------------------------------------------
+    # --- bad data -----------------------------------------------------------------------------
     Mutant(
         "what the dead had in hand is suspected",
         100,
@@ -776,7 +776,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- what an operator takes back ----------------------------------------------------------
+    # --- requeued batches ---------------------------------------------------------------------
     Mutant(
         "only what is quarantined is taken back, and by value",
         4000,

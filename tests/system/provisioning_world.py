@@ -80,11 +80,11 @@ SPOT_BILLING = (
 
 
 class Faults:
-    """Does one thing after another to a world.
+    """Causes one fault after another in a world.
 
     Attributes:
-        last_s: Until when the last one lasts.
-        hidden: Launches that the provider did not name for a while.
+        last_s: End of the last fault.
+        hidden: Launches that the provider hid for a while.
     """
 
     def __init__(self, world: World) -> None:
@@ -150,7 +150,7 @@ class Faults:
         self._world.lease = None if process is None else (process.name, until_s)
 
     def _hide(self) -> None:
-        """The provider does not name a machine for a while."""
+        """Hide a machine from the provider's list for a while."""
         if launches := self._world.running():
             launch = self._chance.choice(launches)
             hidden = self._world.fleet.faults.hidden
@@ -214,7 +214,7 @@ K, B = 4, 16
 
 @dataclass
 class Process:
-    """One replica: a state machine, what has come for it, and what it has yet to do."""
+    """One replica: a state machine, its unread events, and its pending commands."""
 
     name: str
     machine: Provisioner
@@ -232,11 +232,11 @@ class Process:
 
 
 class World:
-    """All of it, for one seed.
+    """Everything in one run, for one seed.
 
     Args:
-        seed: Says everything.
-        faulty: Whether anything goes wrong on purpose.
+        seed: Determines the whole run.
+        faulty: True to inject faults.
     """
 
     def __init__(self, seed: int, *, faulty: bool = True) -> None:
@@ -307,12 +307,12 @@ class World:
     # --- time ----------------------------------------------------------------------------------
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule an action."""
         self._numbers += 1
         heapq.heappush(self._queue, (self.now_s + seconds, self._numbers, action))
 
     def run(self) -> World:
-        """Live it, and check it at the end."""
+        """Run the world, and check it at the end."""
         if self.counting is None:
             return self._run()
         policy = self.counting
@@ -348,13 +348,13 @@ class World:
         )
 
     def running(self) -> list[int]:
-        """Launches whose machines run."""
+        """Return the launches whose machines run."""
         return [machine.launch for machine in self.fleet.rented if machine.state == "running"]
 
     # --- processes -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a process."""
+        """Start a process."""
         self.born += 1
         name = f"p{self.born}"
         process = Process(name, Provisioner(name, self.settings, self.wanted, "as asked"))
@@ -362,7 +362,7 @@ class World:
         self._beat(process)
 
     def _beat(self, process: Process) -> None:
-        """Read what is new and tick when due, as a shell's loop does."""
+        """Read new records, and tick when due, as the loop of a shell does."""
         if process.dead or process.machine.finished:
             return
         if self.now_s >= process.frozen_until_s and not process.busy:
@@ -395,7 +395,7 @@ class World:
         self.after(seconds, arrive)
 
     def handle(self, process: Process) -> None:
-        """Take in events while there is nothing to do, then do the first thing."""
+        """Process events while no command is pending, then carry out the first command."""
         if process.busy or process.dead or self.now_s < process.frozen_until_s:
             return
         while process.inbox and not process.todo:
@@ -487,7 +487,7 @@ class World:
         return frozenset(each.member for each in begun if each.launch not in self.silent)
 
     def _fall_silent(self) -> None:
-        """A worker ends, on notice or by a fault, while its machine runs on."""
+        """End a worker, on notice or by a fault, while its machine continues to run."""
         held = [launch for launch in self.running() if self.truth.machines[launch].has_slot]
         if held:
             self.silent.add(self.chance.choice(held))
@@ -498,17 +498,17 @@ class World:
         return self.lease[0] == name
 
     def append(self, data: bytes, writer: str) -> None:
-        """A record arrives in the log."""
+        """Append a record to the log."""
         offset, record = len(self.log), decode_plan(data)
         self.log.append(data)
         if self.truth.feed(offset, record):
             self.counted.append(record)
             self.violations += check_record(self, record, writer)
 
-    # --- the job, and what goes wrong ------------------------------------------------------------
+    # --- the job and its faults ------------------------------------------------------------------
 
     def _work(self) -> None:
-        """A second of arrivals, and an update where workers run."""
+        """Add a second of arrivals, and an update if workers run."""
         second = len(self.claims)
         address = (Span("s", 0, second * B, second * B + B),)
         worker = WorkerId(f"digits-w{second % 5}")
@@ -533,12 +533,12 @@ class World:
         self.fleet.reprice(self.prices.look())
 
     def want(self, wanted: Literal["running", "paused", "stopped"]) -> None:
-        """A person changes their mind."""
+        """Change the wanted state of the job."""
         self.wanted = wanted
         self.deliver_all(lambda: events.ProvisioningWanted(self.wanted, "as asked"))
 
     def deliver_all(self, event: Callable[[], ProvisionerEvent]) -> None:
-        """Everybody hears of it sooner or later, and then of how it is by then."""
+        """Deliver an event to all processes at different times, each with the state by then."""
         for process in self.replicas:
             self.after(self.chance.uniform(0, 3), partial(self._deliver_now, process, event))
 
@@ -547,7 +547,7 @@ class World:
 
 
 def main(first: int, end: int) -> int:
-    """Live through seeds until something does not hold; say what, and which seed shows it."""
+    """Run seeds until a check fails; print the check and the seed."""
     for seed in range(first, end):
         for violation in World(seed).run().violations[:1]:
             print(f"seed {seed}: {violation.check}: {violation.detail}", "1 failures", sep="\n")  # noqa: T201 -- a command's output
@@ -564,7 +564,7 @@ PRICES_SEEN_S = 60.0
 
 
 def joins_s(launch: int) -> float:
-    """Say how long after the start of a machine its worker joins, under `reassign`."""
+    """Return the time from a machine's start until its worker joins, under `reassign`."""
     return 1.0 + launch % JOINS
 
 
@@ -576,7 +576,7 @@ class Violation(NamedTuple):
 
 
 def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
-    """An order is given as it stands in the log, and not before it stands there."""
+    """Check that an order equals its record in the log, and follows it."""
     known = world.truth.machines.get(order.launch)
     written = known and (
         None if known.counted else known.slot,
@@ -605,7 +605,7 @@ def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Viol
 
 
 def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
-    """Machines are ordered as far as they lack, and a slot is seated on one that is its alone."""
+    """Check that machines are ordered only if needed, and that a slot's machine is its alone."""
     machines, plan = world.truth.machines, world.truth.plan
     if isinstance(record, LaunchRequested) and record.slot is None and plan is not None:
         asked = machines[record.launch].asked
@@ -637,7 +637,7 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
 
 
 def check_settled(world: World) -> Iterator[Violation]:
-    """After a time without faults, what is wanted on demand runs, and questions are answered."""
+    """Check that after a time without faults, machines on demand run and questions are answered."""
     plan = world.truth.plan
     since_s = max(world.faults.last_s, plan.at_s if plan else 0.0)
     if world.now_s - since_s < PATIENCE_S or world.wanted != "running":
@@ -656,7 +656,7 @@ def check_settled(world: World) -> Iterator[Violation]:
 
 
 def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
-    """A plan asks for a machine under a bid once: what is lost is for the next one to say."""
+    """Check that a plan requests a machine under a bid once; the next plan replaces a lost one."""
     begun = max(at for at, each in enumerate(world.counted) if isinstance(each, Planned))
     plan, machines = world.counted[begun], world.truth.machines
     ordered = [
@@ -704,7 +704,7 @@ def check_end(world: World) -> Iterator[Violation]:
 
 
 def _machines(world: World) -> Iterator[Violation]:
-    """The provider's books and the ledger tell of the same machines."""
+    """Check that the provider and the ledger have the same machines."""
     machines = world.fleet.rented
     launches = [machine.launch for machine in machines]
     if len(set(launches)) < len(launches):
@@ -740,20 +740,21 @@ def _check_slots(world: World) -> Iterator[Violation]:
 
 
 def _start_ups(world: World) -> Iterator[Violation]:
-    """Nobody believes in start-ups that neither the market file nor any machine has had."""
+    """Check that recorded start-up times are of the market file or of a machine."""
     settings, shortest_s, longest_s = world.settings, joins_s(0), joins_s(JOINS - 1)
     for process in world.replicas:
         start_ups = process.machine._known.estimator.start_ups  # noqa: SLF001 -- nobody else's
         for pool in settings.pools:
             start_up_s = start_ups.start_up_s(pool)
-            least_s = min(pool.start_up_s, shortest_s / 2)  # it is seen between two looks
+            # It is seen between two polls.
+            least_s = min(pool.start_up_s, shortest_s / 2)
             most_s = max(pool.start_up_s, longest_s + settings.grace_s / 2)
             if not least_s <= start_up_s <= most_s:
                 yield Violation("start-ups are learnt as they are", f"{start_up_s} of {pool.name}")
 
 
 def _cost(world: World) -> Iterator[Violation]:
-    """The ledger's sum is the provider's bill, but for prices that were seen late."""
+    """Check that the ledger's cost is the provider's bill, except for prices seen late."""
     if world.faults.hidden:
         return
     billing = world.settings.billing

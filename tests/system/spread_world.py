@@ -62,7 +62,7 @@ class _Worker:
     look_at: float
     since: float
     job: str = ""
-    busy_until: float = 0.0  # it is joining
+    busy_until: float = 0.0  # end of its join
     goes: str = ""
 
 
@@ -76,7 +76,7 @@ class _Job:
 
 @dataclass
 class World:
-    """One world; `run` plays it to its end."""
+    """One world; `run` simulates it to its end."""
 
     setting: Setting
     now: float = 0.0
@@ -84,10 +84,10 @@ class World:
     starved_s: float = 0.0
     offered: float = 0.0
     done: float = 0.0
-    due: list[float] = field(default_factory=list)  # when machines come back
+    due: list[float] = field(default_factory=list)  # return times of machines
 
     def __post_init__(self) -> None:
-        """Draw it."""
+        """Draw jobs and workers."""
         it, self.random = self.setting, random.Random(self.setting.seed)  # noqa: S311 -- a seed's story
         drawn = [
             0.0
@@ -105,7 +105,7 @@ class World:
         self.views = deque[PlacementView](maxlen=int(it.stale_s / STEP_S) + 2)
 
     def run(self) -> Result:
-        """Play it."""
+        """Simulate the world."""
         while self.now < self.setting.seconds:
             self._befall()
             self._train()
@@ -123,7 +123,7 @@ class World:
         return Result(self.moves, self.starved_s, drained_s, self.done / max(self.offered, 1.0))
 
     def _befall(self) -> None:
-        """A stream dries up, or wakes with a minute's burst; a machine goes, another comes."""
+        """Stop a stream, or resume it with a minute's burst; preempt or return a machine."""
         if self.random.random() < STEP_S / EVENT_S:
             job = self.random.choice(list(self.jobs.values()))
             job.flows = not job.flows
@@ -171,7 +171,7 @@ class World:
         )
 
     def _schedule(self) -> None:
-        """All moves of one plan, at once."""
+        """Carry out all moves of one plan at once."""
         if self.now % LOOK_S < STEP_S:
             for name, job in plan(self.views[-1]).items():
                 self._move(self.workers[name], job)

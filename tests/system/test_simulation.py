@@ -1,4 +1,4 @@
-"""The protocol under a thousand schedules of faults; and that the simulation bites."""
+"""The protocol under a thousand schedules of faults, and proof that the simulation detects bugs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.system.mutants import (
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 
 ROOT = Path(__file__).parents[2]
-# A seed comes to the same wherever nothing has changed of what it runs on.
+# A seed has the same result unless its code has changed.
 CHANGED = has_changed("common/core/", "common/simulation/")
 SEEDS = range(1000 if CHANGED else 250)
 FEW_SEEDS = range(20)
@@ -53,7 +53,7 @@ SLICES_SEEDS = range(40)
 FROZEN_SEEDS = range(80 if CHANGED else 40)
 FORGED_SEEDS = range(20)
 STORE_SEEDS = range(80 if CHANGED else 40)
-# One seed after the other, until one fails: other tests run beside it on the other processors.
+# Seeds run one after the other until one fails, because other tests use the other processors.
 FIRST_FAILURE = """\
 import sys
 from common.simulation.faults import cluster
@@ -71,7 +71,7 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
         if outcome.failure
     ]
     assert len(outcomes) == len(SEEDS)
-    # They have been through something.
+    # Enough has happened in these worlds.
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(SEEDS)
     assert sum(outcome.takeovers for outcome in outcomes) > len(SEEDS)
     assert sum(outcome.stale for outcome in outcomes) > len(SEEDS)
@@ -125,8 +125,8 @@ def test_seed_gives_the_same_story_every_time() -> None:
 
 
 def test_worker_that_received_a_forged_trigger_which_redis_lost_works_again() -> None:
-    # A forged id in the leader's stream, then a failover to a copy without it: the leader sees
-    # nothing of it, and the worker waits for a higher id.
+    # A forged id in the leader's stream precedes a failover to a copy without it. The leader does
+    # not notice it, and the worker waits for a higher id.
     assert run_seed(700753).failure == ""
 
 
@@ -236,7 +236,7 @@ def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> N
         for outcome in outcomes
         if outcome.failure
     ]
-    # They have been through something.
+    # Enough has happened in these worlds.
     among = sum((outcome.among for outcome in outcomes), Counter[str]())
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(GROUP_SEEDS)
     assert min(among[it] for it in ("copied", "torn", "fetched")) > len(GROUP_SEEDS) // 2
@@ -285,7 +285,7 @@ def test_no_checkpoint_is_forgotten_if_object_storage_answers_wrongly() -> None:
     assert sum(outcome.awaited for outcome in outcomes) > len(STORE_SEEDS) // 4
 
 
-# --- the simulation bites ------------------------------------------------------------------------
+# --- the simulation detects bugs -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Workers spread over jobs in virtual time, and rules of the plan that tests must miss."""
+"""The placement of workers in virtual time, and rules of the plan whose loss tests must notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.mutants import Edit, Mutant, cases
 from tests.system.spread_world import Setting, World
 
 ROOT = Path(__file__).parents[2]
-# A seed comes to the same wherever nothing has changed of what it runs on.
+# A seed has the same result unless its code has changed.
 SEEDS = 3 if has_changed("common/core/", "tests/system/spread_world.py") else 1
 SPREAD = "common/core/job_placement.py"
 TESTS = ("tests/unit/core/test_job_placement.py", "tests/system/spread_world.py")
@@ -48,7 +48,7 @@ def test_where_workers_suffice_nobody_waits_and_hardly_anybody_moves() -> None:
 
 
 def mutant(rule: str, before: str, after: str) -> Mutant:
-    """The plan without one of its rules; `seeds` says nothing here."""
+    """Return the plan without one of its rules; `seeds` has no meaning here."""
     return Mutant(rule, 0, (Edit(SPREAD, before, after),))
 
 
