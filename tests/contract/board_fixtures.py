@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"
 PARTITION = Partition("clicks", 0)
-# Time in which each expected event must happen, or the test fails.
+# Time limit for each expected event.
 LONG_S = 20.0
 
 

@@ -313,7 +313,7 @@ class Ec2Server:
         if form.get("Action") != "CreateFleet":
             answer: Iterable[bytes] = self._moto(environ, start)
             return answer
-        # Of two requests with one token, the second gets the first one's answer.
+        # The second of two requests with one token gets the first one's answer.
         with self._lock:
             token = form["ClientToken"]
             if token not in self._answers or not self.honours_tokens:

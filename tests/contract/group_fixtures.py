@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from common.embedded.redis import EmbeddedRedis
 
-# Time in which each expected event must happen, or the test fails.
+# Time limit for each expected event.
 LONG_S = 30.0
 Answers: TypeAlias = dict[str, Future[Any]]  # by member
 NOWHERE = "127.0.0.1:1"  # no server listens there

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BUCKET = "checkpoints"
 REGION = "us-east-1"
-# Names per page: the test server lists so few, S3 a thousand.
+# Names per page of the test server; S3 lists a thousand.
 PAGE = 50
 
 

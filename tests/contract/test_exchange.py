@@ -316,7 +316,7 @@ def test_a_lease_that_runs_out_between_two_steps_is_taken_again() -> None:
     steps = board.holding_lease("one", 1.0)
     next(steps)
 
-    (prolong,) = steps.send([b"one"])  # its own lease, by the first answer
+    (prolong,) = steps.send([b"one"])  # its own lease
     (take,) = steps.send([0])  # not its own any more
 
     assert (prolong[0], take[:2], take[3]) == ("PEXPIRE", ("SET", "doll:{digits}:lease"), "NX")

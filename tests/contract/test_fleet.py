@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]
 
-# Time in which each expected event must happen.
+# Time limit for each expected event.
 PATIENCE_S = 20.0
 
 

@@ -18,7 +18,7 @@ pytest_plugins = ["tests.redis_servers", "tests.contract.group_fixtures"]
 ALL = ("m0", "m1", "m2", "m3")
 # Time that members wait for a silent one.
 SHORT_S = 1.0
-# Each call of four members in which all take part, with the arguments of one of them.
+# Each collective call, with the arguments of one of four members.
 CALLS: dict[str, tuple[object, ...]] = {
     "all_reduce": ([1.0] * 1000,),
     "exchange": ([1.0] * 1000, [250] * 4, [250] * 4),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from common.notices.ec2 import PreemptionNotices
 
-# Time in which each request must be answered.
+# Time limit for each answer.
 PATIENCE_S = 20.0
 AT_S = 1_800_000_000.0
 TERMINATE = Notice(AT_S, "terminate")

@@ -552,14 +552,14 @@ def main(first: int, end: int) -> int:
         for violation in World(seed).run().violations[:1]:
             print(f"seed {seed}: {violation.check}: {violation.detail}", "1 failures", sep="\n")  # noqa: T201 -- a command's output
             return 1
-    print("0 failures")  # noqa: T201 -- likewise
+    print("0 failures")  # noqa: T201 -- a command's output
     return 0
 
 
 # Time without faults after which the wanted machines run.
 PATIENCE_S = 25.0
 JOINS = 3  # number of different start-up times
-# Time in which a price change is seen, even if a provisioner died and a successor took over.
+# Latest time until a price change is seen, even if a provisioner died and another took over.
 PRICES_SEEN_S = 60.0
 
 

@@ -30,7 +30,7 @@ def test_four_workers_train_what_comes_to_ten_jobs_and_none_is_left_alone(seed: 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_four_workers_drain_a_hundred_small_jobs(seed: int) -> None:
-    # 25 turns of about seven seconds, half of which is joining.
+    # 25 turns of about seven seconds, half of it to join.
     result = World(
         Setting(workers=4, jobs=100, seed=seed, load=0.0, backlog=200.0, faults=False)
     ).run()

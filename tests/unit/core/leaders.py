@@ -58,7 +58,7 @@ class Believer:
 
 
 def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
-    """Let candidates and leaders append whatever an honest process may append at any time.
+    """Let candidates and leaders append all records that an honest process may append.
 
     A candidate has read the topic up to some point and starts from an update that was effective
     there. A leader may continue to write after it was deposed, and records may be delivered twice.

@@ -89,7 +89,7 @@ def test_who_reads_anothers_lead_first_was_too_slow() -> None:
     said = one.read_updates()
     assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
-    assert other.read_updates() == ()  # the void Lead deposes no leader
+    assert other.read_updates() == ()  # a void Lead deposes nobody
     assert other.machine.leader is not None
     assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # tries again
 

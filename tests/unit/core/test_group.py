@@ -275,7 +275,7 @@ def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back(
 
 
 def of_two_builds(bench: Bench | None = None) -> Group:
-    """Return a group in which A has another model."""
+    """Return a group with another model at A."""
     group = Group(A, B, C, bench=bench)
     group.of[A].digest = OTHER
     return group

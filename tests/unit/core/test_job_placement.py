@@ -174,7 +174,7 @@ def test_who_has_waited_longest_goes_first_after_a_minute() -> None:
 
 
 def test_what_owners_ask_for_goes_first() -> None:
-    # By need alone, all four would go to the other job.
+    # All four would go to the other job by need alone.
     asked = job("asked", 10, target=2)
 
     moves = plan(view([HUGE, asked], four("")))
@@ -300,7 +300,7 @@ def test_whoever_moves_may_leave_and_can_do_what_it_goes_to(seen: PlacementView)
         assert mover.job not in seen.stale & jobs.keys()
         assert mover.can_do(jobs[to])
         assert jobs[to].runs
-        # Only a worker without a job may move to a stale one, where it waits.
+        # Only a worker without a job may move to a stale one, and then it waits.
         assert to not in seen.stale or mover.job not in jobs
 
 

@@ -45,7 +45,7 @@ AHEAD = with_(BEHIND, updates_position=1, waiting=(batch(0, A), batch(1, B)), po
 
 
 def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
-    """Return a leader of two batches, the second of which raised and was quarantined."""
+    """Return a leader of two batches, with the second one quarantined because it raised."""
     bench = leading(settings)
     bench.announce(A, B)
     fail(bench, bench.orders[1], "raised")

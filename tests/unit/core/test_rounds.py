@@ -317,7 +317,7 @@ def test_worker_that_left_or_died_is_unknown_when_it_returns() -> None:
     assert timed.orders(0.0, A, B) == {A: [0], B: [1]}
 
 
-# --- gradients that stay where they were computed ---------------------------------------------
+# --- gradients that stay with their workers ---------------------------------------------------
 
 
 def ready(worker: WorkerId, batches: list[Batch], loss: float = 1.0) -> GradientReady:

@@ -95,7 +95,7 @@ def test_who_lacks_memory_owns_no_more_than_it_has_room_for_and_others_own_the_r
     settings = SliceSettings(8, owners=2)
     there = [each._replace(room=room) for each, room in zip(machines(0, 5), ROOMS, strict=True)]
     servers = servers_of(there, 2, settings)
-    # As many of the machines with memory as are necessary.
+    # Only the necessary number of machines with memory.
     assert lives(servers) == [1, 2, 3]
     rooms = {each.member: each.room for each in there}
     owners = wanted_owners(servers, settings, tuple(rooms[each] for each in servers))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from common.core.messages import UpdateApplied
 
 ROUNDS = 3
-# Noise scale in batches, for which two batches are enough.
+# Noise scale in batches; two batches are enough for it.
 NOISE = 1.0
 TUNED = replace(
     QUIET,
@@ -108,7 +108,7 @@ def test_k_moves_at_once_where_enough_batches_wait_for_it() -> None:
     bench = leading(TUNED, A, B)
     for _ in range(ROUNDS - 1):
         step(bench)
-    # With the four batches of `step`, two more than a round takes.
+    # Together with the four batches of `step`, these are two more than a round takes.
     bench.announce(A, B)
     assert step(bench).version == ROUNDS
     assert sum(len(order.batches) for order in bench.orders) == 2
@@ -163,7 +163,7 @@ def test_who_takes_over_while_a_rule_holds_tunes_from_the_jobs_own_k() -> None:
     many = Rule(Mode(2, staleness=1), workers_from=2)
     settings = replace(TUNED, rules=(many,))
     one = leading(settings, A, B)
-    # As many batches as one update of the job's own K.
+    # Together, the rounds have the batches of one update of the job's own K.
     for _ in range(2):
         assert step(one, 2).synchrony == many.mode.synchrony()
         one.read_updates()

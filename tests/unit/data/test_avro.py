@@ -36,7 +36,7 @@ SIMPLE = {
 
 @st.composite
 def types(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
-    """A type, and the values that it has."""
+    """Draw a type and a strategy for its values."""
     kind = draw(st.sampled_from([*SIMPLE, *(["array", "map", "record", "union"] * (depth > 0))]))
     if kind in SIMPLE:
         return kind, SIMPLE[kind]
@@ -84,7 +84,7 @@ def read(
     values: list[bytes],
     *paths: str,
 ) -> tuple[list[list[Any]], dict[int, str]]:
-    """The values at some paths, and which records are not sound."""
+    """Return the values at some paths, and the records that are broken."""
     records = RecordBytes(values)
     wanted, sinks = wanted_of([tuple(path.split(".")) for path in paths])
     AvroReader(json.dumps(schema)).read(records, wanted)

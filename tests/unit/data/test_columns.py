@@ -1,4 +1,4 @@
-"""Fields are found by their paths and read as the job file says, or the reason names the field."""
+"""Fields are found by path and read as the job file says, or the reason names the field."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ READER = ProtobufReader(schema(FILE), [Reference("other.proto", schema(OTHER))])
 def read(
     values: list[bytes], *paths: str, reader: ProtobufReader = READER
 ) -> tuple[list[list[Any]], dict[int, str]]:
-    """The values at some paths, and which records are not sound."""
+    """Return the values at some paths, and the records that are broken."""
     records = RecordBytes(values)
     wanted, sinks = wanted_of([tuple(path.split(".")) for path in paths])
     reader.read(records, wanted)

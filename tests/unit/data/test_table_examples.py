@@ -1,6 +1,6 @@
-"""Tables that are trained on by a job file of docs/examples alone are learned as by scikit-learn.
+"""Training on tables by a job file of docs/examples alone is as good as scikit-learn's.
 
-Both get the same mini-batches in the same order, and predict each before they learn of it.
+Both get the same mini-batches in the same order, and predict each before they train on it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from common.core.messages import SchemaKind
 
 pytestmark = needs_tables
-# Margin by which the baseline may be better.
+# Allowed lead of the baseline.
 BETTER = 0.01
 
 
 class Learned(NamedTuple):
     """Result of training on a table."""
 
-    rows: list[bytes]  # as `doll produce --rows` sends them
+    rows: list[bytes]  # sent by `doll produce --rows`
     records: Columns
     # (n,) scores of class 1, by the version before each mini-batch.
     scores: npt.NDArray[np.float64]

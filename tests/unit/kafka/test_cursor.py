@@ -1,4 +1,4 @@
-"""The cursor believes what continues its partition, and never a record of an earlier placement."""
+"""The cursor accepts records that continue its partition, and none of an earlier placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.core.spans import Partition
 from common.kafka.cursor import Cursor, RunContinuation
 
 PARTITION = Partition("stream", 0)
-LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # the offsets that hold a record
+LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # offsets that hold a record
 
 
 def test_what_continues_is_taken_whole() -> None:
@@ -51,7 +51,7 @@ def test_an_end_above_the_last_record_is_believed_as_a_hole_is() -> None:
     assert not cursor.reach(5)
     assert cursor.reach(7)
     assert cursor.position == 5
-    assert not cursor.reach(7)  # a second fetch came to it, too
+    assert not cursor.reach(7)  # a second fetch reached it, too
     # The log is known to have holes by now.
     assert not cursor.reach(9)
     assert cursor.position == 9
@@ -70,7 +70,7 @@ def test_a_run_that_goes_backwards_ends_there() -> None:
 def test_every_record_from_the_position_on_is_taken_once(
     log: list[int], position: int, chunk: int
 ) -> None:
-    """A fetch begins at the position after each `again`, as the readers make it."""
+    """A fetch begins at the position after each `again`, as readers do it."""
     cursor, taken, fetches = Cursor(PARTITION, position), [], 0
     while fetched := [offset for offset in log if offset >= cursor.position][:chunk]:
         first, last, _ = cursor.take(fetched)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 P = Partition("s", 0)
 _ROOT = Path(__file__).parents[3]
-# A question that nobody answers is given up 0.2 s after it was put: by then the interpreter has
-# ended, and the process, whose libraries take their time to end, has not. A thread holds the log.
+# A request without an answer is given up after 0.2 s. By then the interpreter has ended, but not
+# the process, whose libraries take their time. A thread holds the log.
 _ENDS = """\
 import ctypes
 import threading

@@ -22,12 +22,12 @@ NOT_ANSWERED = -1001
 
 
 class HalfAnswered(AdminClient):
-    """A client that hears of the first partition only."""
+    """A client that gets an answer for the first partition only."""
 
     def list_offsets(  # type: ignore[override]
         self, wanted: Mapping[TopicPartition, object], **_: object
     ) -> dict[TopicPartition, Future[Any]]:
-        """One answer for each."""
+        """Answer for each partition."""
         answers = dict[TopicPartition, Future[Any]]()
         for place in wanted:
             offset = NOT_ANSWERED if place.partition else 7

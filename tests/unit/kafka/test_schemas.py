@@ -1,4 +1,4 @@
-"""All readers of a job's records use the same schemas, whatever the registry returns."""
+"""All readers of a job's records use the same schemas, even if the registry's answers change."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_schema_is_asked_for_once_and_then_read_from_the_topic() -> None:
 
 
 def test_of_two_who_meet_an_id_at_once_the_first_that_writes_counts() -> None:
-    """The registry is another one in between: the second worker is frozen with its old answer."""
+    """The registry is replaced in between, and the second worker is frozen with its old answer."""
     log, registry = MemoryLog(), Registry()
     first, second = JobSchemas(log, JOB, registry), JobSchemas(log, JOB, registry)
     registry.schemas = {7: avro("old")}
@@ -149,7 +149,7 @@ def test_whoever_uses_a_schema_uses_that_of_the_topic_and_all_the_same(
             with suppress(UnavailableError):
                 schema = workers[who].get(number)
                 assert schema is not None
-                # It was acknowledged before anybody can claim by it, and nobody uses another.
+                # It was acknowledged before a worker could claim with it, and all use it.
                 first = next(f for _, f in written(log) if f is not None and f.id == number)
                 assert schema == used.setdefault(number, schema) == first.schema
             registry.between = lambda: None

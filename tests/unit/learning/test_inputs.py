@@ -35,12 +35,12 @@ class Joined:
         return outputs.sum(1) - records["label"]
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tell nothing but the loss."""
+        """Return only the loss."""
         return {"loss": self.losses(outputs, records)}
 
 
 class Picky(Joined):
-    """Takes no zeros."""
+    """Refuses zeros."""
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """Add up two fields."""

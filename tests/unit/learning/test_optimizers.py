@@ -1,4 +1,4 @@
-"""Optimizers by name do what the formula says, and unknown options are refused by name."""
+"""Optimizers follow their formulas, and unknown options are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse tasks learn what plain loops learn of the same rows, and send what a record touches."""
+"""Sparse tasks learn the same as plain loops over the rows, and send only touched rows."""
 
 from __future__ import annotations
 

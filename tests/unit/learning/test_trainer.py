@@ -84,7 +84,7 @@ def test_an_update_is_made_at_its_own_learning_rate() -> None:
 
 @pytest.mark.parametrize("name", STATE_NAMES)
 def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
-    """Two batches of 8 an update: the loop adds their gradients up, and clips their mean once."""
+    """An update has two batches of 8; the loop adds up gradients and clips their mean once."""
     network = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(network.weight)
     task, parameter = Regression(network), nn.Parameter(network.weight.detach().clone().flatten())
@@ -206,7 +206,7 @@ def test_a_sparse_gradient_is_added_as_if_it_were_dense() -> None:
 def test_sums_of_sparse_gradients_have_the_bits_of_dense_ones(
     reduction: Reduction, touched: int
 ) -> None:
-    """Rounds of two or three gradients, one of them discarded; a dense one is among the last."""
+    """Rounds have two or three gradients, one of them discarded; a dense one is among the last."""
     size = 83
     start = np.random.default_rng(0).normal(size=size).astype(np.float32)
     settings = OptimizerSettings("momentum", 0.1)

@@ -20,7 +20,7 @@ class Beats:
     """A server that knows only heartbeats and counts packets."""
 
     def __init__(self) -> None:
-        self.beats = dict[bytes, bytes]()  # by worker
+        self.beats = dict[bytes, bytes]()  # worker to heartbeat
         self.packets = 0
 
     def answer(self, commands: tuple[Command, ...]) -> list[Any]:

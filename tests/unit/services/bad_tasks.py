@@ -23,7 +23,7 @@ def Rare(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
     return _task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
 
-def Raises(**_options: object) -> Classifier:  # noqa: N802 -- likewise
+def Raises(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
     """Return a task whose network cannot be built."""
 
     def build() -> nn.Module:
@@ -32,12 +32,12 @@ def Raises(**_options: object) -> Classifier:  # noqa: N802 -- likewise
     return _task(build)
 
 
-def RefusesOptions(**options: object) -> Classifier:  # noqa: N802 -- likewise
+def RefusesOptions(**options: object) -> Classifier:  # noqa: N802 -- an entrypoint
     """Reject all options."""
     raise ValueError(f"what is {options}?")
 
 
-def Exits(**_options: object) -> Classifier:  # noqa: N802 -- likewise
+def Exits(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
     """Exit the process."""
     sys.exit(3)
 
@@ -48,6 +48,6 @@ class _Large(nn.Module):
         self.weights = nn.Parameter(torch.empty(10_000_000_000))
 
 
-def TooLarge(**_options: object) -> Classifier:  # noqa: N802 -- likewise
+def TooLarge(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
     """Return a task with ten thousand million weights."""
     return _task(_Large)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 STREAM = "clinic-a"
 TASKS = "tests.unit.services.bad_tasks"
-# Entrypoints, and the reasons for which their jobs are held.
+# Entrypoints, with the hold reasons of their jobs.
 BAD = {
     "Raises": "build() of the task raised",
     "RefusesOptions": "refuses its options",

@@ -88,7 +88,7 @@ class BlockedBlobs(MemoryBlobs):
 
 
 class Bench:
-    """A job with two replicas, of which the first one leads."""
+    """A job with two replicas; the first one leads."""
 
     def __init__(self, options: str = "", blobs: Blobs | None = None) -> None:
         self.log = RecordingLog()

@@ -195,7 +195,7 @@ def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
     bench.feed(events.RepliesRead((answer(orders[0], model), answer(orders[0], model))))
     assert bench.sample("gradient_staleness_versions_bucket", counted="no", le="0.0") == 1.0
     bench.feed(events.RepliesRead((answer(orders[1], model),)))
-    # By now the gradient belongs to the previous version.
+    # The gradient now belongs to the previous version.
     bench.feed(events.RepliesRead((answer(orders[1], model),)))
     assert bench.sample("gradient_staleness_versions_sum", counted="no") == 1.0
     assert bench.sample("gradient_staleness_versions_count", counted="yes") == 2.0

@@ -503,7 +503,7 @@ def test_the_trace_of_each_batch_has_the_gradient_and_why_there_was_none(world: 
 
 
 class AskedAgain(GradientComputer):
-    """Takes so long that its order is posted once more."""
+    """Takes long enough for its order to be posted once more."""
 
     post: Callable[[], object] = staticmethod(lambda: None)
 

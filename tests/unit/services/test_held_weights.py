@@ -169,7 +169,7 @@ def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
         parts = [(drawn(10 * number), 3), (drawn(10 * number + 1), 5)]
         kept = [vector.copy() for vector, _ in parts]
         reduce = Reduce(AttemptId(1, 1, number), (), 8, learning_rate=0.1 * number, measured=True)
-        # After a failed attempt, the next one has the same result.
+        # The attempt after a failed one has the same result.
         for _ in range(2):
             held.add_up(formed, reduce, parts)
             found, square = held.result(reduce)

@@ -25,7 +25,7 @@ FILE = Path(__file__).with_name("refusals.txt")
 
 
 def decode_reply(data: bytes) -> object:
-    """Read a reply's header; a gradient has a vector behind it."""
+    """Decode a reply's header; a gradient has a vector behind it."""
     kind = msgspec.msgpack.decode(data)["type"]
     body = bytes(8) if kind == Gradient.__struct_config__.tag else b""
     header = msgspec.msgpack.encode(("digits", msgspec.Raw(data)))
