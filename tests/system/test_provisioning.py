@@ -67,10 +67,8 @@ def test_without_faults_one_provisioner_takes_charge_once() -> None:
 
         assert not world.violations, f"seed {seed}"
         kinds = Counter(type(record) for record in world.counted)
-        assert (
-            kinds[ProvisionerLead] == kinds[Settled]
-            # A standby may learn late that the job has ended.
-        )
+        # A standby may learn late that the job has ended.
+        assert kinds[ProvisionerLead] == kinds[Settled]
         assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
 
 

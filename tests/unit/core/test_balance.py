@@ -143,7 +143,7 @@ def equal(gradient_s: float, count: int = 8) -> list[float]:
     return [gradient_s] * count
 
 
-# Rate if each worker computes its own batch and all wait for the slow one.
+# Rate if each worker computes its own batch and all wait for the slow one: 8 batches in 0.2 s.
 HELD_UP = 8 / (4 * GRADIENT_S)
 
 

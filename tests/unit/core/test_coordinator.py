@@ -346,7 +346,7 @@ def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> Non
 
     alone = Bench(QUIET)
     alone.lead()
-    # A round begins, although no worker is alive to compute it.
+    # A round begins, and a worker for it may come at any moment.
     alone.announce(A, B)
     assert alone.machine.due() <= alone.now + QUIET.alive_s
 
@@ -390,7 +390,7 @@ def test_a_successor_takes_back_what_is_above_its_snapshot_and_the_batches_wait_
     (snapshot,) = one.published
 
     other.lead(snapshot)
-    one.compute()  # not deposed yet
+    one.compute()  # it does not know yet
     assert one.updates[3] == Lead(0, ModelId(0, 1), "c2#1", 4)
     assert other.model == ModelId(4, 1)
 

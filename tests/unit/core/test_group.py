@@ -294,7 +294,7 @@ def test_at_version_0_members_of_the_most_common_model_begin_without_the_others(
 
 
 def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs() -> None:
-    # This leader took its snapshot before it saw any worker.
+    # The snapshot that the leader rolls forward was taken before any worker was seen.
     group = of_two_builds()
     group.lead()
     group.bench.announce(A, B, C)
@@ -354,7 +354,7 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
 
 
 def test_nobody_is_waited_for_where_too_few_can_have_the_result_any_more() -> None:
-    # D hangs. It has no connection to the dead one, and its neighbours keep theirs open.
+    # D hangs: it is no neighbour of the dead member, and its own connections are still open.
     group = begun(A, B, C, D)
     group.kill(C)
     group.break_off(A, B)
@@ -555,7 +555,7 @@ def test_a_candidate_looks_again_where_an_update_came_before_its_lead() -> None:
     later = Bench(GROUP, updates=group.bench.updates, name="c2")
     later.stand()
     lead = group.bench.updates.pop()
-    # The leader's record had already removed this member.
+    # c1's record of version 1 arrives before c2's Lead.
     group.finish(A, B)
     group.bench.updates.append(lead)
 

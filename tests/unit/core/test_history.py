@@ -115,6 +115,9 @@ def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten
 
 def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
     # The first leader's records from offset 1 on were lost; its successor's Lead is there now.
+    # offset   0        1        2         3
+    # record   Lead(-1) Lead(70) J=1       J=1
+    #          epoch 70 epoch 80 of 70     of 80
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 70),
         Lead(70, GENESIS, "c2", 80),
@@ -367,11 +370,8 @@ def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topi
 
 
 @given(topics, st.integers(0, 40))
-@example(
-    [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)],
-    2,
-    # The reader starts from an update that is taken back.
-)
+# The reader starts from an update that is taken back.
+@example([Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)], 2)
 def test_readers_that_start_at_different_points_agree_on_what_follows(
     topic: Topic, start: int
 ) -> None:

@@ -111,9 +111,8 @@ def test_drained_job_whose_owner_asks_for_workers_keeps_none_that_another_needs(
 
 def test_workers_leave_a_drained_job_for_one_that_has_work() -> None:
     assert plan(view([HUGE, DRAINED], four("drained"))) == {f"w{n}": "huge" for n in range(4)}
-    assert (
-        len(plan(view([job("small", 5000), DRAINED], four("drained")))) == 1
-    )  # one worker is enough
+    # One worker is enough.
+    assert len(plan(view([job("small", 5000), DRAINED], four("drained")))) == 1
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -42,11 +42,8 @@ if TYPE_CHECKING:
 NAME, STREAM = "digits", "clinic-a"
 W1 = WorkerId("w1")
 OWN = {metric.name for metric in sections()["Coordinators"]}
-OF_GROUPS = {
-    "doll_group_members",
-    "doll_group_left_out_workers",
-    # Reported only if members hold the weights.
-}
+# Reported only if members hold the weights.
+OF_GROUPS = {"doll_group_members", "doll_group_left_out_workers"}
 
 
 class Bench:
