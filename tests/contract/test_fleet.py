@@ -132,9 +132,8 @@ def test_a_machine_that_was_given_back_ends_as_released(fleet: Fleet) -> None:
     after = machine_of(fleet, 1)
     assert after[:5] == given_back[:5]
     assert after.started_s == given_back.started_s
-    assert (
-        after.ended_s is None or after.ended_s >= after.started_s - 1.0
-    )  # EC2 reports whole seconds
+    # EC2 reports whole seconds.
+    assert after.ended_s is None or after.ended_s >= after.started_s - 1.0
 
 
 def test_giving_back_twice_or_what_is_unknown_does_nothing(fleet: Fleet) -> None:

@@ -781,7 +781,7 @@ def _cost(world: World) -> Iterator[Violation]:
 
 
 def _hours_usd(world: World, offer: Offer, machine: Machine, hour_s: float) -> float:
-    """Add up hours at their first price; the hour of a preemption is free."""
+    """Add up hours at the price of their begin; the hour of a preemption is free."""
     total, begun_s, ended_s = 0.0, machine.started_s, machine.ended_s or world.now_s
     while begun_s < ended_s:
         if machine.cause != "preempted" or begun_s + hour_s <= ended_s:

@@ -100,10 +100,8 @@ class Writer(threading.Thread):
             self.outcome = "made"
         except ConflictError:
             self.outcome = "refused"
-        except (
-            Crash,
-            UnavailableError,
-        ):
+        except (Crash, UnavailableError):
+            # The table is unavailable, for example, if a record is compacted before its writer looks.
             self.outcome = "unknown"
         finally:
             self.outcome = self.outcome or "failed"

@@ -111,7 +111,7 @@ def test_what_one_worker_manages_is_measured_while_there_is_more_than_it_can_cla
 
 
 def test_workers_that_wait_for_records_are_not_slow() -> None:
-    # 50 records/s, except those of an open batch per worker and of a group, which are unclaimed.
+    # 50 records/s arrive. An open batch of each worker and one group are not claimed yet.
     meter = DemandMeter(FIRST)
     for now in range(10):
         demand = meter.demand(

@@ -74,7 +74,7 @@ def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
     )
     assert versions.name(ModelId(0, 2)) is None
     assert not versions.may_come(ModelId(0, 2))
-    # A leader that does not know its successor wrote it.
+    # Its leader does not know yet that it was deposed.
     assert not versions.may_come(ModelId(0, 3))
     assert versions.may_come(ModelId(3, 2))
 
@@ -106,7 +106,7 @@ def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
     assert versions.after(GENESIS) == {"a": (a,), "b": (b,)}
     assert versions.after(ModelId(0, 3)) == {"a": (a,), "b": (late,), "c": (c,)}
     assert versions.after(ModelId(0, 6)) == {"a": (a,)}
-    # The version could be offered only at a job's end.
+    # Version 4 would be offered only at the job's end.
     assert versions.after(ModelId(0, 4)) == {}
     assert versions.after(ModelId(0, 9)) == {}
 

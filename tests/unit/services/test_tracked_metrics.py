@@ -54,7 +54,7 @@ def test_metrics_of_updates_are_means_over_the_records_of_so_many() -> None:
     assert found == [
         Metric("train/loss", 0.625, 102.0, 2),
         Metric("train/accuracy", 0.375, 102.0, 2),
-        # The mean over the last minute is already the newest value.
+        # The score already covers the last minute, so the newest value counts.
         Metric("train/auc", 0.5, 102.0, 2),
     ]
 
