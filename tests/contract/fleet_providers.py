@@ -272,7 +272,7 @@ class Ec2Server:
         self.honours_tokens = True
         # True to list the launched machines.
         self.shows = True
-        self.code = ""  # reason why there are no spot machines
+        self.code = ""  # reason for refusals
         self.away = False
         client = self.client()
         image = client.describe_images()["Images"][0]["ImageId"]

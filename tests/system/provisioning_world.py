@@ -558,7 +558,7 @@ def main(first: int, end: int) -> int:
 
 # Time without faults after which the wanted machines run.
 PATIENCE_S = 25.0
-JOINS = 3  # number of different start-up times
+JOINS = 3  # different start-up times
 # Latest time until a price change is seen, even if a provisioner died and another took over.
 PRICES_SEEN_S = 60.0
 

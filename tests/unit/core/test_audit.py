@@ -31,7 +31,7 @@ from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, s
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, Claim, ControlRecord, Positions
 
-LEAD = Lead(-1, GENESIS, "c1", 0)  # at offset 0 of every updates topic
+LEAD = Lead(-1, GENESIS, "c1", 0)  # at offset 0 of each topic
 
 
 def claims(count: int) -> list[Claim | None]:

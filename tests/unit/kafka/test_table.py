@@ -101,7 +101,7 @@ class Writer(threading.Thread):
         except ConflictError:
             self.outcome = "refused"
         except (Crash, UnavailableError):
-            # The table is unavailable, for example, if a record is compacted before its writer looks.
+            # The table is unavailable if, say, a record is compacted before its writer looks.
             self.outcome = "unknown"
         finally:
             self.outcome = self.outcome or "failed"

@@ -48,7 +48,7 @@ class Begun(NamedTuple):
 
     place: Partition
     offset: int  # first offset
-    updates: int  # length of the updates topic then
+    updates: int  # length of the updates topic
 
 
 class RecordingLog(MemoryLog):

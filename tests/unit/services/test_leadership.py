@@ -125,7 +125,7 @@ def test_gradients_wake_nobody_before_all_are_there_that_are_awaited(bench: Benc
 
 
 def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench) -> None:
-    # One arrives while two are awaited; then an unread turn finds that it awaits one.
+    # One arrives while two are awaited. Then a turn that has not read it awaits only one.
     bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
     assert bench.inbox.await_gradients(1)
