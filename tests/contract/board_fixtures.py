@@ -1,4 +1,4 @@
-"""The servers on which boards are held to their contract: memory, embedded Redis, the system's."""
+"""The servers of the boards' contract: memory, embedded Redis, and the system's Redis."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 WORKER = WorkerId("w1")
 REPLICA = "c1-4711"
 PARTITION = Partition("clicks", 0)
-LONG_S = 20.0  # for what must happen: a test that waits so long has failed
+# Time limit for each expected event.
+LONG_S = 20.0
 
 
 class Server(Protocol):
-    """What the suite does to a server behind the board's back."""
+    """Control over a server behind the board's back."""
 
     job: str
 
@@ -40,16 +41,16 @@ class Server(Protocol):
         """Another process's view of all jobs."""
 
     def litter(self, garbage: bytes) -> None:
-        """Put garbage wherever the job looks."""
+        """Write garbage to each key that the job reads."""
 
     def lease_to(self, holder: str, lasts_s: float | None) -> None:
-        """Put somebody's lease there; None: it never runs out."""
+        """Write a holder's lease; None: it never expires."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the server."""
 
     def restart(self) -> None:
-        """Bring it back empty."""
+        """Start it again without data."""
 
 
 @dataclass
@@ -143,7 +144,7 @@ def replies(boards: LeaderBoards) -> Replies:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds; fail if it never does."""
+    """Wait until the condition is true; fail if it never is."""
     deadline = time.monotonic() + LONG_S
     pause = threading.Event()
     while not holds():

@@ -1,4 +1,4 @@
-"""EC2 for tests: one moto server for the whole run, started when asked for.
+"""EC2 for tests: one Moto server for the whole run, started on demand.
 
 A test module that uses it says `pytest_plugins = ["tests.contract.fleet_fixtures"]`.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def ec2_server() -> Iterator[Ec2Server]:
-    """One for all tests, since moto's account is one; and credentials in the environment."""
+    """Start one server for all tests, since Moto has one account, and set credentials."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "test")

@@ -1,6 +1,6 @@
-"""Who lends machines in the contract of fleets: memory, local processes, and EC2 by moto's server.
+"""Providers of machines for the contract of fleets: memory, local processes, and EC2 by Moto.
 
-Moto forgets client tokens and never lacks machines; `Ec2Server` stands before it and does both as
+Moto forgets client tokens and never lacks machines. `Ec2Server` stands before it and does both as
 EC2 does.
 """
 
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
 REGION = "us-east-1"
 TEMPLATE = "doll-worker"
 ON_DEMAND, SPOT = "on-demand", "spot"
-NOWHERE = "nowhere"  # no market has such a pool
+NOWHERE = "nowhere"  # a pool in no market
 
 
 class Provider(Protocol):
-    """One who lends machines, and what may happen there."""
+    """A provider of machines, and events there."""
 
     def fleet(self, job: str = "digits") -> Fleet:
-        """A job's fleet, each time as if by another process."""
+        """Return a job's fleet, each time as in another process."""
         ...
 
     def preempt(self, launch: int) -> None:
-        """Take a spot machine back."""
+        """Preempt a spot machine."""
         ...
 
     def fail(self, launch: int) -> None:
@@ -73,15 +73,15 @@ class Provider(Protocol):
         ...
 
     def refuse(self) -> None:
-        """Have no more spot machines."""
+        """Refuse further spot machines."""
         ...
 
     def offer(self) -> None:
-        """Have some again."""
+        """Offer spot machines again."""
         ...
 
     def go_away(self) -> None:
-        """Answer nobody."""
+        """Stop answering."""
         ...
 
     def come_back(self) -> None:
@@ -94,15 +94,15 @@ class Provider(Protocol):
 
 
 class WithPrices(Provider, Protocol):
-    """One whose machines may cost more than their bid."""
+    """A provider whose machines may cost more than their bid."""
 
     def reprice(self, usd_per_hour: float) -> None:
-        """Let spot machines cost this from now on."""
+        """Set the price of spot machines from now on."""
         ...
 
 
 class Memory:
-    """In memory: one provider and one fleet, for one job."""
+    """One provider and one fleet in memory, for one job."""
 
     def __init__(self) -> None:
         self._fleet = MemoryFleet(ManualClock(1e9))
@@ -111,23 +111,23 @@ class Memory:
         self.go_away, self.come_back = self._fleet.go_away, self._fleet.come_back
 
     def fleet(self, job: str = "digits") -> Fleet:
-        """The one, or an empty one."""
+        """Return the one fleet, or an empty one for another job."""
         return self._fleet if job == "digits" else MemoryFleet(ManualClock(1e9))
 
     def refuse(self) -> None:
-        """Have no spot machines."""
+        """Refuse spot machines."""
         self._fleet.faults.without.add(SPOT)
 
     def reprice(self, usd_per_hour: float) -> None:
-        """Let spot machines cost this from now on."""
+        """Set the price of spot machines from now on."""
         self._fleet.reprice({Offer(SPOT): usd_per_hour})
 
     def offer(self) -> None:
-        """Have some again."""
+        """Offer spot machines again."""
         self._fleet.faults.without.discard(SPOT)
 
     def close(self) -> None:
-        """Nothing stays."""
+        """Do nothing."""
         self._fleet.close()
 
 
@@ -136,7 +136,7 @@ class Memory:
 
 @dataclass
 class HandSchedule:
-    """Outages that a test makes; times are since the fleet's birth."""
+    """Outages made by a test; times count from the fleet's start."""
 
     outages_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # by slot: from, to
     down: bool = False  # everywhere
@@ -150,7 +150,7 @@ class HandSchedule:
         born_s: float,
         bid_usd_per_hour: float | None = None,
     ) -> float:
-        """When the slot is next down, in whichever pool."""
+        """Return the next time that the slot is down, in any pool."""
         del pool
         if bid_usd_per_hour is not None and bid_usd_per_hour < self.usd_per_hour:
             return at_s
@@ -162,7 +162,7 @@ class HandSchedule:
 
 @dataclass
 class Processes:
-    """Processes that sleep until they are told to end, in a folder of the test."""
+    """Processes that sleep until they are stopped, in a folder of the test."""
 
     folder: Path
     program: tuple[str, ...] = ("sleep", "600")
@@ -176,7 +176,7 @@ class Processes:
     started: list[psutil.Process] = field(default_factory=list)
 
     def fleet(self, job: str = "digits") -> ProcessFleet:
-        """One more on the same folder."""
+        """Return one more fleet in the same folder."""
         pool = SpotPool(name=SPOT, usd_per_hour=0.1, capacity=self.capacity)
         provider = ProcessProvider(notice_s=self.notice_s)
         market = Market(on_demand=OnDemandPool(usd_per_hour=0.3), spot=(pool,), process=provider)
@@ -192,7 +192,7 @@ class Processes:
         return made
 
     def start(self, worker: str, environment: Mapping[str, str]) -> Child:
-        """Switch a machine on."""
+        """Start a machine."""
         variables = {"PATH": "/usr/bin:/bin", **environment}
         child = Child(self.program, self.folder / f"{worker}.log", variables, stays=True)
         self.started.append(psutil.Process(child.pid))
@@ -200,10 +200,11 @@ class Processes:
 
     def preempt(self, launch: int) -> None:
         """Take a machine's slot down."""
-        self.schedule.outages_s[launch] = (0.0, math.inf)  # a launch's slot has its number here
+        # Launches here have the numbers of their slots.
+        self.schedule.outages_s[launch] = (0.0, math.inf)
 
     def fail(self, launch: int) -> None:
-        """Kill a machine; one that was just started has its environment in a moment."""
+        """Kill a machine, once its environment can be read."""
         deadline = time.monotonic() + 20.0
         while launch not in (running := self.running()):
             assert time.monotonic() < deadline, f"launch {launch} has no process"
@@ -214,23 +215,23 @@ class Processes:
         self.schedule.down = True
 
     def offer(self) -> None:
-        """All are up again."""
+        """Bring all slots up again."""
         self.schedule.down = False
 
     def reprice(self, usd_per_hour: float) -> None:
-        """Let spot machines cost this from now on."""
+        """Set the price of spot machines from now on."""
         self.schedule.usd_per_hour = usd_per_hour
 
     def go_away(self) -> None:
-        """Take the folder away."""
+        """Move the folder away."""
         (self.folder / "digits").rename(self.folder / "away")
 
     def come_back(self) -> None:
-        """Put it back."""
+        """Move it back."""
         (self.folder / "away").rename(self.folder / "digits")
 
     def running(self) -> dict[int, psutil.Process]:
-        """The machines of the job, by launch, which ends the tests' tokens."""
+        """Return the job's machines by launch; tests' tokens end with the launch."""
         found = Table("digits", self.folder).find()
         return {int(token.removeprefix("doll-")): process for token, process in found.items()}
 
@@ -240,7 +241,7 @@ class Processes:
             fleet.close()
         for process in (*self.started, *psutil.process_iter()):
             with contextlib.suppress(psutil.Error):
-                # The last that was started may not have its environment yet.
+                # The environment of the newest process may not be readable yet.
                 directory = process.environ().get("DOLL_FLEET_DIRECTORY", "")
                 if process in self.started or directory == str(self.folder):
                     process.kill()
@@ -255,7 +256,7 @@ _BUSY = "<Response><Errors><Error><Code>Unavailable</Code><Message/></Error></Er
 
 
 class Ec2Server:
-    """Moto's server, and before it what moto lacks: client tokens, want of machines, outages."""
+    """Moto's server, plus client tokens, refusals and outages, which Moto lacks."""
 
     def __init__(self) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -265,11 +266,13 @@ class Ec2Server:
         self._thread.start()
         self._lock = threading.Lock()
         self._answers: dict[str, bytes] = {}  # by client token
-        self._session = boto3.session.Session()  # which reads the description of EC2 once
+        # The session reads the description of EC2 only once.
+        self._session = boto3.session.Session()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.honours_tokens = True
-        self.shows = True  # what has been launched
-        self.code = ""  # why there are no spot machines
+        # True to list the launched machines.
+        self.shows = True
+        self.code = ""  # reason for refusals
         self.away = False
         client = self.client()
         image = client.describe_images()["Images"][0]["ImageId"]
@@ -279,7 +282,7 @@ class Ec2Server:
         )
 
     def client(self) -> EC2Client:
-        """One that does not try again and again."""
+        """Return a client that does not retry."""
         return self._session.client(
             "ec2",
             endpoint_url=self.url,
@@ -288,7 +291,7 @@ class Ec2Server:
         )
 
     def forget_tokens(self) -> None:
-        """Let another test use them again."""
+        """Let another test use the tokens again."""
         self._answers.clear()
 
     def close(self) -> None:
@@ -310,7 +313,8 @@ class Ec2Server:
         if form.get("Action") != "CreateFleet":
             answer: Iterable[bytes] = self._moto(environ, start)
             return answer
-        with self._lock:  # of two who come with one token, the second gets the first one's answer
+        # The second of two requests with one token gets the first one's answer.
+        with self._lock:
             token = form["ClientToken"]
             if token not in self._answers or not self.honours_tokens:
                 self._answers[token] = self._launched(form, environ)
@@ -326,14 +330,15 @@ class Ec2Server:
 
 @dataclass
 class Ec2:
-    """EC2, with a machine's end as the provider's affair."""
+    """EC2, where the provider reports the end of a machine."""
 
     server: Ec2Server
-    test: str  # its name: all tests share one account
+    # Name of the test, because all tests share one account.
+    test: str
     subnets: tuple[str, ...] = ()
 
     def fleet(self, job: str = "digits") -> Ec2Fleet:
-        """One more on the same account."""
+        """Return one more fleet of the same account."""
         provider = Ec2Provider(
             region=REGION, launch_template=TEMPLATE, endpoint=self.server.url, subnets=self.subnets
         )
@@ -346,7 +351,7 @@ class Ec2:
         return Ec2Fleet(market, provider, f"{job}-{self.test}", self.server.client())
 
     def preempt(self, launch: int) -> None:
-        """Take a machine back."""
+        """Preempt a machine."""
         self._end(launch, "Server.SpotInstanceTermination")
 
     def fail(self, launch: int) -> None:
@@ -354,15 +359,15 @@ class Ec2:
         self._end(launch, "Client.InstanceInitiatedShutdown")
 
     def refuse(self) -> None:
-        """Have no spot machines."""
+        """Refuse spot machines."""
         self.server.code = "InsufficientInstanceCapacity"
 
     def offer(self) -> None:
-        """Have some again."""
+        """Offer spot machines again."""
         self.server.code = ""
 
     def go_away(self) -> None:
-        """Answer nobody."""
+        """Stop answering."""
         self.server.away = True
 
     def come_back(self) -> None:
@@ -370,7 +375,7 @@ class Ec2:
         self.server.away = False
 
     def close(self) -> None:
-        """End the machines of the test, and forget its tokens."""
+        """Terminate the test's machines, and forget its tokens."""
         self.come_back()
         self.offer()
         for job in ("digits", "other"):

@@ -1,4 +1,4 @@
-"""Fleets of members of groups, on which the port is held to its contract: memory, and processes."""
+"""Fleets of group members for the contract of groups: in memory, and as processes."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ if TYPE_CHECKING:
 
     from common.embedded.redis import EmbeddedRedis
 
-LONG_S = 30.0  # for what must happen: a test that waits so long has failed
-Answers: TypeAlias = dict[str, Future[Any]]  # of members
-NOWHERE = "127.0.0.1:1"  # nobody listens there
+# Time limit for each expected event.
+LONG_S = 30.0
+Answers: TypeAlias = dict[str, Future[Any]]  # by member
+NOWHERE = "127.0.0.1:1"  # no server listens there
 
 
 class Fleet(Protocol):
-    """Members by name, who are there once they are asked for something."""
+    """Members by name, which start at their first call."""
 
     def ask(self, name: str, method: str, *arguments: object) -> Any:  # noqa: ANN401 -- of `Member`
-        """Let a member do something."""
+        """Call a method of a member."""
 
     def peers(self, names: Sequence[str], seen_by: str) -> list[Peer]:
-        """Where one of them sees them."""
+        """Return the members' addresses as seen by one of them."""
 
     def lost(self, names: Sequence[str], seen_by: str) -> list[int]:
-        """Ranks whose entries one of them never gets."""
+        """Return the ranks whose entries one of the members never gets."""
 
     def await_word(self, group: str) -> None:
-        """Wait until somebody has left word for the others of a group."""
+        """Wait until a member has left an entry for the others of a group."""
 
     def kill(self, name: str) -> None:
-        """End a member."""
+        """Kill a member."""
 
     def freeze(self, name: str) -> None:
-        """Let it stand still until the test ends."""
+        """Pause a member until the test ends."""
 
     def cut(self, one: str, other: str) -> None:
-        """Let two not reach each other in groups that are formed from now on."""
+        """Keep two members apart in groups that are formed from now on."""
 
 
 class _InMemory:
@@ -98,10 +99,10 @@ class _InMemory:
 
 
 class _InProcesses:
-    """Members that are processes, and meet in a Redis; one that was killed comes anew.
+    """Members that are processes and meet in a Redis; a killed one is restarted.
 
-    With NCCL all share one GPU. It refuses that of processes on one machine, so each names another
-    one, and they talk over TCP as machines would.
+    With NCCL, all share one GPU. NCCL refuses that for processes on one machine, so each names
+    another machine, and they talk over TCP as machines would.
     """
 
     def __init__(self, redis: str, folder: Path, transport: str) -> None:
@@ -157,7 +158,7 @@ class _InProcesses:
         self._cuts.add(frozenset((one, other)))
 
     def mend(self) -> None:
-        """Let everybody who lives be well again."""
+        """Undo all cuts and pauses."""
         for name in self._frozen:
             self.kill(name)
         self._frozen.clear()
@@ -179,7 +180,8 @@ def nccl_processes(embedded_redis: EmbeddedRedis) -> Iterator[_InProcesses]:
 
 
 def _processes(redis: EmbeddedRedis, transport: str) -> Iterator[_InProcesses]:
-    prepare("worker")  # which brings torch: else each member that is forked would load its own
+    # The template imports torch, or each forked member would load its own.
+    prepare("worker")
     with TemporaryDirectory(dir=short_folder()) as folder:
         fleet = _InProcesses(redis.url, Path(folder), transport)
         yield fleet
@@ -199,20 +201,20 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 
 class Together:
-    """Lets several members do something at the same time."""
+    """Lets several members act at the same time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._threads = ThreadPoolExecutor(32)
 
     def make(self, name: str, members: Sequence[str], timeout_s: float = LONG_S) -> None:
-        """Let each make its part of a group."""
+        """Let each member make its part of a group."""
         for rank, member in enumerate(members):
             peers, lost = (of(members, member) for of in (self._fleet.peers, self._fleet.lost))
             self._fleet.ask(member, "make", name, peers, rank, timeout_s, lost)
 
     def begin(self, method: str, name: str, by: Mapping[str, tuple[object, ...]]) -> Answers:
-        """Let members begin something in a group, each with its own arguments."""
+        """Start a call of several members of a group, each with its own arguments."""
         ask = self._fleet.ask
         return {m: self._threads.submit(ask, m, method, name, *args) for m, args in by.items()}
 
@@ -223,7 +225,7 @@ class Together:
             answer.result(LONG_S)
 
     def close(self) -> None:
-        """Wait for nobody."""
+        """Stop without waiting."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

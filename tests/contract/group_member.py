@@ -1,8 +1,8 @@
-"""A member of groups that does what it is asked: in a thread, or in a process of its own.
+"""A member of groups under remote control, in a thread or in a process of its own.
 
     python -m tests.contract.group_member SOCKET REDIS gloo|nccl
 
-listens on a socket; each connection asks for one thing and is told what came of it.
+listens on a socket. Each connection sends one request and receives its result.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Member:
         self._formed = dict[str, Group]()
 
     def address(self) -> str:
-        """Where others reach it."""
+        """Return the address for other members."""
         return self._groups.address
 
     def make(
         self, name: str, members: Sequence[Peer], rank: int, timeout_s: float, lost: Collection[int]
     ) -> None:
-        """Make a group; what some ranks leave for it is lost on its way here."""
+        """Make a group; entries of the `lost` ranks do not arrive here."""
         if self._link is not None:
             self._link.lost = lost
         self._formed[name] = self._groups.group(name, members, rank, timeout_s)
 
     def form(self, name: str) -> None:
-        """Form it."""
+        """Form a group."""
         self._formed[name].form()
 
     def all_reduce(self, name: str, numbers: Sequence[float]) -> Vector:
@@ -83,7 +83,7 @@ class Member:
 
 
 class Lossy:
-    """A rendezvous that loses what some ranks leave for others: so a link is cut."""
+    """A rendezvous that loses entries of some ranks, which cuts the link to them."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._rendezvous = rendezvous
@@ -94,13 +94,13 @@ class Lossy:
         self._rendezvous.leave(name, key, value)
 
     def entries(self, name: str, after: str, timeout_s: float) -> list[tuple[str, str, bytes]]:
-        """Those that are not lost."""
+        """Return the entries that are not lost."""
         found = self._rendezvous.entries(name, after, timeout_s)
         return [each for each in found if _rank(each[1]) not in self.lost]
 
 
 def _rank(key: str) -> int | None:
-    """Whose entry it is, where torch's key ends in that."""
+    """Return the rank at the end of torch's key, if there is one."""
     last = key.rpartition("/")[2]
     return int(last) if last.isdigit() else None
 
@@ -111,7 +111,8 @@ def _serve(socket: str, redis: str, transport: str) -> None:
     link = Lossy(RedisBoards(redis).rendezvous("job"))
     member = Member(TorchGroups("127.0.0.1", link, transport), link)
     with Listener(socket, backlog=16) as listener:
-        Path(socket + ".ready").touch()  # the socket itself is there a moment too early
+        # The socket's own file appears a moment too early.
+        Path(socket + ".ready").touch()
         while True:
             threading.Thread(target=_answer, args=(member, listener.accept())).start()
 

@@ -1,4 +1,4 @@
-"""The logs that the contract is held to, each with the hands that a test needs on its outside."""
+"""The logs of the contract, each with controls for its environment."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _TRANSACTION_TIMEOUT_S = 10.0
-_REQUEST_TIMEOUT_S = 2.0  # tests ask a broker that is away
-_PREFETCH_KB = 1_024  # little, so that some thousand records do not fit
+# Short, because tests send requests to a stopped broker.
+_REQUEST_TIMEOUT_S = 2.0
+# Small, so that some thousand records do not fit.
+_PREFETCH_KB = 1_024
 _ids = count()
 
 
 class FullLog(StreamLog, TransactionalLog, Protocol):
-    """All that a `Log` can be asked for."""
+    """All methods of a log."""
 
 
 class KafkaFullLog(KafkaStreamLog, KafkaTransactionalLog):
-    """Likewise, of Kafka."""
+    """All methods of a Kafka log."""
 
 
 class Rig(Protocol):
-    """A log and what happens to one from outside."""
+    """A log and external events that happen to it."""
 
     @property
     def log(self) -> FullLog:
@@ -59,7 +61,7 @@ class Rig(Protocol):
 
     @property
     def writer(self) -> Writer:
-        """One to fill topics with."""
+        """A producer to fill topics with."""
 
     def append_before_hole(self, partition: Partition, value: bytes) -> int:
         """Append a record, give its offset, and let the next offset hold no record."""
@@ -68,16 +70,16 @@ class Rig(Protocol):
         """Retention deletes the records below an offset."""
 
     def go_away(self) -> None:
-        """The broker does not answer any more."""
+        """Stop the broker from answering."""
 
     def come_back(self) -> None:
-        """It does again, with everything that it acknowledged."""
+        """Let the broker answer again, with all acknowledged records."""
 
     def delete_topic(self, topic: str) -> None:
-        """Somebody deletes a topic; not of the embedded broker, which cannot."""
+        """Delete a topic; the embedded broker cannot."""
 
     def add_partition(self, topic: str) -> Partition:
-        """Somebody adds a partition to a topic; not to the embedded broker's, which cannot."""
+        """Add a partition to a topic; the embedded broker cannot."""
 
     def cut(self, partition: Partition, end: int) -> None:
         """The log loses the records from an offset on; only a real broker can.
@@ -86,10 +88,10 @@ class Rig(Protocol):
         """
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Somebody changes settings of a topic; not of the embedded broker, which cannot."""
+        """Change a topic's settings; the embedded broker cannot."""
 
     def kill_member(self, group: str, topic: str, survivor: Callable[[], object]) -> None:
-        """Let another member join, call `survivor` until it has, and kill it without a word."""
+        """Let another member join, call `survivor` until it has, and kill it."""
 
 
 class MemoryRig:
@@ -150,7 +152,7 @@ class MemoryRig:
 
 
 class KafkaRig:
-    """What both kinds of broker have in common."""
+    """Common parts of both kinds of broker."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -170,7 +172,7 @@ class KafkaRig:
         return producer
 
     def append_before_hole(self, partition: Partition, value: bytes) -> int:
-        """A committed transaction: its marker takes an offset and is no record."""
+        """Commit a transaction, whose marker takes an offset and is no record."""
         offset = self.log.bounds(partition).end
         self._transactions.begin_transaction()
         self._transactions.produce(partition.topic, value, partition=partition.index)
@@ -242,7 +244,7 @@ class EmbeddedRig(KafkaRig):
 
 
 class ApacheRig(KafkaRig):
-    """The real thing."""
+    """A real Apache Kafka broker."""
 
     def __init__(self, kafka: ApacheKafka, protocol: Literal["classic", "consumer"]) -> None:
         super().__init__(
@@ -288,7 +290,7 @@ class ApacheRig(KafkaRig):
         self._kafka.kill()
         assert self._kafka.cut(*partition, end) == end
         self._kafka.restart()
-        # The producer whose records are lost cannot go on there, and readers of the log shall.
+        # A producer whose records were lost cannot continue, but readers of the log must.
         self.writer.close()
         self.writer = KafkaLog(self._settings).writer()
 
@@ -297,7 +299,8 @@ class ApacheRig(KafkaRig):
         configure(self._settings.bootstrap, topic, settings)
 
     @cached_property
-    def _admin(self) -> AdminClient:  # whose answers come only as long as there is a reference
+    def _admin(self) -> AdminClient:
+        # The client answers only while a reference to it exists.
         return AdminClient({"bootstrap.servers": self._settings.bootstrap, "log_level": 2})
 
 
@@ -318,7 +321,7 @@ while True:
 
 @pytest.fixture(scope="session")
 def rigs(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Rig]]:
-    """Rigs by name, each made once: a producer takes half a second to get its id."""
+    """Return rigs by name, each made once: a producer takes half a second to get its id."""
     made: dict[str, Rig] = {}
 
     def rig_of(kind: str) -> Rig:
@@ -345,13 +348,13 @@ def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
     ],
 )
 def group_rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
-    """Every log, with every protocol that its groups have."""
+    """Return each log, with each protocol that its groups have."""
     return rigs(request.param)
 
 
 @pytest.fixture(params=["memory", pytest.param("apache", marks=pytest.mark.kafka)])
 def owned_rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
-    """Every log whose topics can be deleted and limited: not the embedded broker's."""
+    """Return each log whose topics can be deleted and limited, so not the embedded broker's."""
     return rigs(request.param)
 
 
@@ -365,7 +368,7 @@ on_kafka = pytest.mark.parametrize(
 
 @pytest.fixture
 def fresh() -> str:
-    """A name that no other test uses, for a topic and a group."""
+    """Return a new name for a topic and a group."""
     return f"test-{next(_ids)}"
 
 
@@ -405,7 +408,7 @@ def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
 
 
 def filled(rig: Rig, topic: str, count: int) -> Partition:
-    """A topic of one partition with records 0, 1, 2, ..., each saying its own offset."""
+    """Return a partition of a topic with records 0, 1, 2, ..., each with its offset as value."""
 
     def is_there() -> bool:
         rig.log.create_topics([NewTopic(topic)])
@@ -426,7 +429,7 @@ def one_by_one(rig: Rig, topic: str, values: Iterable[bytes]) -> None:
 
 
 def everything(log: Log, partition: Partition) -> list[LogRecord]:
-    """All records from the start on, by a tail."""
+    """Return all records from the start, read by a tail."""
     bounds, records = log.bounds(partition), []
     with closing(log.tail(partition, bounds.start)) as tail:
         while tail.position() < bounds.end:

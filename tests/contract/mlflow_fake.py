@@ -1,4 +1,4 @@
-"""As much of MLflow's REST API as the adapter asks for, in memory; real answers were its model."""
+"""The part of MLflow's REST API that the adapter uses, in memory, modelled on real answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class FakeMlflow:
         self.models = dict[str, list[Body]]()
         self.aliases = dict[tuple[str, str], str]()
         self.asked = list[str]()  # paths
-        self.answers = dict[str, httpx2.Response]()  # by path, instead of what is right
+        # Answers by path that replace the right ones.
+        self.answers = dict[str, httpx2.Response]()
         self._token = token
         self.transport = httpx2.MockTransport(self._answer)
 

@@ -1,4 +1,4 @@
-"""HTTP servers on the loopback whose answers are odd: large, endless, nested, or no JSON at all."""
+"""HTTP servers on the loopback with odd answers: large, endless, nested, or not JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Self
 
 Send = Callable[[bytes], object]
-Answer = Callable[[str, Send, threading.Event], object]  # path, what sends, set at the end
+# Arguments: path, function that sends, event set at the end.
+Answer = Callable[[str, Send, threading.Event], object]
 
 
 class OddServer:
-    """Answers as `answer` says, which a test may replace at any time."""
+    """Answers by `answer`, which a test may replace at any time."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -43,7 +44,7 @@ class OddServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End it, and what it is sending."""
+        """Stop the server and its answers."""
         self.ending.set()
         self._server.shutdown()
         self._thread.join()
@@ -65,26 +66,26 @@ def said(body: bytes | object, status: int = 200, more: bytes = b"") -> Answer:
 
 
 def hangs(_path: str, _send: Send, ending: threading.Event) -> None:
-    """Accept the question, and never answer."""
+    """Accept the request, and never answer."""
     ending.wait()
 
 
 def drips_headers(_path: str, send: Send, ending: threading.Event) -> None:
-    """Send a byte of the headers now and then."""
+    """Send the headers byte by byte, slowly."""
     send(b"HTTP/1.1 200 OK\r\n")
     while not ending.wait(0.05):
         send(b"a: b\r\n")
 
 
 def drips_body(_path: str, send: Send, ending: threading.Event) -> None:
-    """Send a byte of the body now and then."""
+    """Send the body byte by byte, slowly."""
     send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while not ending.wait(0.05):
         send(b" ")
 
 
 def hangs_up(_path: str, _send: Send, _ending: threading.Event) -> None:
-    """Close the connection without a word."""
+    """Close the connection without an answer."""
 
 
 def endless(_path: str, send: Send, ending: threading.Event) -> None:

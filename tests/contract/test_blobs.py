@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 BUCKET = "checkpoints"
 REGION = "us-east-1"
-PAGE = 50  # names: as few as the server of the tests gives at once, where S3 gives a thousand
+# Names per page of the test server; S3 lists a thousand.
+PAGE = 50
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of a moto server with one bucket, and credentials in the environment."""
+    """Start a Moto server with one bucket, set credentials, and yield the address."""
     server = S3Server()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -140,7 +141,7 @@ def test_replacing_what_was_deleted_meanwhile_fails(blobs: Blobs) -> None:
 
 
 def test_of_many_who_replace_at_once_each_counts(blobs: Blobs) -> None:
-    """A counter that all increment ends at the number of increments."""
+    """A counter that all writers increment ends at the number of increments."""
     blobs.put("counter", b"0")
     start = threading.Barrier(4)
 
@@ -252,7 +253,7 @@ LARGE = bytes(range(256)) * (12 << 12)  # 12 MiB: three parts
 
 
 class FailingServer(S3Server):
-    """One on which the second part of a large blob always fails."""
+    """A server on which the second part of a large blob always fails."""
 
     def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         if "partNumber=2" in environ["QUERY_STRING"]:
@@ -263,7 +264,7 @@ class FailingServer(S3Server):
 
 @pytest.fixture
 def failing(s3_server: str) -> Iterator[str]:
-    """Its address; the buckets are those of the other server."""
+    """Yield the failing server's address; it shares the buckets of the other server."""
     del s3_server
     server = FailingServer()
     yield server.url
@@ -277,7 +278,8 @@ def test_a_blob_above_the_size_of_a_part_goes_up_in_parts(s3_server: str) -> Non
         found = blobs.get_tagged(name)
         assert found is not None
         assert found[0] == data
-        assert ("-" in found[1]) == (parts is not None)  # S3 marks such tags with the count
+        # S3 adds the number of parts to such tags.
+        assert ("-" in found[1]) == (parts is not None)
         assert parts is None or found[1].strip('"').endswith(f"-{parts}")
     assert blobs.names("") == ["large", "small"]
 
@@ -311,7 +313,8 @@ def test_parts_that_a_killed_writer_left_are_no_blob(s3_server: str) -> None:
 
 
 def test_a_store_that_does_not_answer_is_unavailable(s3_server: str) -> None:
-    del s3_server  # asked for its credentials alone
+    # The fixture only sets the credentials.
+    del s3_server
     blobs = S3Blobs(BUCKET, "", "http://127.0.0.1:1", REGION)
     with pytest.raises(UnavailableError):
         blobs.get("job/model")
@@ -337,7 +340,7 @@ def test_two_prefixes_of_a_bucket_are_two_stores(s3_server: str) -> None:
 
 @pytest.fixture
 def lying(s3_server: str) -> Iterator[LyingServer]:
-    """A server that can answer wrongly; the buckets are those of the other server."""
+    """Yield a server that can answer wrongly; it shares the buckets of the other server."""
     del s3_server
     server = LyingServer()
     yield server

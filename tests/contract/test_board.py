@@ -53,7 +53,7 @@ OTHER = WorkerId("w2")
 MODEL = ModelId(3, 17)
 
 
-# --- what is said --------------------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------
 
 
 def batch(offset: int) -> Batch:
@@ -110,7 +110,8 @@ def test_of_the_models_that_are_offered_only_the_last_is_there(server: Server) -
         assert each.offered_model() == (MODEL, weights.tobytes())
         assert each.offered_model(ModelId(3, 16)) == (MODEL, weights.tobytes())
         assert each.offered_model(MODEL) is None
-    assert board.get_model(MODEL) is None  # workers have no business with it
+    # Workers do not need this version.
+    assert board.get_model(MODEL) is None
 
 
 # --- triggers ------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def test_a_leader_that_wakes_up_late_cannot_post(server: Server) -> None:
 
 
 def test_posting_the_same_trigger_again_is_no_failure(board: LeaderBoard) -> None:
-    """The answer to the first call may have been lost."""
+    """The answer to the first call may be lost."""
     assert board.post_trigger(trigger(3, 1))
     assert board.post_trigger(trigger(3, 1))
     assert board.triggers(TriggerId(0, 0), 0) == [trigger(3, 1)]
@@ -289,7 +290,8 @@ def test_whoever_puts_a_leader_status_learns_whether_one_was_there(server: Serve
     board = server.board()
     assert not board.put_leader_status(leader_status(4))
     assert board.put_leader_status(leader_status(5))
-    assert board.put_leader_status(leader_status(5))  # as it was
+    # The same status again.
+    assert board.put_leader_status(leader_status(5))
     server.kill()
     server.restart()
     assert not board.put_leader_status(leader_status(5))
@@ -343,7 +345,7 @@ def test_a_worker_that_comes_back_under_its_name_is_alive_at_once(server: Server
 
 
 def test_workers_that_beat_are_never_taken_for_dead(server: Server) -> None:
-    """Names of the dead are cleaned up while others of them come back."""
+    """Names of dead workers are removed while other workers of these names return."""
     names = [WorkerId(f"w{number}") for number in range(8)]
     boards = [server.board() for _ in names]
     stop = threading.Event()
@@ -463,11 +465,11 @@ def test_a_leader_long_gone_cannot_bring_its_snapshot_back(board: LeaderBoard) -
 
 
 def test_who_has_lost_the_lease_puts_no_snapshot_any_more(board: LeaderBoard) -> None:
-    # What the next one has looked at before it leads is all that its predecessors leave.
+    # A candidate that has read the snapshots must not miss a later one of its predecessors.
     assert board.hold_lease("old", LONG_S * 10)
     assert board.put_snapshot(3, b"1", "old")
     board.release_lease("old")
-    assert board.put_snapshot(3, b"2", "old")  # nobody has come yet
+    assert board.put_snapshot(3, b"2", "old")  # no successor yet
     assert board.hold_lease("new", LONG_S * 10)
     assert not board.put_snapshot(3, b"3", "old")
     assert board.snapshots() == [b"2"]
@@ -487,7 +489,7 @@ def test_what_is_asked_while_a_key_is_free_is_not_done_where_it_was_just_taken(
             server.ask(("SET", key, free))
 
         class Free(tuple[bytes | None, ...]):
-            """Values; somebody takes the key as soon as one of them was seen to be there."""
+            """Values; another process takes the key as soon as one of them was read."""
 
             __slots__ = ()
 
@@ -514,10 +516,11 @@ def test_a_snapshot_whose_weights_a_member_has_is_found_with_them(board: LeaderB
     for epoch in (7, 12):
         board.put_snapshot(epoch, b"%d" % epoch, "c1")
     board.put_snapshot(3, b"3", "c1")
-    assert board.snapshots(3, whole=True) == []  # of a leader long gone
+    # The leader of epoch 3 is long gone.
+    assert board.snapshots(3, whole=True) == []
 
 
-# --- what may vanish does vanish -----------------------------------------------------------------
+# --- lost data -----------------------------------------------------------------------------------
 
 
 def say_everything(board: LeaderBoard) -> None:
@@ -618,7 +621,7 @@ def test_reader_waiting_on_a_server_that_is_killed_gets_an_error(server: Server)
     server.restart()
 
 
-# --- what does not parse -------------------------------------------------------------------------
+# --- garbage -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xfe garbage", b"{}"])
@@ -761,7 +764,7 @@ def test_keys_of_another_type_are_garbage_too(
     assert read_everything(board) == EVERYTHING
 
 
-# --- what only the one in memory can do ----------------------------------------------------------
+# --- memory only ---------------------------------------------------------------------------------
 
 
 def test_in_memory_beats_and_leases_run_out_by_the_clock_that_was_given() -> None:

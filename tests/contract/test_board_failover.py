@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.redis_servers"]
 
 JOB = "failing-over"
-NOBODY = ("127.0.0.1", "1")  # a port where there is no server
+# A port without a server.
+NOBODY = ("127.0.0.1", "1")
 WEIGHTS = bytes(1 << 18)
 
 
 class _Refusal(NamedTuple):
-    """How to make a server refuse, and how to make it well again."""
+    """Functions that make a server refuse, and that undo it."""
 
     begin: Callable[[redis.Redis], object]
     end: Callable[[redis.Redis], object]
@@ -35,7 +36,8 @@ class _Refusal(NamedTuple):
 
 def _ask_for_a_password(admin: redis.Redis) -> None:
     admin.config_set("requirepass", "secret")
-    admin.client_kill_filter(_type="normal", skipme=True)  # who is in stays in
+    # Connections that are logged in stay so.
+    admin.client_kill_filter(_type="normal", skipme=True)
 
 
 REFUSALS = {

@@ -1,4 +1,4 @@
-"""The contract of what asks the boards of many jobs at once, on the three servers of the boards."""
+"""The contract of requests to the boards of many jobs at once, on the boards' three servers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def exchange(boards: LeaderBoards) -> Iterator[Exchange]:
 
 
 class _Answers(SimpleQueue[Any]):
-    """What was told, in order."""
+    """Answers in order."""
 
     def next(self) -> object:
         return self.get(timeout=LONG_S)
@@ -81,7 +81,7 @@ def test_live_statuses_of_boards_are_what_each_board_says(boards: LeaderBoards) 
         board.hold_lease("another", LONG_S)
         board.put_unable("w9", "no task", LONG_S)
 
-    # The second time the workers of the first one are known.
+    # The second time, the workers of the first one are known.
     for _ in range(2):
         found = boards.live_statuses(seen)
         assert found[::2] == [
@@ -116,7 +116,7 @@ def test_a_lease_is_held_prolonged_and_given_back(
     exchange.put_leader_status("digits", leader_status(1), queue.put, soon=True)
     queue.next()
 
-    eventually(lambda: other.hold_lease("two", LONG_S))  # giving back takes two packets
+    eventually(lambda: other.hold_lease("two", LONG_S))  # the release takes two packets
 
 
 @on_redis
@@ -147,7 +147,8 @@ def test_holder_that_released_the_lease_is_not_notified_of_an_end(server: Server
     two.alive("digits", queue.put, soon=True)
 
     assert queue.next() == {}
-    time.sleep(4 * LOOK_S)  # that nothing happens can only be waited for
+    # Only a wait can show that nothing happens.
+    time.sleep(4 * LOOK_S)
     assert queue.empty()
     two.close()
 
@@ -189,7 +190,8 @@ def test_a_holder_whose_connection_breaks_keeps_its_lease(embedded_redis: Embedd
     _hold(one, held, "broken")
     _see(two, "two", queue, "broken")
     with redis.Redis.from_url(embedded_redis.url) as client:
-        client.client_kill_filter(_type="pubsub")  # of all, as a failover does
+        # Closes every subscription, as a failover does.
+        client.client_kill_filter(_type="pubsub")
         _hold(one, held, "broken")
         eventually(lambda: _listeners(client, "one") == 1)
     time.sleep(4 * LOOK_S)
@@ -206,7 +208,8 @@ def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: Embed
     for seems in (True, False):
         _hold(one, held, "twice")
         _see(two, "two", queue, "twice")
-        one.close()  # its process goes on: it asks again, and listens
+        # The process continues with a new exchange.
+        one.close()
         if seems:
             assert queue.next() is True
             two.release_lease("twice", "two")
@@ -218,21 +221,21 @@ def test_one_who_seemed_to_have_ended_is_not_deposed_again(embedded_redis: Embed
 
 
 def _hold(exchange: Exchange, queue: _Answers, job: str) -> None:
-    """Be the lease's holder for long, and be heard by whoever looks from now on."""
+    """Hold the lease for long, visible to everyone who looks from now on."""
     exchange.hold_lease(job, "one", LONG_S * 10, queue.put, soon=True)
     assert queue.next() is True
     _await_turn(exchange, queue, job)
 
 
 def _see(exchange: Exchange, name: str, queue: _Answers, job: str = "digits") -> None:
-    """Ask for a lease that another has, who is heard before anything else is answered."""
+    """Request a lease that another process holds, and wait until the refusal has arrived."""
     exchange.hold_lease(job, name, LONG_S, queue.put, soon=True)
     assert queue.next() is False
     _await_turn(exchange, queue, job)
 
 
 def _await_turn(exchange: Exchange, queue: _Answers, job: str) -> None:
-    """Let all be done that was asked for; a lease that is still refused may be told again."""
+    """Wait until earlier requests are done; a refused lease may be reported again."""
     exchange.alive(job, queue.put, soon=True)
     while (answer := queue.next()) is False:
         pass
@@ -313,10 +316,10 @@ def test_a_lease_that_runs_out_between_two_steps_is_taken_again() -> None:
     steps = board.holding_lease("one", 1.0)
     next(steps)
 
-    (prolong,) = steps.send([b"one"])  # ours, it says
-    (take,) = steps.send([0])  # it is not any more
+    (prolong,) = steps.send([b"one"])  # its own lease
+    (take,) = steps.send([0])  # not its own any more
 
     assert (prolong[0], take[:2], take[3]) == ("PEXPIRE", ("SET", "doll:{digits}:lease"), "NX")
     with pytest.raises(StopIteration) as done:
-        steps.send([True])  # and nobody else's either
+        steps.send([True])  # and no other process's
     assert done.value.value == b"one"

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.contract.fleet_fixtures"]
 
-PATIENCE_S = 20.0  # no test of what must happen waits so long
+# Time limit for each expected event.
+PATIENCE_S = 20.0
 
 
 @pytest.fixture(params=["memory", "process", "ec2"])
@@ -51,7 +52,7 @@ def fleet(provider: Provider) -> Iterator[Fleet]:
 
 
 def order(launch: int, pool: str = SPOT, token: str = "") -> LaunchRequest:
-    """A launch's slot has its number."""
+    """Return an order for the slot with the launch's number."""
     return LaunchRequest(launch, token or f"doll-{launch}", launch, pool, f"w{launch}")
 
 
@@ -116,7 +117,8 @@ def test_what_a_machine_is_does_not_change_while_it_runs(provider: Provider, fle
     await_that(lambda: running(fleet) == [1])
     before = fleet.machines()
     with closing(provider.fleet()) as another:
-        await_that(lambda: running(another) == [1])  # only who starts one knows of it at once
+        # Only the process that launched a machine knows it at once.
+        await_that(lambda: running(another) == [1])
         assert another.machines() == before == fleet.machines()
 
 
@@ -130,7 +132,8 @@ def test_a_machine_that_was_given_back_ends_as_released(fleet: Fleet) -> None:
     after = machine_of(fleet, 1)
     assert after[:5] == given_back[:5]
     assert after.started_s == given_back.started_s
-    assert after.ended_s is None or after.ended_s >= after.started_s - 1.0  # EC2 tells whole ones
+    # EC2 reports whole seconds.
+    assert after.ended_s is None or after.ended_s >= after.started_s - 1.0
 
 
 def test_giving_back_twice_or_what_is_unknown_does_nothing(fleet: Fleet) -> None:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.redis_servers", "tests.contract.group_fixtures"]
 
 ALL = ("m0", "m1", "m2", "m3")
-SHORT_S = 1.0  # how long members wait for one who is silent
-# Of four members: each call in which all have a part, with what one of them brings to it.
+# Time that members wait for a silent one.
+SHORT_S = 1.0
+# Each collective call, with the arguments of one of four members.
 CALLS: dict[str, tuple[object, ...]] = {
     "all_reduce": ([1.0] * 1000,),
     "exchange": ([1.0] * 1000, [250] * 4, [250] * 4),
@@ -35,7 +36,7 @@ def results(answers: Answers) -> dict[str, Any]:
 
 
 def broken(answers: Answers) -> dict[str, list[str]]:
-    """Of each whom it could not reach."""
+    """Return the members that each one could not reach."""
     found = dict[str, list[str]]()
     for member, answer in answers.items():
         with pytest.raises(GroupError) as caught:
@@ -46,7 +47,7 @@ def broken(answers: Answers) -> dict[str, list[str]]:
 
 
 def once_used(together: Together, name: str, forming: Answers) -> Answers:
-    """What comes of forming, or of the first call of those who formed their part all the same."""
+    """Return answers of the forming, or of the first call for members that did form the group."""
     formed = [member for member, answer in forming.items() if answer.exception(LONG_S) is None]
     return forming | together.begin("all_reduce", name, dict.fromkeys(formed, ([1.0] * 1000,)))
 
@@ -55,7 +56,7 @@ def test_vectors_are_added_up_with_what_is_counted_along(together: Together, nam
     together.form(name, ALL)
 
     for _ in range(3):
-        # Behind the weights stand the samples of each, and a one: so many members took part.
+        # Behind the weights are the samples of each member and a one, which counts members.
         added = together.begin(
             "all_reduce",
             name,
@@ -70,7 +71,8 @@ def test_vectors_are_added_up_with_what_is_counted_along(together: Together, nam
 def test_parts_of_any_length_are_exchanged(together: Together, name: str) -> None:
     members = ALL[:3]
     together.form(name, members)
-    sent = [3, 0, 2]  # who sends how much to ranks 0, 1, 2: all the same, so rank 1 gets nothing
+    # Lengths that each member sends to ranks 0, 1 and 2, so rank 1 gets nothing.
+    sent = [3, 0, 2]
 
     found = results(
         together.begin(
@@ -116,7 +118,7 @@ def test_one_alone_is_a_group(together: Together, name: str) -> None:
 def test_a_death_in_a_call_is_sent_to_all_and_the_others_go_on(
     fleet: Fleet, together: Together, name: str, call: str
 ) -> None:
-    # The neighbours of the dead notice; they leave, and so the others do.
+    # The neighbours of the dead member notice and leave, and then the others do.
     together.form(name, ALL)
     left = ("m0", "m2", "m3")
     calling = together.begin(call, name, dict.fromkeys(left, CALLS[call]))

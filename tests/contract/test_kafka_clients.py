@@ -1,4 +1,4 @@
-"""How many clients and threads a log on Kafka has, whatever is asked of it, and when they end."""
+"""Numbers and lifetimes of the clients and threads of a Kafka log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 
-_PRODUCE, _INIT_PRODUCER_ID = 0, 22  # of Kafka's protocol
+_PRODUCE, _INIT_PRODUCER_ID = 0, 22  # API keys of Kafka's protocol
 _DUPLICATE_SEQUENCE_NUMBER = 46
 _CLUSTER_AUTHORIZATION_FAILED = 31
 _PRODUCE = 0
@@ -35,14 +35,14 @@ _others = WeakSet[threading.Thread]()
 
 @pytest.fixture
 def log(embedded_kafka: EmbeddedKafka) -> Iterator[KafkaLog]:
-    """A log of its own."""
+    """Yield a log that no other test uses."""
     _others.update(threading.enumerate())
     with closing(KafkaLog(embedded_kafka.settings)) as log:
         yield log
 
 
 def ours() -> int:
-    """Threads that read tails, without those that other tests of this process have left."""
+    """Return the number of threads that read tails, without those of earlier tests."""
     threads = set(threading.enumerate()) - set(_others)
     return sum(thread.name == "kafka-tails" for thread in threads)
 
@@ -54,7 +54,8 @@ def test_all_tails_share_a_thread_that_ends_with_the_last_of_them(
     log.create_topics(topics)
     tails = [log.tail(Partition(topic.name, 0), 0) for topic in topics]
     assert ours() == 1
-    again = log.tail(Partition(topics[0].name, 0), 0)  # one client has one position of a partition
+    # One client has only one position per partition.
+    again = log.tail(Partition(topics[0].name, 0), 0)
     assert ours() == 2
     again.close()
     eventually(lambda: ours() == 1)
@@ -88,7 +89,8 @@ def test_users_of_a_closed_log_get_an_error(log: KafkaLog, fresh: str) -> None:
         tail.read(1, PATIENCE_S)
     with pytest.raises(DeliveryError):
         writer.append(fresh, b"too late")
-    with closing(log.writer()) as again:  # and makes new ones for who comes later
+    # The log opens a new producer for later writers.
+    with closing(log.writer()) as again:
         again.append(fresh, b"in time")
         assert again.flush(PATIENCE_S)
 

@@ -116,7 +116,8 @@ def test_a_compacted_topic_takes_no_record_without_a_key(rig: Rig, fresh: str) -
 def test_ends_leave_out_what_does_not_exist(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     absent = [Partition(fresh, 7), Partition(f"{fresh}-absent", 0)]
-    for _ in range(2):  # the second time it would be there, had the first created it
+    # If the first pass created the topic, the second one would find it.
+    for _ in range(2):
         assert rig.log.ends([*absent, partition]) == {partition: 3}
         assert rig.log.ends(absent) == {}
         assert rig.log.high_watermarks([*absent, partition]) == {partition: 3}
@@ -133,7 +134,8 @@ def test_an_end_is_where_a_reader_ends(rig: Rig, fresh: str) -> None:
 
 def test_nothing_creates_an_unknown_topic_by_asking(rig: Rig, fresh: str) -> None:
     absent = Partition(fresh, 0)
-    for _ in range(2):  # the second time it would be there, had the first created it
+    # If the first pass created the topic, the second one would find it.
+    for _ in range(2):
         with pytest.raises(UnknownTopicError):
             rig.log.partitions(fresh)
         with pytest.raises(UnknownTopicError):
@@ -194,7 +196,8 @@ def test_delivery_is_reported_inside_poll_in_the_callers_thread(rig: Rig, fresh:
     threads: list[int] = []
     rig.writer.append(fresh, b"one", on_delivered=lambda _: threads.append(threading.get_ident()))
     eventually(lambda: rig.log.bounds(Partition(fresh, 0)).end == 1)
-    assert threads == []  # it is there, but nobody has polled
+    # The record is there, but the test has not polled.
+    assert threads == []
 
     def reported() -> list[int]:
         rig.writer.poll()
@@ -218,7 +221,8 @@ def test_keys_and_tombstones_come_back_as_they_were(rig: Rig, fresh: str) -> Non
 
 def test_a_partition_is_chosen_by_key_or_spread_evenly_without_one(rig: Rig, fresh: str) -> None:
     rig.log.create_topics([NewTopic(fresh, 3)])
-    for partition in range(3):  # a client spreads over partitions whose leader it has learned
+    # The client only uses partitions whose leader it knows.
+    for partition in range(3):
         rig.writer.append(fresh, b"first", partition=partition)
     assert rig.writer.flush(PATIENCE_S)
     for _ in range(50):

@@ -72,7 +72,8 @@ def test_a_full_writer_waits_or_says_so_and_no_other_does(rig: Rig, fresh: str) 
             with pytest.raises(UnavailableError):
                 hasty.append(fresh, bytes(2_400))
             waiting.start()
-            rig.writer.append(fresh, bytes(20_000))  # a single record always has room
+            # A single record always fits.
+            rig.writer.append(fresh, bytes(20_000))
             assert not patient.flush(0.05) or waiting.is_alive()
         waiting.join(PATIENCE_S)
         assert not waiting.is_alive()
@@ -124,14 +125,14 @@ def test_readers_say_that_the_broker_is_away_and_go_on_after_it(rig: Rig, fresh:
 
 
 class Patient:
-    """A stream that is polled whatever the broker does, and placed where it stood."""
+    """A stream that is polled in any state of the broker, and placed at its last position."""
 
     def __init__(self, reader: StreamReader) -> None:
         self.offsets: list[int] = []
         self._reader = reader
 
     def found_nobody(self) -> bool:
-        """Poll once; whether the broker was unavailable."""
+        """Poll once; return True if the broker was unavailable."""
         try:
             events = self._reader.poll(100, 0.1)
         except UnavailableError:
@@ -139,12 +140,13 @@ class Patient:
         for event in events:
             if isinstance(event, Fetched):
                 self.offsets += event.offsets
-            elif isinstance(event, Assigned):  # perhaps again: the group had forgotten us
+            # The group may assign the partitions again after it forgot this member.
+            elif isinstance(event, Assigned):
                 self._reader.place(dict.fromkeys(event.partitions, len(self.offsets)))
         return False
 
     def has_read(self, partition: Partition, count: int) -> bool:
-        """Poll once; whether so many records have been read."""
+        """Poll once; return True if this many records have been read."""
         self.found_nobody()
         assert len(self.offsets) <= count, f"too many of {partition}"
         return len(self.offsets) == count

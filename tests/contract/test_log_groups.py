@@ -1,4 +1,4 @@
-"""The `StreamReader` port in company: every record is somebody's, whoever joins, leaves or dies."""
+"""The `StreamReader` port in groups: each record has one reader, even if members come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARTITIONS = 6
 
 
 class Member:
-    """Reads what it owns from where the group stands (`frontier`), and notices every breach."""
+    """Reads its partitions from the group's `frontier`, and checks every rule."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Member:
         self._frontier = frontier
 
     def step(self) -> None:
-        """Poll once and do what a worker does with the events."""
+        """Poll once and process the events as a worker does."""
         for event in self.reader.poll(50, 0.02):
             if isinstance(event, Assigned):
                 assert not self.owned & set(event.partitions), "assigned twice"
@@ -53,7 +53,7 @@ class Member:
             else:
                 assert isinstance(event, Fetched)
                 assert event.partition in self.owned, "a record after its partition was revoked"
-                # Another member may have read the same before this one heard that it had lost them.
+                # Another member may have read the same before this one learned of the revocation.
                 assert event.offsets[0] <= self._frontier[event.partition], "a record was left out"
                 assert event.offsets == list(range(event.offsets[0], event.offsets[-1] + 1))
                 reached = max(self._frontier[event.partition], event.offsets[-1] + 1)
@@ -61,7 +61,7 @@ class Member:
 
 
 class Company:
-    """A topic that is written to, and the members of its group, stepped in turn."""
+    """A topic, and the members of its group, stepped in turn."""
 
     def __init__(self, log: StreamLog, topic: str) -> None:
         log.create_topics([NewTopic(topic, _PARTITIONS)])
@@ -75,7 +75,7 @@ class Company:
         return Member(self._log, self._topic, name, self._frontier, hold=hold)
 
     def append(self, writer: Writer, each: int) -> None:
-        """So many records to every partition."""
+        """Append this many records to every partition."""
         for partition in self._frontier:
             for _ in range(each):
                 writer.append(self._topic, b"", partition=partition.index)
@@ -83,11 +83,11 @@ class Company:
         assert writer.flush(PATIENCE_S)
 
     def everything_is_read(self) -> bool:
-        """Whether every record of every partition was read by somebody."""
+        """Return True if every record was read by a member."""
         return set(self._frontier.values()) == {self._appended}
 
     def shares(self, *members: Member) -> list[int]:
-        """How many partitions each owns, where every partition has exactly one owner."""
+        """Return the partition count of each member, or [] unless each has exactly one owner."""
         owned = [partition for member in members for partition in member.owned]
         complete = len(owned) == len(set(owned)) == _PARTITIONS
         return sorted(len(member.owned) for member in members) if complete else []
@@ -147,7 +147,7 @@ def test_a_pause_keeps_the_membership_and_outlives_a_rebalance(group_rig: Rig, f
         two = company.join("two")
         with closing(two.reader):
             step_until(lambda: company.shares(one, two) == [3, 3], [one, two])
-        # `two` is gone: what comes back to `one` comes back paused
+        # `two` is gone, and its partitions return to `one` paused.
         step_until(lambda: company.shares(one) == [6], [one])
         assert [one.reader.poll(100, 0.02) for _ in range(5)] == [()] * 5
         one.reader.resume()

@@ -1,4 +1,4 @@
-"""Logs that lose what they had acknowledged, and topics created anew: who has read them notices."""
+"""Readers notice logs that lost acknowledged records, and topics that were recreated."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 
 
 def ten(rig: Rig, topic: str) -> tuple[Partition, LogPosition]:
-    """A partition of ten records, and what whoever has read them knows of it."""
+    """Return a partition of ten records, and the position of a reader of all of them."""
     partition = filled(rig, topic, 0)
     one_by_one(rig, topic, (b"%d" % i for i in range(10)))
     return partition, known_at(rig, partition, 10)
 
 
 def known_at(rig: Rig, partition: Partition, end: int) -> LogPosition:
-    """What whoever has read all records of a partition knows of it."""
+    """Return the position of a reader of all records up to an end."""
     found = rig.log.describe([partition.topic])
     with closing(rig.log.tail(partition, end - 1)) as tail:
         (last,) = next_records(tail, 1)
@@ -39,7 +39,7 @@ def known_at(rig: Rig, partition: Partition, end: int) -> LogPosition:
 
 
 def recreate(rig: Rig, topic: str, count: int) -> None:
-    """Delete a topic, and create it anew with so many records."""
+    """Delete a topic and recreate it with this many records."""
     old = rig.log.describe([topic])[topic]
     rig.delete_topic(topic)
 
@@ -57,13 +57,13 @@ def recreate(rig: Rig, topic: str, count: int) -> None:
 
 
 def failure(tail: Tail) -> tuple[type[TruncatedError], int | None, list[LogRecord]]:
-    """What a tail raises for good, where it says that logs part, and what it gave before."""
+    """Return a tail's final error, its divergent offset, and the records before it."""
     records = list[LogRecord]()
 
     def fails() -> bool:
         try:
             records.extend(tail.read(100, 0.1))
-        except UnavailableError:  # the broker comes back
+        except UnavailableError:  # the broker restarts
             return False
         except TruncatedError as error:
             raised.append(error)
@@ -77,7 +77,7 @@ def failure(tail: Tail) -> tuple[type[TruncatedError], int | None, list[LogRecor
 
 
 def next_events(member: StreamReader) -> list[StreamEvent]:
-    """What a member tells next; the broker may be away meanwhile."""
+    """Return a member's next events; the broker may be down meanwhile."""
     events = list[StreamEvent]()
 
     def happened() -> bool:
@@ -90,7 +90,7 @@ def next_events(member: StreamReader) -> list[StreamEvent]:
 
 
 def next_of(member: StreamReader, known: LogPosition) -> Fetched | LogTruncated:
-    """What a member tells next of its only partition; its group may have lost it meanwhile."""
+    """Return a member's next data or loss; the group may reassign its only partition meanwhile."""
     while True:
         for event in next_events(member):
             if isinstance(event, Fetched | LogTruncated):
@@ -100,7 +100,7 @@ def next_of(member: StreamReader, known: LogPosition) -> Fetched | LogTruncated:
 
 
 def read_anew(rig: Rig, member: StreamReader, partition: Partition, count: int) -> None:
-    """Read all records of a topic that was created anew, as a tail and as a member does."""
+    """Read all records of a recreated topic with a tail and with a member."""
     known = LogPosition(0, rig.log.describe([partition.topic])[partition.topic].topic_id)
     with closing(rig.log.tail(partition, known)) as tail:
         assert [each.offset for each in next_records(tail, count)] == list(range(count))
@@ -109,7 +109,7 @@ def read_anew(rig: Rig, member: StreamReader, partition: Partition, count: int) 
 
 
 def all_offsets(member: StreamReader, known: LogPosition, count: int) -> list[int]:
-    """So many records that a member reads from where it was placed."""
+    """Return the offsets of this many records from the placed position."""
     offsets = list[int]()
     while len(offsets) < count:
         event = next_of(member, known)
@@ -233,12 +233,12 @@ def test_tails_and_members_notice_that_a_log_was_cut_before_they_read_on(
             assert failure(tail) == (TruncatedError, 6, [])
         lost = LogTruncated(partition, 6, recreated=False)
         assert next_of(member, known) == lost
-        # Whoever begins now with what it knew is told, too.
+        # A reader that starts with the old position is notified, too.
         member.place({partition: known})
         assert next_of(member, known) == lost
         with closing(rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (TruncatedError, 6, [])
-        # From where both part it goes on.
+        # Reading continues at the divergent offset.
         one_by_one(rig, fresh, [b"last"])
         below, left = known._replace(offset=6), list(range(6, 6 + grown + 1))
         member.place({partition: below})
@@ -270,7 +270,7 @@ def test_kafka_loses_whole_batches_of_records_and_only_while_it_does_not_run(
         def ended() -> bool:
             try:
                 return log.ends([partition]) == {partition: end}
-            except UnavailableError:  # nobody leads it yet
+            except UnavailableError:  # no leader yet
                 return False
 
         eventually(ended)
@@ -293,7 +293,7 @@ def test_caller_that_asked_before_a_partition_was_added_learns_where_it_ends(
     assert owned_rig.log.agrees(both) == {}
 
 
-# --- a topic is created anew ---------------------------------------------------------------------
+# --- a topic is recreated ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "lower"), [(3, False), (30, False), (30, True)])
@@ -303,7 +303,8 @@ def test_whoever_reads_notices_that_a_topic_was_created_anew_and_reads_the_new_o
     """Fewer records than were read, or more; the old one's leader epochs may be the higher ones."""
     partition, known = ten(owned_rig, fresh)
     if lower:
-        owned_rig.cut(partition, 9)  # so that the next record has a higher epoch
+        # The next record gets a higher epoch.
+        owned_rig.cut(partition, 9)
         one_by_one(owned_rig, fresh, [b"9"])
         known = known_at(owned_rig, partition, 10)
         assert known.epoch > 0
@@ -319,7 +320,7 @@ def test_whoever_reads_notices_that_a_topic_was_created_anew_and_reads_the_new_o
         recreate(owned_rig, fresh, count)
         assert owned_rig.log.agrees({partition: known}) == {partition: 0}
         assert failure(idle)[:2] == (RecreatedError, 0)
-        # No record of the new one is given as if it were the old one's.
+        # No record of the new topic is returned as one of the old topic.
         assert next_of(member, known) == LogTruncated(partition, 0, recreated=True)
         with closing(owned_rig.log.tail(partition, known)) as tail:
             assert failure(tail) == (RecreatedError, 0, [])

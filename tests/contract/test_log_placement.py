@@ -1,4 +1,4 @@
-"""The `StreamReader` port, alone in its group: what is placed is read, exactly from there on."""
+"""The `StreamReader` port, alone in its group: reads start exactly at the placed position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest_plugins = ["tests.servers", "tests.contract.log_fixtures"]
 
 
 def joined(log: StreamLog, topic: str) -> StreamReader:
-    """The only member of a new group, with all partitions of a topic, none of them placed."""
+    """Return the only member of a new group, with all partitions of a topic, none placed."""
     reader = log.stream(f"{topic}-group", [topic], "alone")
     owned: set[Partition] = set()
 
@@ -51,7 +51,7 @@ def next_event(reader: StreamReader, max_records: int = 100) -> StreamEvent:
 
 
 def read(reader: StreamReader, partition: Partition, count: int) -> list[int]:
-    """The next so many offsets of the only partition that is placed."""
+    """Return this many further offsets of the only placed partition."""
     offsets: list[int] = []
 
     def complete() -> bool:
@@ -108,7 +108,7 @@ def test_a_poll_gives_no_more_records_than_asked_for(rig: Rig, fresh: str) -> No
 def test_what_was_placed_last_counts_whatever_was_fetched_before(
     group_rig: Rig, fresh: str
 ) -> None:
-    """Back and forth under load: no record of an earlier placement is ever returned."""
+    """Placements go back and forth: no record of an earlier placement is ever returned."""
     partition = filled(group_rig, fresh, 3_000)
     dice = random.Random(11)  # noqa: S311 -- not for secrets
     with closing(joined(group_rig.log, fresh)) as reader:
@@ -116,7 +116,8 @@ def test_what_was_placed_last_counts_whatever_was_fetched_before(
             position = dice.randrange(3_000)
             reader.place({partition: position})
             if dice.random() < 0.3:
-                continue  # placed again before anything was read
+                # The reader is placed again before it has read anything.
+                continue
             count = min(dice.choice([1, 5, 400]), 3_000 - position)
             assert read(reader, partition, count) == list(range(position, position + count))
 
@@ -155,7 +156,7 @@ def test_a_placement_in_a_hole_begins_after_it(rig: Rig, fresh: str) -> None:
 
 
 def test_the_end_of_a_log_that_ends_with_holes_is_reported_once(group_rig: Rig, fresh: str) -> None:
-    """Records 0 to 2 and one more, a hole; then another one, and a hole again."""
+    """Records 0 to 2, another one, and a hole; then another record, and a hole again."""
     partition = filled(group_rig, fresh, 3)
     group_rig.append_before_hole(partition, b"3")
     with closing(joined(group_rig.log, fresh)) as reader:
@@ -200,7 +201,8 @@ def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str)
         rig.expire(partition, 17)
         reader.resume()
         position, event = 2, next_event(reader)
-        while isinstance(event, Fetched):  # what it held
+        # The reader had fetched these records before.
+        while isinstance(event, Fetched):
             assert event.offsets == list(range(position, event.offsets[-1] + 1))
             position, event = event.offsets[-1] + 1, next_event(reader)
         assert event == OutOfRange(partition, Bounds(17, 20))
@@ -210,7 +212,7 @@ def test_retention_that_overtakes_a_reader_is_out_of_range(rig: Rig, fresh: str)
 def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
     rig: Rig, fresh: str, sizes: tuple[int, int]
 ) -> None:
-    # The records are written one partition after the other, and fetched so.
+    # The records are written partition by partition, and fetched so.
     rig.log.create_topics([NewTopic(fresh, 2)])
     places = rig.log.partitions(fresh)
     for place, size in zip(places, sizes, strict=True):
@@ -237,7 +239,7 @@ def test_a_backlog_is_read_in_turn_by_what_each_partition_lags(
     share = sizes[1] / 12_000
     for start in range(0, len(both) - 1_000, 1_000):
         assert abs(order[start : start + 1_000].count(places[1]) / 1_000 - share) < 0.15
-    # Longer ones only where the other's next fetch took too long.
+    # Longer runs occur only if the other partition's next fetch took too long.
     long = sum(len(run.offsets) for run in runs if len(run.offsets) > 32) - (12_000 - len(both))
     assert long < 0.1 * len(both)
 
@@ -258,7 +260,8 @@ def test_records_that_trickle_into_many_partitions_do_not_hold_each_other_up(
     rig.log.create_topics([NewTopic(fresh, 40)])
     answered, looks = TopicsQuestion.is_answered, Counter[int]()
 
-    def late(question: TopicsQuestion) -> bool:  # as where a topic has a thousand partitions
+    def late(question: TopicsQuestion) -> bool:
+        # The answer is late, as in topics with a thousand partitions.
         looks[id(question)] += 1
         return looks[id(question)] > 100 and answered(question)
 

@@ -98,7 +98,8 @@ def test_a_tail_reaches_the_end_of_a_log_that_ends_with_holes(rig: Rig, fresh: s
         assert [each.offset for each in next_records(tail, 4)] == [0, 1, 2, last]
         end = rig.log.bounds(partition).end
         assert end == last + 2
-        while tail.position() < end:  # whoever only reads when told gets there, too
+        # A reader that only reads after a wake-up gets there, too.
+        while tail.position() < end:
             assert ready.wait(PATIENCE_S)
             ready.clear()
             assert tail.read(10, 0.0) == []
@@ -139,7 +140,8 @@ def test_tail_notifies_when_there_is_something_to_read(rig: Rig, fresh: str) -> 
         return offsets == list(range(end))
 
     with closing(rig.log.tail(partition, 0, ready.set)) as tail:
-        eventually(lambda: is_read(tail, 2))  # what was there already
+        # These records were there before.
+        eventually(lambda: is_read(tail, 2))
         rig.writer.append(fresh, b"new")
         assert rig.writer.flush(PATIENCE_S)
         eventually(lambda: is_read(tail, 3))
@@ -207,7 +209,8 @@ def test_a_tail_that_nobody_reads_keeps_no_other_waiting_and_loses_nothing(
     rig: Rig, fresh: str
 ) -> None:
     heavy, light = filled(rig, fresh, 0), filled(rig, f"{fresh}-light", 0)
-    count, size = 4_000, 1_000  # of the embedded broker, which keeps no more
+    # The embedded broker keeps no more.
+    count, size = 4_000, 1_000
     with closing(rig.log.tail(heavy, 0)) as unread, closing(rig.log.tail(light, 0)) as tail:
         for i in range(count):
             rig.writer.append(heavy.topic, b"%d" % i + bytes(size))
@@ -244,7 +247,8 @@ def test_users_of_a_deleted_topic_get_an_error_and_nobody_else_does(
 
         def span_is_gone() -> bool:
             try:
-                return not spans.read(Span(*doomed, 0, 3), 0.5)  # as long as the broker has it
+                # The span is readable while the broker keeps it.
+                return not spans.read(Span(*doomed, 0, 3), 0.5)
             except UnavailableError:
                 return False
 
@@ -298,7 +302,8 @@ def test_a_span_of_large_records_is_read_whole(rig: Rig, fresh: str) -> None:
 def test_holes_in_a_span_are_left_out_and_not_waited_for(rig: Rig, fresh: str) -> None:
     partition = filled(rig, fresh, 3)
     first = rig.append_before_hole(partition, b"first")  # 3, and 4 is a hole
-    last = rig.append_before_hole(partition, b"last")  # 5, and 6 is a hole at the end of the log
+    # The record has offset 5, and 6 is a hole at the end of the log.
+    last = rig.append_before_hole(partition, b"last")
     with closing(rig.log.spans()) as spans:
 
         def read(start: int, end: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The `Transactions` port: all of some records or none, under a name that one has at a time."""
+"""The `Transactions` port: all records of a transaction or none, one owner of a name at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADERS = (("said", b"yes"), ("by", b"a test"))
 
 
 def read(rig: Rig, topic: str, count: int) -> list[LogRecord]:
-    """All records of a topic, once there are so many."""
+    """Return all records of a topic once it has this many."""
     found: list[LogRecord] = []
 
     def so() -> bool:

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
     from common.notices.ec2 import PreemptionNotices
 
-PATIENCE_S = 20.0  # no test of what must be answered waits so long
+# Time limit for each answer.
+PATIENCE_S = 20.0
 AT_S = 1_800_000_000.0
 TERMINATE = Notice(AT_S, "terminate")
 
 
 @dataclass
 class Machine:
-    """Who gives notices, and where the worker looks for them."""
+    """A source of notices, and the worker's view of it."""
 
     provider: MemoryNotices | MetadataServer
     notices: PreemptionNotices

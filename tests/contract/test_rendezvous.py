@@ -1,4 +1,4 @@
-"""The contract of where members of groups find each other, on the three servers of the boards."""
+"""The contract of the rendezvous of group members, on the three servers of the boards."""
 
 from __future__ import annotations
 

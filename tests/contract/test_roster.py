@@ -1,4 +1,4 @@
-"""The contract of the records by which workers spread, on memory, embedded and system's Redis."""
+"""The contract of the worker registry, on memory, embedded and system's Redis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECOND = WorkerPlacement("w2", pinned=True, goes="clicks")
 
 
 class Server(Protocol):
-    """What the suite does to a server behind the roster's back."""
+    """Control over a server behind the roster's back."""
 
     def roster(self) -> Roster:
         """Another process's view."""
@@ -39,10 +39,10 @@ class Server(Protocol):
         """Put bytes where a record should be."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the server."""
 
     def restart(self) -> None:
-        """Bring it back empty."""
+        """Start it again without data."""
 
 
 @dataclass

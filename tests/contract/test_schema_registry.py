@@ -1,4 +1,4 @@
-"""An odd answer of a schema registry costs its duration: work goes on with the next good one."""
+"""Odd answers of a schema registry cost only time: the next good one lets work continue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What every experiment tracker must do: in memory and MLflow's API, imitated.
+"""The contract of experiment trackers, in memory and on a fake of MLflow's API.
 
-`tests/integration/test_mlflow.py` asks the same of an MLflow server.
+`tests/integration/test_mlflow.py` runs it on an MLflow server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from common.tracking.port import Tracking
 
-    Points = Callable[[str, str], list[Metric]]  # that a run has of a metric
+    # Points of a run's metric.
+    Points = Callable[[str, str], list[Metric]]
     Tracker = tuple[Tracking, Points]
 
 URL = "http://mlflow:5000"
@@ -59,7 +60,7 @@ def tracker(request: pytest.FixtureRequest) -> Tracker:
 
 
 def identity(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Of a job that no other test has."""
+    """Return the identity of a job that no other test has."""
     return JOB | {"doll.job": request.node.originalname}
 
 
@@ -141,7 +142,7 @@ def test_what_cannot_be_is_refused_with_its_reason(tracker: Tracker) -> None:
         tracking.log("no-run", [], {})
 
 
-# --- what MLflow alone can do -----------------------------------------------------------------
+# --- MLflow only ------------------------------------------------------------------------------
 
 
 def mlflow(fake: FakeMlflow, token: str = "") -> MlflowServer:
@@ -150,7 +151,7 @@ def mlflow(fake: FakeMlflow, token: str = "") -> MlflowServer:
 
 def test_of_two_that_make_a_run_at_once_both_go_on_with_the_first() -> None:
     fake = FakeMlflow()
-    # The second one looked before the first had made its own.
+    # The second tracker looked before the first one had made its run.
     first = mlflow(fake).begin("Default", "digits", JOB, {})
     fake.answers["runs/search"] = httpx2.Response(200, json={})
     assert mlflow(fake).begin("Default", "digits", JOB, {}).id == first.id

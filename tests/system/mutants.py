@@ -1,9 +1,9 @@
-"""Rules of the protocol, each switched off by an edit of the source: what the simulation must find.
+"""Rules of the protocol, each removed by an edit of the source, which the simulation must detect.
 
-A mutant is honest: the package is copied, one rule is edited out of the copy, and the simulation
-runs there. `seeds` is within how many it must fail: several times what it was measured to need.
-Rules that no mutant stands for here are those whose loss costs work, not truth, and those that
-need more seeds than a test has time for; docs/explain/protocol.md names both.
+The package is copied, one rule is edited out of the copy, and the simulation runs there. It must
+fail within `seeds`, which is several times the measured number. Two kinds of rules have no mutant:
+those whose loss costs work, not truth, and those that need more seeds than a test has time for.
+docs/explain/protocol.md names both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Edit(NamedTuple):
-    """Replace a text that stands exactly once in a file."""
+    """Replace a text that occurs exactly once in a file."""
 
     path: str
     before: str
@@ -49,7 +49,7 @@ class Mutant(NamedTuple):
 
 
 def cases(mutants: Sequence[Mutant]) -> list[ParameterSet]:
-    """Tests of mutants: those of files that did not change wait for the night."""
+    """Return the tests of mutants; those of unchanged files wait for the night."""
     changed = changed_files()
     found = []
     for mutant in mutants:
@@ -72,7 +72,7 @@ MUTANTS = (
         100,
         (Edit(CORE + "ledger.py", "if opened.after != self.generation(place):", "if False:"),),
     ),
-    # --- triggers that nobody made --------------------------------------------------------------
+    # --- forged triggers ------------------------------------------------------------------------
     Mutant(
         "workers listen to the triggers that the leader's status names",
         20,
@@ -191,7 +191,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- streams that are other logs than they were -------------------------------------------
+    # --- streams whose logs changed -----------------------------------------------------------
     Mutant(
         "a worker begins with what the leader_status knows of the log",
         1000,
@@ -342,7 +342,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- leading ------------------------------------------------------------------------------
+    # --- leadership ---------------------------------------------------------------------------
     Mutant(
         "only the leader in force adds updates",
         400,
@@ -350,7 +350,8 @@ MUTANTS = (
             Edit(
                 CORE + "history.py",
                 "return record.epoch == self.epoch and record.number in (0, self.number + 1)",
-                "return True",  # numbers alone would void most of them
+                # Otherwise the numbers would void most of them.
+                "return True",
             ),
         ),
     ),
@@ -699,7 +700,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- trouble with data --------------------------------------------------------------------
+    # --- bad data -----------------------------------------------------------------------------
     Mutant(
         "what the dead had in hand is suspected",
         100,
@@ -775,7 +776,7 @@ MUTANTS = (
             ),
         ),
     ),
-    # --- what an operator takes back ----------------------------------------------------------
+    # --- requeued batches ---------------------------------------------------------------------
     Mutant(
         "only what is quarantined is taken back, and by value",
         4000,
@@ -856,7 +857,7 @@ MUTANTS = (
 
 GROUP = CORE + "members/"
 
-# Of members that hold the weights: `common.simulation.faults.scenario.grouped` makes their worlds.
+# Members that hold the weights; `common.simulation.faults.scenario.grouped` makes their worlds.
 GROUP_MUTANTS = (
     Mutant(
         "others hold the weights only once these are in storage",
@@ -969,7 +970,7 @@ GROUP_MUTANTS = (
     ),
 )
 
-# Of a store that answers wrongly: `common.simulation.faults.scenario.lying` makes their worlds.
+# A store that lies; `common.simulation.faults.scenario.lying` makes its worlds.
 STORE_MUTANTS = (
     Mutant(
         "a job whose history names a checkpoint does not start below it",
@@ -982,7 +983,7 @@ STORE_MUTANTS = (
     ),
 )
 
-# Of slices with owners: `common.simulation.faults.scenario.sliced` makes their worlds.
+# Slices with owners; `common.simulation.faults.scenario.sliced` makes their worlds.
 BUILDS_MUTANTS = (
     Mutant(
         "a worker of another model gets no order",

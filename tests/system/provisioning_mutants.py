@@ -1,7 +1,8 @@
-"""Rules of provisioning, each switched off by an edit of the source: what the worlds must find.
+"""Rules of provisioning, each removed by an edit of the source, which the worlds must detect.
 
-That a Lead names the one before has no mutant here: without it a late candidate ousts one who is
-in charge, which costs work and no truth, for it has read all that was decided by then.
+One rule has no mutant: a Lead names the one before it. Without it, a late candidate replaces the
+provisioner in charge. That costs work, not truth, because the candidate has read all decisions by
+then.
 """
 
 from __future__ import annotations

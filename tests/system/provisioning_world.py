@@ -1,8 +1,8 @@
-"""Whole lives of a job's provisioning in virtual time, seeded, with faults, checked from outside.
+"""Complete lives of a job's provisioning in virtual time, seeded, with faults and checks.
 
-Some replicas share a plans topic, a lease and a provider of machines, and nothing else. Each is a
-process that handles one event after another and carries out its commands one by one; it may die or
-freeze between any two of them, and what it has sent by then still arrives.
+Several replicas share only a plans topic, a lease and a provider of machines. Each is a process
+that handles one event after another and carries out its commands one by one. It may die or freeze
+between any two of them; messages that it has sent by then still arrive.
 
     python -m tests.system.provisioning_world 0 100     the seeds from 0 to 99; 1 where one fails
 """
@@ -63,8 +63,10 @@ LEASE_S = 3.0
 SPOT_OFFERS = Offer("spot", "small", "a"), Offer("spot", "large", "b")
 ON_DEMAND_BILLING = Billing(), Billing(minimum_s=30.0)
 ANY, LARGE, ALONE, OTHER = Offer("spot"), SPOT_OFFERS[1], Offer("on-demand"), Offer("other")
-COUNTED = 2  # of three seeds, whose remainder: its policy counts machines
-SCRIPT = (  # for 5 slots: spares, too few, a pool that is given up, another bid
+# Seeds with this remainder modulo 3 have a policy that counts machines.
+COUNTED = 2
+# Plans for 5 slots: spares, too few, a pool that is given up, another bid.
+SCRIPT = (
     {ANY: 4, ALONE: 1, OTHER: 2},
     {ANY: 3, OTHER: 0, ALONE: 2},
     {LARGE._replace(bid_usd_per_hour=0.5): 3, ALONE: 3},
@@ -78,11 +80,11 @@ SPOT_BILLING = (
 
 
 class Faults:
-    """Does one thing after another to a world.
+    """Causes one fault after another in a world.
 
     Attributes:
-        last_s: Until when the last one lasts.
-        hidden: Launches that the provider did not name for a while.
+        last_s: End of the last fault.
+        hidden: Launches that the provider hid for a while.
     """
 
     def __init__(self, world: World) -> None:
@@ -92,7 +94,7 @@ class Faults:
         self.hidden = set[int]()
 
     def apply(self) -> None:
-        """Do something, whatever."""
+        """Apply a random fault."""
         self._lasts(0.0)
         self._chance.choice(
             (
@@ -148,7 +150,7 @@ class Faults:
         self._world.lease = None if process is None else (process.name, until_s)
 
     def _hide(self) -> None:
-        """The provider does not name a machine for a while."""
+        """Hide a machine from the provider's list for a while."""
         if launches := self._world.running():
             launch = self._chance.choice(launches)
             hidden = self._world.fleet.faults.hidden
@@ -204,14 +206,15 @@ class Faults:
 BEGIN_S = 1_000_000.0
 STOP_S = BEGIN_S + 150.0  # the job is wanted stopped
 FAULTS_END_S = BEGIN_S + 110.0  # no fault begins later
-LATEST_S = BEGIN_S + 400.0  # by then everything is given back, or it never will be
+# Latest time at which everything is released.
+LATEST_S = BEGIN_S + 400.0
 
 K, B = 4, 16
 
 
 @dataclass
 class Process:
-    """One replica: a state machine, what has come for it, and what it has yet to do."""
+    """One replica: a state machine, its unread events, and its pending commands."""
 
     name: str
     machine: Provisioner
@@ -220,19 +223,20 @@ class Process:
     frozen_until_s: float = 0.0
     dead: bool = False
     busy: bool = False
-    last_append_s: float = 0.0  # one producer: its records arrive in order
-    read: int = 0  # of the plans topic
+    # A producer's records arrive in order.
+    last_append_s: float = 0.0
+    read: int = 0  # position in the plans topic
     caught_up: bool = False
     claims_read: int = 0
     updates_read: int = 0
 
 
 class World:
-    """All of it, for one seed.
+    """Everything in one run, for one seed.
 
     Args:
-        seed: Says everything.
-        faulty: Whether anything goes wrong on purpose.
+        seed: Determines the whole run.
+        faulty: True to inject faults.
     """
 
     def __init__(self, seed: int, *, faulty: bool = True) -> None:
@@ -243,7 +247,8 @@ class World:
         self.log: list[bytes] = []
         self.truth = FleetLedger()
         self.counted: list[PlanRecord] = []
-        self.leader = ""  # who wrote the Lead in force
+        # Writer of the Lead in force.
+        self.leader = ""
         self.replicas: list[Process] = []
         self.born = 0
         self.lease: tuple[str, float] | None = None
@@ -289,8 +294,10 @@ class World:
         )
         self.wanted: Literal["running", "paused", "stopped"] = "running"
         self.counting: Counting | None = None
-        self.silent = set[int]()  # launches whose workers have left
-        self.begun_s: dict[int, float] = {}  # by launch, when its worker joined
+        # Launches whose workers have left.
+        self.silent = set[int]()
+        # Time by launch at which its worker joined.
+        self.begun_s: dict[int, float] = {}
         if seed % 3 == COUNTED:
             self.counting = Counting(SCRIPT, self.chance.choice((15.0, 40.0, 60.0)))
             start_up_s = self.chance.choice((0.0, 3.0))
@@ -300,12 +307,12 @@ class World:
     # --- time ----------------------------------------------------------------------------------
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule an action."""
         self._numbers += 1
         heapq.heappush(self._queue, (self.now_s + seconds, self._numbers, action))
 
     def run(self) -> World:
-        """Live it, and check it at the end."""
+        """Run the world, and check it at the end."""
         if self.counting is None:
             return self._run()
         policy = self.counting
@@ -335,19 +342,19 @@ class World:
         return self
 
     def over(self) -> bool:
-        """Whether all processes have come to their end."""
+        """Return True if all processes have ended."""
         return bool(self.replicas) and all(
             p.machine.finished and not p.todo for p in self.replicas if not p.dead
         )
 
     def running(self) -> list[int]:
-        """Launches whose machines run."""
+        """Return the launches whose machines run."""
         return [machine.launch for machine in self.fleet.rented if machine.state == "running"]
 
     # --- processes -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a process."""
+        """Start a process."""
         self.born += 1
         name = f"p{self.born}"
         process = Process(name, Provisioner(name, self.settings, self.wanted, "as asked"))
@@ -355,7 +362,7 @@ class World:
         self._beat(process)
 
     def _beat(self, process: Process) -> None:
-        """Read what is new and tick when due, as a shell's loop does."""
+        """Read new records, and tick when due, as the loop of a shell does."""
         if process.dead or process.machine.finished:
             return
         if self.now_s >= process.frozen_until_s and not process.busy:
@@ -388,7 +395,7 @@ class World:
         self.after(seconds, arrive)
 
     def handle(self, process: Process) -> None:
-        """Take in events while there is nothing to do, then do the first thing."""
+        """Process events while no command is pending, then carry out the first command."""
         if process.busy or process.dead or self.now_s < process.frozen_until_s:
             return
         while process.inbox and not process.todo:
@@ -465,7 +472,7 @@ class World:
                 self._deliver(process, look, self.chance.uniform(0, 6))
 
     def _members(self) -> frozenset[str]:
-        """Whose heartbeats there are: workers begin some time after they are seated, or started."""
+        """Return the members with heartbeats; workers join some time after start or assignment."""
         if self.settings.on_preemption == "reassign":
             return frozenset(
                 self.truth.machines[machine.launch].member
@@ -480,7 +487,7 @@ class World:
         return frozenset(each.member for each in begun if each.launch not in self.silent)
 
     def _fall_silent(self) -> None:
-        """A worker ends, on notice or by a fault, while its machine runs on."""
+        """End a worker, on notice or by a fault, while its machine continues to run."""
         held = [launch for launch in self.running() if self.truth.machines[launch].has_slot]
         if held:
             self.silent.add(self.chance.choice(held))
@@ -491,17 +498,17 @@ class World:
         return self.lease[0] == name
 
     def append(self, data: bytes, writer: str) -> None:
-        """A record arrives in the log."""
+        """Append a record to the log."""
         offset, record = len(self.log), decode_plan(data)
         self.log.append(data)
         if self.truth.feed(offset, record):
             self.counted.append(record)
             self.violations += check_record(self, record, writer)
 
-    # --- the job, and what goes wrong ------------------------------------------------------------
+    # --- the job and its faults ------------------------------------------------------------------
 
     def _work(self) -> None:
-        """A second of arrivals, and an update where workers run."""
+        """Add a second of arrivals, and an update if workers run."""
         second = len(self.claims)
         address = (Span("s", 0, second * B, second * B + B),)
         worker = WorkerId(f"digits-w{second % 5}")
@@ -526,12 +533,12 @@ class World:
         self.fleet.reprice(self.prices.look())
 
     def want(self, wanted: Literal["running", "paused", "stopped"]) -> None:
-        """A person changes their mind."""
+        """Change the wanted state of the job."""
         self.wanted = wanted
         self.deliver_all(lambda: events.ProvisioningWanted(self.wanted, "as asked"))
 
     def deliver_all(self, event: Callable[[], ProvisionerEvent]) -> None:
-        """Everybody hears of it sooner or later, and then of how it is by then."""
+        """Deliver an event to all processes at different times, each with the state by then."""
         for process in self.replicas:
             self.after(self.chance.uniform(0, 3), partial(self._deliver_now, process, event))
 
@@ -540,35 +547,36 @@ class World:
 
 
 def main(first: int, end: int) -> int:
-    """Live through seeds until something does not hold; say what, and which seed shows it."""
+    """Run seeds until a check fails; print the check and the seed."""
     for seed in range(first, end):
         for violation in World(seed).run().violations[:1]:
             print(f"seed {seed}: {violation.check}: {violation.detail}", "1 failures", sep="\n")  # noqa: T201 -- a command's output
             return 1
-    print("0 failures")  # noqa: T201 -- likewise
+    print("0 failures")  # noqa: T201 -- a command's output
     return 0
 
 
-PATIENCE_S = 25.0  # a calm time after which what is wanted runs
-# Within it a change of a price is seen, also where a provisioner died and its successor took over.
-JOINS = 3  # start-ups of so many lengths
+# Time without faults after which the wanted machines run.
+PATIENCE_S = 25.0
+JOINS = 3  # different start-up times
+# Latest time until a price change is seen, even if a provisioner died and another took over.
 PRICES_SEEN_S = 60.0
 
 
 def joins_s(launch: int) -> float:
-    """Say how long after the start of a machine its worker joins, under `reassign`."""
+    """Return the time from a machine's start until its worker joins, under `reassign`."""
     return 1.0 + launch % JOINS
 
 
 class Violation(NamedTuple):
-    """What does not hold."""
+    """A check that failed."""
 
     check: str
     detail: str
 
 
 def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
-    """An order is given as it stands in the log, and not before it stands there."""
+    """Check that an order equals its record in the log, and follows it."""
     known = world.truth.machines.get(order.launch)
     written = known and (
         None if known.counted else known.slot,
@@ -580,7 +588,7 @@ def check_order(world: World, order: LaunchRequest) -> Iterator[Violation]:
 
 
 def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Violation]:
-    """What each record that counts must be like."""
+    """Check one record that counts."""
     if isinstance(record, plans.ProvisionerLead):
         world.leader = writer
     elif writer != world.leader and not isinstance(record, ReplanAsked):
@@ -597,7 +605,7 @@ def check_record(world: World, record: PlanRecord, writer: str) -> Iterator[Viol
 
 
 def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
-    """Machines are ordered as far as they lack, and a slot is seated on one that is its alone."""
+    """Check that machines are ordered only if needed, and that a slot's machine is its alone."""
     machines, plan = world.truth.machines, world.truth.plan
     if isinstance(record, LaunchRequested) and record.slot is None and plan is not None:
         asked = machines[record.launch].asked
@@ -629,7 +637,7 @@ def _counted(world: World, record: PlanRecord) -> Iterator[Violation]:
 
 
 def check_settled(world: World) -> Iterator[Violation]:
-    """After a time without faults, what is wanted on demand runs, and questions are answered."""
+    """Check that after a time without faults, machines on demand run and questions are answered."""
     plan = world.truth.plan
     since_s = max(world.faults.last_s, plan.at_s if plan else 0.0)
     if world.now_s - since_s < PATIENCE_S or world.wanted != "running":
@@ -648,7 +656,7 @@ def check_settled(world: World) -> Iterator[Violation]:
 
 
 def _bid_once(world: World, asked: Offer, there: int) -> Iterator[Violation]:
-    """A plan asks for a machine under a bid once: what is lost is for the next one to say."""
+    """Check that a plan requests a machine under a bid once; the next plan replaces a lost one."""
     begun = max(at for at, each in enumerate(world.counted) if isinstance(each, Planned))
     plan, machines = world.counted[begun], world.truth.machines
     ordered = [
@@ -681,7 +689,7 @@ def _settled_counted(world: World, plan: Planned) -> Iterator[Violation]:
 
 
 def check_end(world: World) -> Iterator[Violation]:
-    """When the job is over, so is everything, and everything is accounted for."""
+    """Check that a finished job leaves nothing open or unaccounted."""
     if not world.over():
         left = [p.name for p in world.replicas if not p.dead and not p.machine.finished]
         yield Violation("everything comes to an end", f"{left} open {world.truth.open}")
@@ -696,7 +704,7 @@ def check_end(world: World) -> Iterator[Violation]:
 
 
 def _machines(world: World) -> Iterator[Violation]:
-    """The provider's books and the ledger tell of the same machines."""
+    """Check that the provider and the ledger have the same machines."""
     machines = world.fleet.rented
     launches = [machine.launch for machine in machines]
     if len(set(launches)) < len(launches):
@@ -732,20 +740,21 @@ def _check_slots(world: World) -> Iterator[Violation]:
 
 
 def _start_ups(world: World) -> Iterator[Violation]:
-    """Nobody believes in start-ups that neither the market file nor any machine has had."""
+    """Check that recorded start-up times are of the market file or of a machine."""
     settings, shortest_s, longest_s = world.settings, joins_s(0), joins_s(JOINS - 1)
     for process in world.replicas:
         start_ups = process.machine._known.estimator.start_ups  # noqa: SLF001 -- nobody else's
         for pool in settings.pools:
             start_up_s = start_ups.start_up_s(pool)
-            least_s = min(pool.start_up_s, shortest_s / 2)  # it is seen between two looks
+            # It is seen between two polls.
+            least_s = min(pool.start_up_s, shortest_s / 2)
             most_s = max(pool.start_up_s, longest_s + settings.grace_s / 2)
             if not least_s <= start_up_s <= most_s:
                 yield Violation("start-ups are learnt as they are", f"{start_up_s} of {pool.name}")
 
 
 def _cost(world: World) -> Iterator[Violation]:
-    """The ledger's sum is the provider's bill, but for prices that were seen late."""
+    """Check that the ledger's cost is the provider's bill, except for prices seen late."""
     if world.faults.hidden:
         return
     billing = world.settings.billing
@@ -772,7 +781,7 @@ def _cost(world: World) -> Iterator[Violation]:
 
 
 def _hours_usd(world: World, offer: Offer, machine: Machine, hour_s: float) -> float:
-    """Add up hours at the price of their beginning; that in which it was taken back is free."""
+    """Add up hours at the price of their begin; the hour of a preemption is free."""
     total, begun_s, ended_s = 0.0, machine.started_s, machine.ended_s or world.now_s
     while begun_s < ended_s:
         if machine.cause != "preempted" or begun_s + hour_s <= ended_s:

@@ -1,8 +1,8 @@
-"""Workers and jobs in virtual time: how well the rule of `common.core.job_placement` spreads them.
+"""Workers and jobs in virtual time, to measure the rule of `common.core.job_placement`.
 
-Each worker looks at a view that may be seconds old and follows `next_step`; beside it the same plan
-carried out by a central scheduler that sees all at once. Jobs have arrivals of their own (Pareto,
-and a fifth have none), streams dry up and come back with a burst, workers are preempted.
+Each worker sees a view that may be seconds old, and follows `next_step`. For comparison, a central
+scheduler that sees everything at once carries out the same plan. Jobs have their own arrivals
+(Pareto, and a fifth have none), streams stop and resume with a burst, and workers are preempted.
 
     python -m tests.system.spread_world        # the table of docs/explain/scheduling.md; minutes
 """
@@ -17,36 +17,43 @@ from typing import NamedTuple
 from common.core.job_placement import JobDemand, PlacementView, WorkerPlacement, next_step, plan
 
 STEP_S = 0.5
-JOIN_S = 3.0  # leaving a group, joining another, the first status
+# Time to leave a group, join another, and get the first status.
+JOIN_S = 3.0
 SPEED_PER_S = 100.0  # records of one worker
-LOOK_S = 1.0  # between looks, jittered by a quarter
-EVENT_S = 300.0  # mean time between preemptions, and between streams that dry up or come back
-BACK_S = 30.0  # until another machine takes the place of one that was preempted
+# Time between looks, with a quarter of jitter.
+LOOK_S = 1.0
+# Mean time between preemptions, and between streams that stop or resume.
+EVENT_S = 300.0
+# Time until another machine replaces a preempted one.
+BACK_S = 30.0
 NAMES = ("job", "moves/worker", "starved_s", "drained_s", "trained_%")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a world is like."""
+    """Parameters of a world."""
 
     workers: int
     jobs: int
     seed: int = 1
     central: bool = False
     seconds: float = 3600.0
-    load: float = 0.7  # of what all workers together could train; 0: no arrivals
-    backlog: float = 0.0  # records of each job at the start
-    stale_s: float = 3.0  # age of the oldest view that somebody goes by
+    # Share of what all workers could train; 0: no arrivals.
+    load: float = 0.7
+    backlog: float = 0.0  # records per job at the start
+    stale_s: float = 3.0  # age of the oldest view in use
     faults: bool = True  # preemptions
     idle_share: float = 0.2  # jobs without arrivals
 
 
 class Result(NamedTuple):
-    """How it went."""
+    """Results of a run."""
 
     moves: int
-    starved_s: float  # longest time that a job with work had nobody
-    drained_s: float | None  # when all was trained, where nothing arrives
+    # Longest time that a job with work had no worker.
+    starved_s: float
+    # Time at which all was trained; None if records arrive.
+    drained_s: float | None
     trained: float  # share of what arrived
 
 
@@ -55,7 +62,7 @@ class _Worker:
     look_at: float
     since: float
     job: str = ""
-    busy_until: float = 0.0  # it is joining
+    busy_until: float = 0.0  # end of its join
     goes: str = ""
 
 
@@ -69,7 +76,7 @@ class _Job:
 
 @dataclass
 class World:
-    """One world; `run` plays it to its end."""
+    """One world; `run` simulates it to its end."""
 
     setting: Setting
     now: float = 0.0
@@ -77,10 +84,10 @@ class World:
     starved_s: float = 0.0
     offered: float = 0.0
     done: float = 0.0
-    due: list[float] = field(default_factory=list)  # when machines come back
+    due: list[float] = field(default_factory=list)  # return times of machines
 
     def __post_init__(self) -> None:
-        """Draw it."""
+        """Draw jobs and workers."""
         it, self.random = self.setting, random.Random(self.setting.seed)  # noqa: S311 -- a seed's story
         drawn = [
             0.0
@@ -98,7 +105,7 @@ class World:
         self.views = deque[PlacementView](maxlen=int(it.stale_s / STEP_S) + 2)
 
     def run(self) -> Result:
-        """Play it."""
+        """Simulate the world."""
         while self.now < self.setting.seconds:
             self._befall()
             self._train()
@@ -116,7 +123,7 @@ class World:
         return Result(self.moves, self.starved_s, drained_s, self.done / max(self.offered, 1.0))
 
     def _befall(self) -> None:
-        """A stream dries up, or wakes with a minute's burst; a machine goes, another comes."""
+        """Stop a stream, or resume it with a minute's burst; preempt or return a machine."""
         if self.random.random() < STEP_S / EVENT_S:
             job = self.random.choice(list(self.jobs.values()))
             job.flows = not job.flows
@@ -164,7 +171,7 @@ class World:
         )
 
     def _schedule(self) -> None:
-        """All moves of one plan, at once."""
+        """Carry out all moves of one plan at once."""
         if self.now % LOOK_S < STEP_S:
             for name, job in plan(self.views[-1]).items():
                 self._move(self.workers[name], job)

@@ -1,4 +1,4 @@
-"""Provisioning under hundreds of schedules of faults; and that the worlds bite."""
+"""Provisioning under hundreds of schedules of faults, and proof that the worlds detect bugs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FEW_SEEDS = range(30)
-RUNS_ON = (  # what a world is made of: where none of it changed, a seed comes to the same
+# Code that decides a world: without a change there, a seed has the same result.
+RUNS_ON = (
     *("common/core/", "common/spot/policies/", "common/spot/provisioning/"),
     *(
         "common/testing/",
@@ -51,7 +52,7 @@ def test_no_schedule_of_faults_launches_twice_loses_a_machine_or_leaves_one_behi
 
 
 def check_eventful(met: Counter[str], worlds: int) -> None:
-    """They have been through something."""
+    """Check that enough faults of each kind happened."""
     assert met["ProvisionerLead"] > 2 * worlds
     assert min(met[cause] for cause in ("preempted", "released", "failed", "refused")) > worlds // 6
     assert met["lost"]
@@ -66,9 +67,8 @@ def test_without_faults_one_provisioner_takes_charge_once() -> None:
 
         assert not world.violations, f"seed {seed}"
         kinds = Counter(type(record) for record in world.counted)
-        assert (
-            kinds[ProvisionerLead] == kinds[Settled]
-        )  # a standby may hear late that the job is over
+        # A standby may learn late that the job has ended.
+        assert kinds[ProvisionerLead] == kinds[Settled]
         assert not any(r.cause == "lost" for r in world.counted if isinstance(r, Ended))
 
 

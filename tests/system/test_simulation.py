@@ -1,4 +1,4 @@
-"""The protocol under a thousand schedules of faults; and that the simulation bites."""
+"""The protocol under a thousand schedules of faults, and proof that the simulation detects bugs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.system.mutants import (
 from tests.system.provisioning_mutants import PROVISIONING_MUTANTS
 
 ROOT = Path(__file__).parents[2]
-# A seed comes to the same wherever nothing has changed of what it runs on.
+# A seed has the same result unless its code has changed.
 CHANGED = has_changed("common/core/", "common/simulation/")
 SEEDS = range(1000 if CHANGED else 250)
 FEW_SEEDS = range(20)
@@ -53,7 +53,7 @@ SLICES_SEEDS = range(40)
 FROZEN_SEEDS = range(80 if CHANGED else 40)
 FORGED_SEEDS = range(20)
 STORE_SEEDS = range(80 if CHANGED else 40)
-# One seed after the other, until one fails: other tests run beside it on the other processors.
+# Seeds run one after the other until one fails, because other tests use the other processors.
 FIRST_FAILURE = """\
 import sys
 from common.simulation.faults import cluster
@@ -71,7 +71,7 @@ def test_a_thousand_schedules_of_faults_break_no_invariant() -> None:
         if outcome.failure
     ]
     assert len(outcomes) == len(SEEDS)
-    # They have been through something.
+    # Enough has happened in these worlds.
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(SEEDS)
     assert sum(outcome.takeovers for outcome in outcomes) > len(SEEDS)
     assert sum(outcome.stale for outcome in outcomes) > len(SEEDS)
@@ -119,13 +119,14 @@ def test_seed_gives_the_same_story_every_time() -> None:
     for seed in FEW_SEEDS[:8]:
         outcome, lines = story(seed)
         assert (outcome, lines) == story(seed)
-        assert outcome == run_seed(seed)  # whether somebody listens or not
+        # A listener changes nothing.
+        assert outcome == run_seed(seed)
         assert len(set(outcome.applied)) == len(outcome.applied) >= outcome.updates > 0
 
 
 def test_worker_that_received_a_forged_trigger_which_redis_lost_works_again() -> None:
-    # A forged id in the leader's stream, then a failover to a copy without it: the leader sees
-    # nothing of it, and the worker waits for a higher id.
+    # A forged id in the leader's stream precedes a failover to a copy without it. The leader does
+    # not notice it, and the worker waits for a higher id.
     assert run_seed(700753).failure == ""
 
 
@@ -163,11 +164,12 @@ def test_coordinators_that_seem_to_have_ended_and_live_break_nothing() -> None:
 # --- the shrinker --------------------------------------------------------------------------------
 
 
-LOSING = {*LOSSES, *CUTS}  # after these a job is rightly held
+# Faults after which a job is rightly held.
+LOSING = {*LOSSES, *CUTS}
 
 
 def diverging() -> Scenario:
-    """A busy world in which all batches of the first round are not finite: the job is held."""
+    """Return a busy world that is held, because the first round's batches are not finite."""
     records = tuple((offset, 0.0) for offset in range(20))
     lossless = (s for s in map(from_seed, SEEDS) if not LOSING & {fault.kind for fault in s.faults})
     worlds = (
@@ -182,7 +184,7 @@ def diverging() -> Scenario:
         for busy in lossless
         if len(busy.faults) > 30 and len(busy.arrivals) > 1
     )
-    # In some an older hold, for poison, comes first.
+    # Some worlds are held earlier, for poison.
     return next(world for world in worlds if Cluster(world).run().kind == "held")
 
 
@@ -203,7 +205,7 @@ def test_there_is_nothing_to_shrink_where_nothing_fails() -> None:
 
 
 def size(scenario: Scenario) -> tuple[float, ...]:
-    """How much there is of each thing that the shrinker may leave out."""
+    """Return the number of each kind of thing that the shrinker may remove."""
     return (
         len(scenario.faults),
         sum(map(len, scenario.arrivals)),
@@ -222,7 +224,8 @@ def test_each_step_of_the_shrinker_leaves_out_one_kind_of_thing(seed: int) -> No
     for candidate in smaller(scenario):
         before, after = size(scenario), size(candidate)
         assert sum(x != y for x, y in zip(before, after, strict=True)) == 1
-        assert all(y <= x for x, y in zip(before, after, strict=True))  # so it comes to an end
+        # The sizes fall, so the shrinker ends.
+        assert all(y <= x for x, y in zip(before, after, strict=True))
 
 
 def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> None:
@@ -233,14 +236,15 @@ def test_members_that_hold_the_weights_lose_nothing_and_use_nothing_twice() -> N
         for outcome in outcomes
         if outcome.failure
     ]
-    # They have been through something.
+    # Enough has happened in these worlds.
     among = sum((outcome.among for outcome in outcomes), Counter[str]())
     assert sum(outcome.updates for outcome in outcomes) > 10 * len(GROUP_SEEDS)
     assert min(among[it] for it in ("copied", "torn", "fetched")) > len(GROUP_SEEDS) // 2
     assert among["fallen back"] > len(GROUP_SEEDS) // 2
     assert among["broken"] > len(GROUP_SEEDS) // 4
     assert among["adopted"] > len(GROUP_SEEDS) // 16
-    assert not among["in vain"]  # nobody who could be asked held what was given up
+    # No fallback gave up an update that a live member held.
+    assert not among["in vain"]
 
 
 def test_slices_of_the_weights_are_stepped_by_owners_that_hold_them_and_never_lost_in_part() -> (
@@ -281,7 +285,7 @@ def test_no_checkpoint_is_forgotten_if_object_storage_answers_wrongly() -> None:
     assert sum(outcome.awaited for outcome in outcomes) > len(STORE_SEEDS) // 4
 
 
-# --- the simulation bites ------------------------------------------------------------------------
+# --- the simulation detects bugs -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

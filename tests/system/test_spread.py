@@ -1,4 +1,4 @@
-"""Workers spread over jobs in virtual time, and rules of the plan that tests must miss."""
+"""The placement of workers in virtual time, and rules of the plan whose loss tests must notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.mutants import Edit, Mutant, cases
 from tests.system.spread_world import Setting, World
 
 ROOT = Path(__file__).parents[2]
-# A seed comes to the same wherever nothing has changed of what it runs on.
+# A seed has the same result unless its code has changed.
 SEEDS = 3 if has_changed("common/core/", "tests/system/spread_world.py") else 1
 SPREAD = "common/core/job_placement.py"
 TESTS = ("tests/unit/core/test_job_placement.py", "tests/system/spread_world.py")
@@ -30,7 +30,7 @@ def test_four_workers_train_what_comes_to_ten_jobs_and_none_is_left_alone(seed: 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_four_workers_drain_a_hundred_small_jobs(seed: int) -> None:
-    # 25 turns each of some seven seconds, half of which is joining
+    # 25 turns of about seven seconds, half of it to join.
     result = World(
         Setting(workers=4, jobs=100, seed=seed, load=0.0, backlog=200.0, faults=False)
     ).run()
@@ -48,7 +48,7 @@ def test_where_workers_suffice_nobody_waits_and_hardly_anybody_moves() -> None:
 
 
 def mutant(rule: str, before: str, after: str) -> Mutant:
-    """The plan without one of its rules; `seeds` says nothing here."""
+    """Return the plan without one of its rules; `seeds` has no meaning here."""
     return Mutant(rule, 0, (Edit(SPREAD, before, after),))
 
 

@@ -1,4 +1,4 @@
-"""A coordinator on a bench: its two topics are lists, and nothing happens but what a test does."""
+"""A coordinator on a bench: its two topics are lists, and only the test makes events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     )
     from common.core.snapshots import Snapshot
 
-QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it, and each decision is told
+# Takes a snapshot only if a test asks for it, and reports each decision.
+QUIET = CoordinatorSettings(
     Mode(group_size=2),
     bound=3,
     hot_every_s=None,
@@ -39,19 +40,19 @@ QUIET = CoordinatorSettings(  # no snapshot unless a test asks for it, and each 
 
 
 def changed(settings: CoordinatorSettings = QUIET, **changes: Any) -> CoordinatorSettings:  # noqa: ANN401 -- fields of all kinds
-    """Settings that differ in these fields, of themselves or of the job's own mode."""
+    """Return settings with these fields changed, of the job or of its own mode."""
     mode = {name: changes.pop(name) for name in Mode.__slots__ if name in changes}
     return replace(settings, mode=replace(settings.mode, **mode), **changes)
 
 
 class Bench:
-    """A coordinator, the topics that it shares with others, and all that it said.
+    """Coordinator, the topics that it shares with other replicas, and all its commands.
 
     Args:
-        settings: The job's.
+        settings: Settings of the job.
         updates: The updates topic, shared between the benches of several replicas.
-        control: The control topic, likewise.
-        name: Of the replica.
+        control: The control topic, shared in the same way.
+        name: Name of the replica.
     """
 
     def __init__(
@@ -67,38 +68,38 @@ class Bench:
         self.updates = [] if updates is None else updates
         self.control = [] if control is None else control
         self.now = 0.0
-        self.digest = ""  # of the layout of its model
+        self.digest = ""  # digest of its model's layout
         self.said: list[CoordinatorCommand] = []
         self.published: list[Snapshot] = []
         self._updates_read = self._control_read = 0
 
-    # --- what it said -------------------------------------------------------------------------
+    # --- newest commands ----------------------------------------------------------------------
 
     @property
     def leader_status(self) -> LeaderStatus:
-        """The newest status."""
+        """Newest leader status."""
         return of_kind(self.said, do.PutLeaderStatus)[-1].leader_status
 
     @property
     def orders(self) -> tuple[Assignment, ...]:
-        """The orders of the newest trigger."""
+        """Orders of the newest trigger."""
         return of_kind(self.said, do.PostTrigger)[-1].trigger.orders
 
     @property
     def epoch(self) -> int:
-        """The epoch that it leads with."""
+        """Epoch of its leadership."""
         return self.model.epoch
 
     @property
     def model(self) -> ModelId:
-        """The weights that it has in hand."""
+        """Id of its weights."""
         assert self.machine.leader is not None
         return self.machine.leader.model
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
     def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
-        """Hand in an event; what it appends stands in the topic at once, and is read later."""
+        """Process an event; appended records are in the topic at once, but unread."""
         commands = self.machine.on(event, self.now)
         self.said += commands
         self.updates += [c.record for c in of_kind(commands, do.AppendAudit)]
@@ -113,9 +114,10 @@ class Bench:
         return self.feed(events.Tick())
 
     def stand(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Get the lease, find these snapshots wherever it looks, append a Lead record.
+        """Acquire the lease, find these snapshots in every search, append a Lead record.
 
-        Where none is of the leader in force, that one is waited for, for the life of a lease.
+        If none of them is of the leader in force, the candidate first waits for one as long as a
+        lease lasts.
         """
         said = self.feed(events.LeaseAnswered(held=True))
         while find := of_kind(said, do.FindSnapshots):
@@ -126,23 +128,24 @@ class Bench:
         return self.feed(events.SnapshotRestored(len(self.updates), self.digest))
 
     def find(self, source: events.Source, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Report these snapshots as what a source holds; the genesis is what it is."""
+        """Report these snapshots as found in a source; `genesis` always has just the genesis."""
         self._updates_read = end = len(self.updates)
         found = (genesis(FIRST),) if source == "genesis" else snapshots
         return self.feed(events.SnapshotsFound(source, found, tuple(enumerate(self.updates)), end))
 
     def read_updates(self, count: int | None = None) -> tuple[CoordinatorCommand, ...]:
-        """Read the updates topic on, to its end or just some records."""
+        """Read this many records of the updates topic, or up to its end."""
         begin = self._updates_read
         end = len(self.updates) if count is None else begin + count
         self._updates_read = end
         return self.feed(events.UpdatesRead(tuple(enumerate(self.updates))[begin:end]))
 
     def lead(self, *snapshots: Snapshot) -> tuple[CoordinatorCommand, ...]:
-        """Stand, and read the own Lead record back."""
+        """Become a candidate, and read its own Lead record back."""
         self.stand(*snapshots)
         said = self.read_updates()
-        self.published.clear()  # the one that each leader begins with
+        # Drop the snapshot that each leader publishes first.
+        self.published.clear()
         return said
 
     def read_control(self, *claims: ControlRecord | None) -> tuple[CoordinatorCommand, ...]:
@@ -153,7 +156,7 @@ class Bench:
         return self.feed(events.ControlRead(records))
 
     def see(self, *workers: WorkerId, leaving: Iterable[WorkerId] = (), digest: str = "") -> None:
-        """Look at the workers' beats."""
+        """Report the workers' heartbeats."""
         beats = dict.fromkeys(workers, Heartbeat(ALIVE, digest))
         beats |= dict.fromkeys(leaving, Heartbeat(LEAVING, digest))
         self.feed(events.WorkersSeen(beats))

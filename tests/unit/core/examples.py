@@ -17,26 +17,27 @@ Kind = TypeVar("Kind")
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 P, Q = Partition("s", 0), Partition("s", 1)
 FIRST = {P: 0, Q: 0}
-SAMPLES = 10  # of every batch here, unless said otherwise
+# Samples of every batch here, unless a test sets them.
+SAMPLES = 10
 
 
 def span(partition: Partition, start: int, end: int) -> Span:
-    """Positions of a partition, the last of which holds a record."""
+    """Return a span of a partition whose last offset holds a record."""
     return Span(*partition, start, end, known=end)
 
 
 def ready(worker: WorkerId, *spans: Span, samples: int = SAMPLES) -> BatchReady:
-    """A claim on these spans."""
+    """Return a claim on these spans."""
     return BatchReady(worker, address_of(spans), samples)
 
 
 def batch(offset: int, worker: WorkerId = A) -> Batch:
-    """The accepted batch with this control offset; each has an address of its own."""
+    """Return the accepted batch with this control offset; each has its own address."""
     return Batch(offset, worker, (span(P, offset * SAMPLES, (offset + 1) * SAMPLES),), SAMPLES)
 
 
 def gradient(worker: WorkerId, model: ModelId, batches: Iterable[Batch]) -> Gradient:
-    """The gradient of an order over these batches: loss 2 and metric 1 per sample."""
+    """Return the gradient of an order for these batches: loss 2 and metric 1 per sample."""
     batches = tuple(batches)
     samples = sum(batch.samples for batch in batches)
     offsets = tuple(batch.offset for batch in batches)
@@ -45,16 +46,16 @@ def gradient(worker: WorkerId, model: ModelId, batches: Iterable[Batch]) -> Grad
 
 
 def answer(order: Assignment, model: ModelId) -> Gradient:
-    """What the worker of an order sends back."""
+    """Return the gradient that the worker of an order sends."""
     return gradient(order.worker, model, order.batches)
 
 
 def of_kind(commands: Iterable[object], kind: type[Kind]) -> list[Kind]:
-    """The commands of one kind, in order."""
+    """Return the commands of one kind, in order."""
     return [command for command in commands if isinstance(command, kind)]
 
 
 def the(commands: Iterable[object], kind: type[Kind]) -> Kind:
-    """The one command of a kind; fails where there is none or several."""
+    """Return the only command of a kind; fail if there is none or more than one."""
     (command,) = of_kind(commands, kind)
     return command

@@ -1,4 +1,4 @@
-"""Updates topics as several leaders write them: who believes what, and when they find out."""
+"""Updates topics written by several leaders, and the history that each of them believes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FIRST_EPOCH = 1000
 
 
 def update(epoch: int, version: int, *offsets: int) -> UpdateApplied:
-    """An update of these batches."""
+    """Return an update of these batches."""
     return UpdateApplied(epoch, version, tuple(map(batch, offsets)), 10 * len(offsets), 1.0)
 
 
 def read(topic: Iterable[AuditRecord | None], history: History | None = None) -> History:
-    """Feed a topic, or what of it a reader has not seen."""
+    """Feed a topic, or the rest that a reader has not seen."""
     history = History() if history is None else history
     for offset, record in enumerate(topic):
         if offset >= history.position:
@@ -45,24 +45,24 @@ def read(topic: Iterable[AuditRecord | None], history: History | None = None) ->
 
 @dataclass
 class Believer:
-    """Somebody who leads, or did, or never has."""
+    """A process that leads, has led, or only reads."""
 
     epoch: int
     version: int
     number: int = 0
 
     def next(self) -> int:
-        """The number of its next record."""
+        """Number of its next record."""
         self.number += 1
         return self.number
 
 
 def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
-    """Let candidates and leaders append what an honest process may append, at any time.
+    """Let candidates and leaders append all records that an honest process may append.
 
     A candidate has read the topic up to some point and starts from an update that was effective
-    there; a leader goes on although it may have been deposed; records come again. Operators take
-    batches back and replay them, whether or not they are quarantined.
+    there. A leader may continue to write after it was deposed, and records may be delivered twice.
+    Operators requeue batches and replay them, quarantined or not.
     """
     topic: Topic = []
     believers = list[Believer]()
@@ -82,7 +82,7 @@ def play(steps: Iterable[tuple[str, int, int]]) -> Topic:
             leader = believers[-1 - one % min(len(believers), 3)]
             reason = "expired" if one % 5 == 0 else "poison: raised"
             known = read(topic)
-            # Who leads knows what is quarantined; who led once may not.
+            # The present leader knows what is quarantined; a deposed one may not.
             if leader.epoch != known.epoch or two % 5 not in known.quarantined:
                 topic.append(Quarantined(leader.epoch, batch(two % 5), reason, leader.next()))
         elif step == "requeue":

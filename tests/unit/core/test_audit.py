@@ -1,4 +1,4 @@
-"""The proof from two topics: what is whole has no flaw, and every flaw is found."""
+"""The audit of two topics: a sound history has no flaw, and every flaw is found."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.unit.core.examples import FIRST, SAMPLES, A, B, P, Q, batch, ready, s
 if TYPE_CHECKING:
     from common.core.messages import AuditRecord, Claim, ControlRecord, Positions
 
-LEAD = Lead(-1, GENESIS, "c1", 0)  # at offset 0 of every updates topic here
+LEAD = Lead(-1, GENESIS, "c1", 0)  # at offset 0 of each topic
 
 
 def claims(count: int) -> list[Claim | None]:
-    """Claims on P, one after another: `batch(n)` is the n-th."""
+    """Return consecutive claims on P: `batch(n)` is the n-th."""
     return [ready(A, *batch(n).address) for n in range(count)]
 
 
@@ -103,7 +103,7 @@ def test_a_clean_pair_of_topics_has_no_flaw() -> None:
 
 
 def test_an_update_need_not_say_which_records_did_not_decode() -> None:
-    # As it is written, as programs before format 2 wrote it, and of records that its claim has not.
+    # Records as written now, as written before format 2, and with offsets that the claim lacks.
     bad = (Skipped("s", 0, 3, "torn", (1,)),)
     control: list[Claim | None] = [BatchReady(A, (span(P, 0, 10),), 8, bad)]
     plain = Batch(0, A, (span(P, 0, 10),), 8)
@@ -131,7 +131,8 @@ def test_takeovers_and_what_they_took_back_are_counted() -> None:
     assert found.updates == (update(1, batch(0)), update(2, batch(2), epoch=3))
     assert (found.takeovers, found.taken_back) == (2, 2)
     assert (found.trained, found.unsettled) == (2 * SAMPLES, SAMPLES)  # batch 1 waits again
-    assert found.settled[P] == 10  # behind what waits, nothing is settled yet
+    # Nothing behind the waiting batch is settled yet.
+    assert found.settled[P] == 10
     assert found.flaws == ()
 
 
@@ -296,7 +297,7 @@ def test_records_that_were_deleted_untrained_are_expired_whoever_had_claimed_the
     assert (audit.flaws, audit.expired) == ((), (span(P, 10, 20), Span(*P, 30, 37)))
     assert audit.expired_records == 10 + 8 + 7
     assert audit.settled == {P: 30, Q: 0}
-    # What was deleted after it had been claimed is in an update, or waits for one.
+    # Records that retention deleted after the claim are in an update, or wait for one.
     assert audit_of(control, LEAD, update(1, batch(0)), late, starts={P: 25}).expired_records == 18
 
 
@@ -317,13 +318,13 @@ def test_a_partition_that_was_added_is_audited_from_its_beginning() -> None:
     assert found.unsettled == SAMPLES
 
 
-# --- streams that are other logs than they were --------------------------------------------------
+# --- streams whose logs changed ------------------------------------------------------------------
 
 KNOWN = {P: LogPosition(FIRST[P], "id")}
 
 
 def of(generation: int, start: int, end: int) -> Span:
-    """A span of P in a generation."""
+    """Return a span of P in a generation."""
     return Span(*P, start, end, generation, known=end)
 
 

@@ -1,4 +1,4 @@
-"""Who is slow gets fewer batches, and who is as fast as others keeps its own: in virtual time."""
+"""Slow workers get fewer batches, and equally fast ones keep theirs, in virtual time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from common.core.settings import CoordinatorSettings
 
 GRADIENT_S = 0.05
-JITTER = 0.2  # of what an order takes, exponential: the standard deviation over the mean
+# Standard deviation over mean of a gradient's time; the deviation is exponential.
+JITTER = 0.2
 UPDATES = 100
 
 
 class Fleet:
-    """Workers, each with a backlog, and a leader; only gradients take time.
+    """Workers with a backlog each, and a leader; only gradients take time.
 
     Args:
         settings: Settings of the job.
         mean_s: Mean time of a gradient, by worker.
-        extra_s: By which the first gradients of a worker take longer, the last of them first.
+        extra_s: Extra times of a worker's first gradients, in reverse order.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class Fleet:
         self.workers = [WorkerId(f"w{number}") for number in range(len(mean_s))]
         self.batches = self.read_back = self.stalest = 0
         self.extra_s = {w: [*(extra_s or {}).get(n, ())] for n, w in enumerate(self.workers)}
-        self.idle_s = dict.fromkeys(self.workers, 0.0)  # the longest time without an order
+        self.idle_s = dict.fromkeys(self.workers, 0.0)  # longest time without an order
         self._mean_s = dict(zip(self.workers, mean_s, strict=True))
         self._draw = random.Random(1)  # noqa: S311 -- reproducible, not secret
         self._orders = {worker: Assignments(worker) for worker in self.workers}
-        self._idle = dict.fromkeys(self.workers, 0.0)  # since when
+        self._idle = dict.fromkeys(self.workers, 0.0)  # start of the idle time
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._waiting = dict.fromkeys(self.workers, 0)
@@ -60,7 +61,7 @@ class Fleet:
         self.bench.see(*self.workers)
 
     def run(self, updates: int) -> float:
-        """Make so many updates; returns batches per second."""
+        """Apply this many updates and return the batches per second."""
         self._claim()
         while self.bench.model.version < updates:
             due = self.bench.machine.due()
@@ -78,7 +79,7 @@ class Fleet:
         self.idle_s[worker] = max(self.idle_s[worker], self.bench.now - since)
 
     def _claim(self) -> None:
-        """Each has two groups of its own waiting, in turn."""
+        """Keep two groups of each worker's own batches waiting, in turn."""
         for _ in range(16):
             for worker in self.workers:
                 if self._waiting[worker] < 16:
@@ -127,7 +128,7 @@ class Fleet:
 def settings(
     staleness: int = 0, group_size: int = 8, deadline_floor_s: float = 5.0
 ) -> CoordinatorSettings:
-    """Settings of a job whose deadlines, unless they are given, do not pass."""
+    """Return settings of a job whose deadlines, by default, never pass."""
     return changed(
         QUIET,
         group_size=group_size,
@@ -142,7 +143,7 @@ def equal(gradient_s: float, count: int = 8) -> list[float]:
     return [gradient_s] * count
 
 
-# Where each computes its own batch and all wait for the slow one: 8 batches in 0.2 s.
+# Rate if each worker computes its own batch and all wait for the slow one: 8 batches in 0.2 s.
 HELD_UP = 8 / (4 * GRADIENT_S)
 
 
@@ -166,7 +167,7 @@ def test_equal_workers_keep_their_own_batches(staleness: int, gradient_s: float)
 
 @pytest.mark.parametrize("hiccups", [1, 3])
 def test_who_was_slow_for_a_while_has_its_own_batches_again(hiccups: int) -> None:
-    """The first gradient of a process warms it up; later its machine may do something else."""
+    """A process warms up during its first gradient; later its machine may be busy."""
     fleet = Fleet(settings(), equal(GRADIENT_S), {7: [20 * GRADIENT_S] * hiccups})
 
     fleet.run(2 * UPDATES)
@@ -179,7 +180,8 @@ def test_who_was_slow_for_a_while_has_its_own_batches_again(hiccups: int) -> Non
 # --- one gradient, or one worker, that takes much longer ------------------------------------
 
 LONGEST_IDLE_S = 5.0
-LONGEST_IDLE = 3  # usual gradients of the worker, if that is longer
+# Allowed idle time in usual gradients of the worker, if that is longer than LONGEST_IDLE_S.
+LONGEST_IDLE = 3
 
 
 def assert_all_have_orders(fleet: Fleet, mean_s: Sequence[float]) -> None:
@@ -192,8 +194,8 @@ def assert_all_have_orders(fleet: Fleet, mean_s: Sequence[float]) -> None:
     ("workers", "slow", "group_size", "gradient_s", "after"),
     [
         (2, 1, 4, 0.25, 10),  # 40 times as long
-        (2, 2, 4, 0.25, 10),  # all processes stood still
-        (2, 1, 2, 1.0, 0),  # the first gradient of a process
+        (2, 2, 4, 0.25, 10),  # all processes paused
+        (2, 1, 2, 1.0, 0),  # first gradient of a process
         (8, 1, 8, 1.0, 0),
         (8, 1, 8, 1.0, 5),
         (8, 8, 8, 1.0, 5),

@@ -1,4 +1,4 @@
-"""Cutting records into batches: by offsets alone, however polls happened to chunk them."""
+"""Batches are cut by offsets alone, however polls split the records."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def test_a_partial_batch_is_due_a_linger_after_its_first_record() -> None:
     batcher.add(run(P, range(1, 2)), now=12.0)
     assert batcher.due() == 15.0
 
-    batcher.add(run(P, range(2, 4)), now=14.0)  # completes it, and opens the next
+    # Complete the first batch and open the next.
+    batcher.add(run(P, range(2, 4)), now=14.0)
     assert batcher.due() == 19.0
     assert batcher.close() is not None
     assert (batcher.due(), batcher.close()) == (None, None)
@@ -146,7 +147,8 @@ def test_rest_below_min_batch_is_due_once_a_later_record_makes_it_large_enough()
 
     batcher.add(run(Q, range(100, 101)), now=40.0)
     assert (batcher.due(), batcher.waits_for_more(40.0)) == (15.0, False)
-    batcher.drop(Q)  # taken away: another worker has it
+    # The group assigned Q to another worker.
+    batcher.drop(Q)
     assert (batcher.due(), batcher.waits_for_more(40.0)) == (None, True)
 
 
@@ -234,7 +236,8 @@ def test_a_batch_holds_at_least_one_sample() -> None:
 @pytest.mark.parametrize("chunk", [1, 7, MAX_SKIPPED, 2 * MAX_SKIPPED + 500])
 def test_a_thousand_bad_records_close_a_batch(chunk: int) -> None:
     batcher, cuts = placed(3), list[Cut]()
-    batcher.add(run(Q, range(100, 102)), now=0.0)  # two good ones go with the first thousand
+    # Two good records join the first thousand bad ones.
+    batcher.add(run(Q, range(100, 102)), now=0.0)
     for start in range(0, 2 * MAX_SKIPPED + 500, chunk):
         end = min(start + chunk, 2 * MAX_SKIPPED + 500)
         cuts += batcher.add(run(P, range(0), bad=range(start, end)), now=0.0)
@@ -288,7 +291,7 @@ def test_a_batch_closes_before_its_bad_records_fill_a_record_of_kafka(chunk: int
 
 @pytest.mark.parametrize("group_size", [1, 20, 1000])
 def test_the_addresses_of_a_group_fit_into_one_record(group_size: int) -> None:
-    # One record of each of 12,000 partitions, all of which one batch could hold.
+    # One record from each of 12,000 partitions; a single batch could hold all of them.
     topic = "t" * 200
     batcher, cuts = Batcher(10**6, None, group_size), list[Cut]()
     for index in range(12_000):
@@ -321,7 +324,7 @@ def test_the_largest_group_fits_into_one_record() -> None:
 
 @st.composite
 def readings(draw: st.DrawFn) -> list[Read]:
-    """Records of two partitions as they came, with holes between them and bad ones among them."""
+    """Draw records of two partitions in order, with holes and bad records among them."""
     at, reads = dict(BEGIN), list[Read]()
     for _ in range(draw(st.integers(0, 40))):
         partition = draw(st.sampled_from([P, Q]))
@@ -332,7 +335,7 @@ def readings(draw: st.DrawFn) -> list[Read]:
 
 
 def chunked(reads: list[Read], breaks: list[bool]) -> list[DecodedRun]:
-    """The same records as runs; a run ends at a break, or where the partition changes."""
+    """Return the records as runs; a run ends at a break, or if the partition changes."""
     chunks = list[list[Read]]()
     for read, breaks_here in zip(reads, breaks, strict=True):
         if breaks_here or not chunks or chunks[-1][-1].partition != read.partition:

@@ -1,4 +1,4 @@
-"""Who leads: one at a time, by the updates topic alone, and a successor goes on from a snapshot."""
+"""Elections: the updates topic alone decides who leads, and a successor resumes from a snapshot."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ NOT_HELD = events.LeaseAnswered(held=False)
 
 
 def two(settings: CoordinatorSettings = QUIET) -> tuple[Bench, Bench]:
-    """Two replicas of one job."""
+    """Return two replicas of one job."""
     one = Bench(settings)
     return one, Bench(settings, updates=one.updates, control=one.control, name="c2")
 
 
 def effective(updates: list[AuditRecord | None]) -> tuple[ModelId, ...]:
-    """The updates that count."""
+    """Return the updates that count."""
     history = History()
     for offset, record in enumerate(updates):
         history.feed(offset, record)
     return history.path
 
 
-# --- the way to lead -------------------------------------------------------------------------
+# --- election --------------------------------------------------------------------------------
 
 
 def test_the_lease_only_says_who_may_try() -> None:
@@ -62,11 +62,11 @@ def test_the_lease_only_says_who_may_try() -> None:
     assert bench.feed(NOT_HELD) == ()
     assert bench.feed(HELD) == (do.FindSnapshots("hot"),)
     assert bench.feed(HELD) == ()  # a renewal, while it searches
-    assert bench.find("hot") == (do.FindSnapshots("all"),)  # nobody ever led
+    assert bench.find("hot") == (do.FindSnapshots("all"),)  # no leader before
     assert bench.find("all") == (do.FindSnapshots("genesis"),)
     assert bench.find("genesis") == (do.RestoreSnapshot(genesis(FIRST)),)
     assert bench.feed(events.SnapshotRestored(0)) == (do.AppendAudit(Lead(-1, GENESIS, "c1#1", 0)),)
-    assert bench.feed(HELD) == ()  # while it is a candidate
+    assert bench.feed(HELD) == ()  # still a candidate
     assert bench.machine.leader is None
     assert the(bench.read_updates(), do.Begin).epoch == 0
     assert bench.machine.leader is not None
@@ -83,15 +83,15 @@ def test_who_reads_anothers_lead_first_was_too_slow() -> None:
     # updates   0: Lead(-1) of c2   1: Lead(-1) of c1, void
     one, other = two()
     one.stand()
-    one.updates.clear()  # its Lead is still on its way
+    one.updates.clear()  # its Lead is in flight
     other.stand()
     one.updates.append(Lead(-1, GENESIS, "c1#1", 0))
     said = one.read_updates()
     assert said == (do.StepDown("somebody was faster"), do.ReleaseLease())
     assert other.read_updates(1)[0] == do.Begin(0, genesis(FIRST))
-    assert other.read_updates() == ()  # the void Lead deposes nobody
+    assert other.read_updates() == ()  # a void Lead deposes nobody
     assert other.machine.leader is not None
-    assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # and tries again
+    assert one.feed(HELD) == (do.FindSnapshots("hot"),)  # tries again
 
 
 def test_who_reads_anothers_lead_while_it_loads_its_snapshot_does_not_stand_at_all() -> None:
@@ -120,12 +120,13 @@ def test_a_leader_that_loses_its_lease_steps_down() -> None:
     bench = Bench()
     bench.lead()
     assert bench.feed(NOT_HELD)[0] == do.StepDown("the lease is held by another")
-    assert bench.feed(events.RepliesRead(())) == ()  # meant for the leader that it was
+    # The replies were meant for its earlier leadership.
+    assert bench.feed(events.RepliesRead(())) == ()
     assert bench.feed(NOT_HELD) == ()
 
 
 def look(bench: Bench, times: int) -> list[do.StepDown]:
-    """Let Kafka answer a leader's looks at the streams: its resignations."""
+    """Let Kafka answer a leader's polls of the streams; return its resignations."""
     looks = [bench.feed(events.StreamsSeen({P: "id"}, number=9)) for _ in range(times)]
     return [each for said in looks for each in of_kind(said, do.StepDown)]
 
@@ -169,7 +170,8 @@ def test_a_leader_that_was_deposed_for_being_slow_asks_for_a_longer_lease() -> N
     for deposed in range(4):
         bench.lead()
         bench.feed(NOT_HELD)
-        bench.feed(NOT_HELD)  # whoever only stands by is not slow
+        # A standby is not a slow leader.
+        bench.feed(NOT_HELD)
         asked += of_kind(bench.tick(100.0 * (deposed + 1)), do.AskLease)
     assert [each.ttl_s for each in asked] == [2.0, 4.0, 4.0, 4.0]
 
@@ -181,7 +183,8 @@ def test_a_candidate_whose_lead_does_not_come_back_tries_afresh() -> None:
     said = bench.tick(CANDIDACY_S + 0.1)
     assert of_kind(said, do.StepDown) == [do.StepDown("its candidacy came to nothing")]
     (lead,) = of_kind(bench.stand(), do.AppendAudit)
-    assert lead.record == Lead(0, GENESIS, "c1#2", 2)  # the first was there all the time
+    # The first Lead record was in the topic all along.
+    assert lead.record == Lead(0, GENESIS, "c1#2", 2)
     assert the(bench.read_updates(), do.Begin).epoch == 2
 
 
@@ -195,7 +198,8 @@ def test_a_candidacy_is_judged_from_when_its_lead_was_delivered() -> None:
     bench.now = 50.0
     bench.feed(events.SnapshotRestored(0))
     bench.now = 90.0
-    bench.feed(events.LeadDelivered("c1#0"))  # of an earlier candidacy: says nothing
+    # A report on an earlier candidacy changes nothing.
+    bench.feed(events.LeadDelivered("c1#0"))
     assert of_kind(bench.tick(100.0), do.StepDown) == []
     bench.feed(events.LeadDelivered("c1#1"))
     assert of_kind(bench.tick(100.0 + CANDIDACY_S), do.StepDown) == []
@@ -262,7 +266,7 @@ def test_leader_appends_a_checkpoint_that_was_read_back() -> None:
 
 
 def missing() -> Bench:
-    """A candidate that finds no snapshot although the history names a checkpoint."""
+    """Return a candidate that finds no snapshot although the history names a checkpoint."""
     update = UpdateApplied(0, 1, (batch(0),), 10, 1.0)
     bench = Bench(updates=[Lead(-1, GENESIS, "c0", 0), update, CheckpointStored(0, 1)])
     bench.feed(HELD)
@@ -312,7 +316,7 @@ def test_job_that_waits_for_a_checkpoint_can_be_stopped() -> None:
 
 
 def woken(bench: Bench, seconds: float) -> list[tuple[CoordinatorCommand, ...]]:
-    """What it says at each of its due times for so long."""
+    """Return the commands at each due time within this many seconds."""
     end = bench.now + seconds
     said = [bench.tick(bench.now)]
     while (due := bench.machine.due()) <= end:
@@ -342,7 +346,8 @@ def test_the_first_worker_and_the_first_claims_bring_the_fast_pace_back() -> Non
 
     alone = Bench(QUIET)
     alone.lead()
-    alone.announce(A, B)  # a round begins; who computes it may come at any moment
+    # A round begins, and a worker for it may come at any moment.
+    alone.announce(A, B)
     assert alone.machine.due() <= alone.now + QUIET.alive_s
 
 

@@ -1,6 +1,6 @@
-"""Members that hold the weights, and their leader, joined back to back.
+"""Members that hold the weights, and their leader, connected directly.
 
-A member's weights are the batches that made them, so what a step is taken from and with is seen.
+A member's weights are the batches that made them, which shows the input and result of each step.
 """
 
 from __future__ import annotations
@@ -61,27 +61,28 @@ if TYPE_CHECKING:
 
 GROUP = changed(aggregation=AggregationSettings(), group_size=3)
 DIGEST = 7
-OWN, OTHER = "a" * 16, "b" * 16  # of layouts
+OWN, OTHER = "a" * 16, "b" * 16  # layout digests
 D = WorkerId("d")
 
 
 class Process:
-    """A member, with its numbers."""
+    """A member, with the numbers of its process."""
 
     def __init__(self, worker: WorkerId, life: int, host: str = "127.0.0.1") -> None:
         self.member = Member(worker, life)
-        self.digest = OWN  # of its model's layout
+        self.digest = OWN  # digest of its model's layout
         machine = MemberMachine(self.member, "spot", float(life))
         self.replica = WeightReplica(self.member, f"{host}:{life}", numbers=10, machine=machine)
         self.offered = list[Member]()
-        self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()  # and what it held then
+        # With its weights at that time.
+        self.shared = list[tuple[ShareWeights, tuple[int, ...] | None]]()
         self.weights: tuple[int, ...] | None = None
         self.result: tuple[int, ...] = ()
         self.entered: Enter | None = None
 
 
 class Group:
-    """A leader and its members; what is said arrives at once, unless somebody is dead."""
+    """A leader and its members; messages arrive at once, except at dead ones."""
 
     def __init__(
         self,
@@ -97,27 +98,28 @@ class Group:
         }
         self.read_triggers = 0
         self.stores = list[tuple[WorkerId, "Slices"]]()
-        self.deaf = set[WorkerId]()  # who stores nothing
-        self.others = list[Process]()  # further processes of workers' names
+        self.deaf = set[WorkerId]()  # workers that store nothing
+        # Further processes under the names of workers.
+        self.others = list[Process]()
 
     def lead(self) -> None:
-        """Lead, and let all say what they hold."""
+        """Become the leader, and let all members report what they hold."""
         self.bench.lead()
         self.see()
         self.settle()
 
     def see(self) -> None:
-        """The leader looks at beats."""
+        """Report the heartbeats to the leader."""
         beats = {worker: Heartbeat(ALIVE, each.digest) for worker, each in self.of.items()}
         self.bench.feed(events.WorkersSeen(beats))
 
     def kill(self, *workers: WorkerId) -> None:
-        """These hear nothing any more."""
+        """Stop messages to these workers."""
         for worker in workers:
             del self.of[worker]
 
     def settle(self) -> None:
-        """Let everybody hear and answer until nothing is left to be said; collectives wait."""
+        """Deliver all messages until none are left; collectives wait."""
         while triggers := self.unheard():
             for trigger in triggers:
                 for process in (*self.of.values(), *self.others):
@@ -125,13 +127,13 @@ class Group:
                     self._compute(process, trigger)
 
     def unheard(self) -> list[UpdateTrigger]:
-        """Triggers that nobody has heard yet."""
+        """Return the triggers that no member has received."""
         triggers = [each.trigger for each in of_kind(self.bench.said, do.PostTrigger)]
         new, self.read_triggers = triggers[self.read_triggers :], len(triggers)
         return new
 
     def carry_out(self, process: Process, commands: Iterable[ReplicaCommand]) -> None:
-        """Carry out what a member wants."""
+        """Carry out a member's commands."""
         for command in commands:
             match command:
                 case Say(reply):
@@ -154,7 +156,8 @@ class Group:
 
     def _copy(self, process: Process, source: Member | None, made: ModelId) -> None:
         maker = process if source is None else self.of[source.worker]
-        if maker.digest != process.digest:  # what is copied fits, or is refused
+        # A copy with another layout is refused.
+        if maker.digest != process.digest:
             self.carry_out(process, process.replica.copied(None))
             return
         process.weights = () if source is None else maker.weights
@@ -182,14 +185,14 @@ class Group:
     computed: tuple[int, ...] = ()
 
     def owners(self) -> list[list[WorkerId]]:
-        """Of each slice, as all were told last."""
+        """Return the owners of each slice, as last reported to the members."""
         orders = of_kind(self.bench.said, do.PostTrigger)[-1].trigger.group
         assert orders is not UNSET
         members, owners = orders.membership.members, orders.membership.owners
         return [[members[rank].worker for rank in ranks] for ranks in owners or ()]
 
     def finish(self, *workers: WorkerId, digest: int = DIGEST) -> None:
-        """The collective that all have entered comes to its end, at these."""
+        """Complete the collective that all have entered, at these workers."""
         for worker in workers:
             process = self.of[worker]
             entered = process.entered
@@ -200,7 +203,7 @@ class Group:
             self.carry_out(process, process.replica.finished(entered.reduce.attempt, digest))
 
     def accuse(self, worker: WorkerId, other: WorkerId) -> None:
-        """One says that it cannot reach another."""
+        """Let one member report that it cannot reach another."""
         process, orders = self.of[worker], of_kind(self.bench.said, do.PostTrigger)[-1].trigger
         report = StateReport(
             *(worker, orders.model, process.member.life, orders.id, process.replica.made),
@@ -209,19 +212,19 @@ class Group:
         self.carry_out(process, [Say(report)])
 
     def break_off(self, *workers: WorkerId) -> None:
-        """It fails at these."""
+        """Break the collective at these workers."""
         for worker in workers:
             process = self.of[worker]
             assert process.entered is not None
             self.carry_out(process, process.replica.failed(process.entered.reduce.attempt))
 
     def read_back(self) -> None:
-        """The leader reads its record; all hear of it."""
+        """Let the leader read its record, and all members receive the result."""
         self.bench.read_updates()
         self.settle()
 
     def fall_back(self) -> str:
-        """Let time pass until the leader gives the newest update up; returns why it steps down."""
+        """Wait until the leader drops the newest update; return its reason to step down."""
         for _ in range(120):
             self.see()
             if said := of_kind(self.bench.tick(self.bench.now + 0.1), do.StepDown):
@@ -253,10 +256,11 @@ def begun(
 
 def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back() -> None:
     group = begun(A, B, C)
-    assert group.weights == {A: (), B: (), C: ()}  # one made them, the others copied
+    # One member made the weights, and the others copied them.
+    assert group.weights == {A: (), B: (), C: ()}
     group.finish(A, B)
     group.settle()
-    assert group.updates == []  # C is at it still
+    assert group.updates == []  # C has not finished
 
     group.finish(C)
     group.settle()
@@ -271,7 +275,7 @@ def test_an_update_counts_once_all_have_it_and_is_applied_once_it_was_read_back(
 
 
 def of_two_builds(bench: Bench | None = None) -> Group:
-    """A group of which A has another model."""
+    """Return a group with another model at A."""
     group = Group(A, B, C, bench=bench)
     group.of[A].digest = OTHER
     return group
@@ -290,7 +294,7 @@ def test_at_version_0_members_of_the_most_common_model_begin_without_the_others(
 
 
 def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs() -> None:
-    # The snapshot that it rolls forward was taken before any worker was seen.
+    # The snapshot that the leader rolls forward was taken before any worker was seen.
     group = of_two_builds()
     group.lead()
     group.bench.announce(A, B, C)
@@ -308,7 +312,7 @@ def test_successor_takes_the_model_of_who_holds_the_newest_version_for_the_jobs(
 
 
 def test_snapshot_says_of_which_model_it_is_and_who_begins_with_it_knows() -> None:
-    # Nobody who holds version 1 lives; only A is there, which could not read what is in storage.
+    # No live worker has version 1; A alone is alive, and could not read what is in storage.
     group = of_two_builds(Bench(changed(GROUP, hot_every_s=0.1)))
     group.lead()
     group.bench.announce(A, B, C)
@@ -341,7 +345,8 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
     group.break_off(A, B)
     group.see()
     group.settle()
-    assert group.computed == (0, 1, 2, 2)  # the dead one's batch alone was asked again
+    # Only the dead worker's batch was requested again.
+    assert group.computed == (0, 1, 2, 2)
 
     group.finish(A, B)
     group.read_back()
@@ -349,18 +354,20 @@ def test_who_survives_keeps_its_gradients_and_enters_again_without_the_dead() ->
 
 
 def test_nobody_is_waited_for_where_too_few_can_have_the_result_any_more() -> None:
-    # D hangs: it is no neighbour of the dead, and those have not closed its connections yet.
+    # D hangs: it is no neighbour of the dead member, and its own connections are still open.
     group = begun(A, B, C, D)
     group.kill(C)
     group.break_off(A, B)
     group.settle()
-    assert list(group.computed) == [0, 1, 2]  # C may live, and have it with D
+    # C may be alive and have the update, like D.
+    assert list(group.computed) == [0, 1, 2]
 
     group.see()
     group.settle()
     assert list(group.computed) == [0, 1, 2, 2]
 
-    group.finish(A, B, D)  # D did nothing wrong, and is a member still
+    # D did nothing wrong and remains a member.
+    group.finish(A, B, D)
     group.read_back()
     assert group.weights == {A: (0, 1, 2), B: (0, 1, 2), D: (0, 1, 2)}
     assert group.updates[0].copies == 3
@@ -373,7 +380,7 @@ def test_what_a_member_says_too_late_of_an_attempt_that_is_over_changes_nothing(
     group.break_off(A, B)
     group.see()
     assert late is not None
-    said = group.of[D].replica.finished(late.reduce.attempt, DIGEST)  # before it hears of it
+    said = group.of[D].replica.finished(late.reduce.attempt, DIGEST)  # before it learns
     group.carry_out(group.of[D], said)
     group.settle()
     assert group.updates == []
@@ -422,7 +429,7 @@ def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_agai
     group.finish(A, B, C)
     group.read_back()
     group.bench.announce(A, B, C)
-    group.settle()  # they are in the second update
+    group.settle()  # all are in the second update
     before = group.bench
 
     later = group.bench = Bench(GROUP, updates=before.updates, control=before.control, name="c2")
@@ -443,9 +450,10 @@ def test_a_successor_goes_on_from_the_newest_update_and_nothing_is_computed_agai
 def test_a_leader_falls_back_to_what_somebody_holds_and_trains_the_rest_again() -> None:
     group = begun(A, B)
     group.finish(A, B)
-    group.bench.read_updates()  # A hears of it, and dies
+    group.bench.read_updates()  # A learns of it, and dies
     group.kill(A)
-    group.of[B] = Process(B, 9)  # its process came back with nothing
+    # B's process restarted without weights.
+    group.of[B] = Process(B, 9)
     group.see()
     group.settle()
     epoch = group.bench.epoch
@@ -481,7 +489,8 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
     group.read_back()
     first, one = group.bench, ModelId(group.bench.epoch, 1)
     group.kill(A)
-    group.of[B] = Process(B, 9)  # its process came back with nothing
+    # B's process restarted without weights.
+    group.of[B] = Process(B, 9)
     assert "back to version 0" in group.fall_back()
 
     second = replace(of_kind(first.updates, Lead)[0], after=one.epoch, base=one, candidate="c2#1")
@@ -499,7 +508,7 @@ def test_who_falls_back_takes_nothing_back_that_a_leader_since_may_know_to_be_he
 
 
 def succeeded(group: Group, *claims: ControlRecord | None) -> Bench:
-    """A successor, of an update whose claims the control topic may have lost; and these instead."""
+    """Return the next leader after an update, with these claims in the control topic."""
     group.finish(A, B)
     group.read_back()
     before = group.bench
@@ -524,7 +533,8 @@ def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  
     group = begun(A, B)
     claims = group.bench.control
     later = succeeded(group, *claims[:2])
-    if anew:  # another claim stands where the third one was
+    # Another claim took the place of the third one.
+    if anew:
         later.read_control(*claims[:1])
     else:
         later.read_control()
@@ -532,7 +542,7 @@ def test_a_job_is_held_where_claims_of_an_update_are_lost(anew: bool) -> None:  
     reason = the(later.said, do.Hold).reason
     assert "the control topic lost records that Kafka had acknowledged: the batch at 2" in reason
 
-    # Its owner lets it go on: of what came after the snapshot nothing is believed.
+    # The owner resumes the job. Nothing that came after the snapshot is trusted.
     later.feed(events.WantedChanged("running", after_loss=1))
     later.lead(*group.bench.published[:1])
     lead = of_kind(later.updates, Lead)[-1]
@@ -545,7 +555,8 @@ def test_a_candidate_looks_again_where_an_update_came_before_its_lead() -> None:
     later = Bench(GROUP, updates=group.bench.updates, name="c2")
     later.stand()
     lead = group.bench.updates.pop()
-    group.finish(A, B)  # of which the leader's record had left it already
+    # c1's record of version 1 arrives before c2's Lead.
+    group.finish(A, B)
     group.bench.updates.append(lead)
 
     assert later.read_updates() == (do.FindSnapshots("hot"),)
@@ -691,7 +702,8 @@ def test_a_member_leaves_weights_on_the_board_at_hot_snapshots_and_for_evaluator
         before = len(shared)
         group.finish(A, B)
         group.settle()
-        assert len(shared) == before  # its record was not read back yet
+        # The snapshot's record was not read back yet.
+        assert len(shared) == before
         group.read_back()
 
     found = [(each.made.version, each.hot, each.offered, held) for each, held in shared]
@@ -714,7 +726,8 @@ def test_the_last_to_leave_go_once_what_they_hold_is_in_storage() -> None:
     group.settle()
     assert [group.of[worker].replica.needed for worker in (A, B)] == [True, False]
 
-    for _ in range(2):  # that it is to be stored, and by whom
+    # One trigger requests the checkpoint, another names who stores it.
+    for _ in range(2):
         group.bench.see(leaving=[A], digest=OWN)
         group.settle()
     kept = of_kind(group.bench.said, do.PublishSnapshot)[-1]
@@ -732,7 +745,7 @@ def test_who_leaves_a_job_that_is_over_is_let_go() -> None:
     assert not group.of[A].replica.needed
 
 
-# --- who can take part ---------------------------------------------------------------------------
+# --- choice of members ---------------------------------------------------------------------------
 
 MEMBERS = [Member(WorkerId(f"w{i}"), i) for i in range(6)]
 pairs = st.tuples(st.sampled_from(MEMBERS), st.sampled_from(MEMBERS)).filter(lambda p: p[0] != p[1])
@@ -831,8 +844,8 @@ def fallen_back() -> tuple[Group, ModelId]:
 
 
 def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
-    #  version     1        2       | B dies: back to 1, of which no snapshot says that it is stored
-    #  in storage  ██
+    # version     1        2       | B dies: back to 1, which no snapshot lists as stored
+    # stored      ██
     group, stored = fallen_back()
     group.bench.find("all")
     group.bench.find("genesis")
@@ -847,8 +860,8 @@ def test_who_falls_back_to_what_is_in_storage_knows_that_it_is_there() -> None:
 
 
 def test_a_coordinator_that_falls_back_begins_with_the_weights_of_its_base_alone() -> None:
-    #  version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
-    #  in storage  ██                 others are to hold the weights: a snapshot of 1 comes first
+    # version     1        2       | B dies: back to 1, but the one snapshot has the weights of 0
+    # stored      ██                 others are to hold the weights: a snapshot of 1 comes first
     group, stored = fallen_back()
     bench = group.bench
     bench.feed(events.SettingsChanged(changed(sliced(), aggregation=None, revision=1)))
@@ -874,7 +887,8 @@ def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
     group.finish(A, B, C)
     group.read_back()
     process = group.of.pop(B)
-    group.see()  # B is not in sight, and alone has a slice
+    # B, the only owner of a slice, sent no heartbeat.
+    group.see()
     assert not of_kind(group.bench.tick(group.bench.now + 60.0), do.StepDown)
 
     group.of[B] = process
@@ -886,7 +900,7 @@ def test_a_leader_that_stood_still_gives_nobody_up_for_that() -> None:
 
 def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_read() -> None:
     #  version     1        2         | the next leader       | B dies
-    #  in storage  ██                 | begins at version 2   | back to 1, and not to 0
+    #  stored      ██                 | begins at version 2   | back to 1, and not to 0
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.read_back()
@@ -896,7 +910,8 @@ def test_a_successor_falls_back_to_a_backup_that_is_older_than_all_that_it_has_r
     group.finish(A, B, C)
     group.read_back()
     before = group.bench
-    group.bench.see()  # and nobody is heard of any more
+    # No heartbeat arrives any more.
+    group.bench.see()
     hot = before.published[-1]
     assert hot.made.version == 2
 
@@ -925,7 +940,7 @@ def test_whoever_joins_at_version_0_copies_all_slices_whichever_it_is_to_own() -
 
 
 def checkpoints(group: Group) -> list[tuple[int, list[int]]]:
-    """Versions of which one was published, each with those that its leader knows in storage."""
+    """Return the published versions, each with the versions that its leader knew in storage."""
     published = [each for each in of_kind(group.bench.said, do.PublishSnapshot) if each.checkpoint]
     return [
         (each.snapshot.made.version, [made.version for made in each.snapshot.stored or ()])
@@ -934,7 +949,7 @@ def checkpoints(group: Group) -> list[tuple[int, list[int]]]:
 
 
 def update(group: Group, *workers: WorkerId) -> None:
-    """Make one more of them."""
+    """Let these members make one more update."""
     group.bench.announce(*(workers * 3)[:3])
     group.settle()
     group.finish(*workers)
@@ -956,7 +971,8 @@ def test_a_backup_comes_to_its_end_while_updates_go_on() -> None:
         group.bench.tick(group.bench.now + 0.9 * PATIENCE_S / 2)
         group.settle()
     assert checkpoints(group) == []
-    assert group.stores == [(A, group.of[A].replica.slices)]  # and B is not asked for another one
+    # B is not asked to store another checkpoint.
+    assert group.stores == [(A, group.of[A].replica.slices)]
 
     group.deaf.clear()
     process = group.of[B]
@@ -990,7 +1006,8 @@ def test_member_without_the_order_to_store_a_version_says_so_and_another_is_stor
     group = begun(A, B, C, bench=Bench(sliced()))
     group.finish(A, B, C)
     group.bench.read_updates()
-    for trigger in group.unheard():  # one is told what counts now, and is at it
+    # B learns what is in force, but gets no order to store it.
+    for trigger in group.unheard():
         for process in group.of.values():
             orders = trigger.group
             assert orders is not UNSET
@@ -1052,7 +1069,7 @@ def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_s
     assert status is not UNSET
     assert "memory for 1 of the 4 slices" in status.left_out[A]
 
-    group.of[C] = process = Process(C, 3)  # with room for all
+    group.of[C] = process = Process(C, 3)  # room for all slices
     group.see()
     group.settle()
     assert process.entered is not None
@@ -1063,7 +1080,8 @@ def test_no_update_is_made_where_all_lack_the_memory_for_slices_and_the_status_s
 def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
     group = begun(A, B, C, bench=Bench(sliced()))
     pinned = [group.of[worker].replica.pinned for worker in (A, B, C)]
-    assert pinned == [False] * 3  # version 0 is made again by anybody
+    # Any member can make version 0 again.
+    assert pinned == [False] * 3
     group.finish(A, B, C)
     group.read_back()
     assert [group.of[worker].replica.pinned for worker in (A, B, C)] == [True, True, False]
@@ -1078,7 +1096,7 @@ def test_who_owns_slices_or_is_the_last_goes_to_no_other_job() -> None:
     assert replicas.of[A].replica.pinned
 
 
-# --- what members say ----------------------------------------------------------------------------
+# --- reports of members --------------------------------------------------------------------------
 
 MADE = ModelId(3, 1)
 
@@ -1089,7 +1107,7 @@ def said(number: int, made: ModelId | None, life: int = 1) -> StateReport:
 
 @pytest.mark.parametrize("field", ["copies", "stores", "hot", "offer"])
 def test_who_came_back_says_so_where_the_one_before_is_asked_for_something(field: str) -> None:
-    # What it said as it began to hear is older than what the one before had heard.
+    # The new process's first message is older than the last one that its predecessor received.
     before, member = Member(A, 1), Member(A, 2)
     asked = {"copies": (Copy(before),), "stores": (before,), "hot": before, "offer": before}
     replica = WeightReplica(member, "127.0.0.1:2", numbers=10)

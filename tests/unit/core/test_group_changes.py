@@ -1,4 +1,4 @@
-"""Who holds the weights changes while a job runs: what is stored is what others begin with."""
+"""Hand-over of the weights while a job runs: the new owner starts from what is stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MADE = ModelId(0, 1)
 
 
 def led() -> Bench:
-    """A leader that holds the weights, after its first update."""
+    """Return a leader that holds the weights, after its first update."""
     bench = Bench()
     bench.lead()
     bench.see(A, B)
@@ -41,7 +41,7 @@ def led() -> Bench:
 
 
 def ordered(bench: Bench, since: int) -> list[int]:
-    """Batches that were asked for since so many commands."""
+    """Return the batches requested since that number of commands."""
     triggers = [each.trigger for each in of_kind(bench.said[since:], do.PostTrigger)]
     return [b.offset for trigger in triggers for order in trigger.orders for b in order.batches]
 
@@ -80,7 +80,8 @@ def test_members_store_the_newest_version_and_the_coordinator_begins_with_it() -
     group.finish(A, B)
     group.read_back()
     group.bench.announce(A, B, A)
-    group.settle()  # they have entered the next update
+    # The batches are in the next update.
+    group.settle()
     group.bench.feed(events.SettingsChanged(BOARD))
     group.settle()
     assert len(group.stores) == 1
@@ -142,12 +143,14 @@ def test_how_members_share_the_weights_can_change_without_a_lead() -> None:
 @pytest.mark.parametrize(
     ("settings", "in_force", "stored", "leads"),
     [
-        (BOARD, 0, (), 0),  # members alone have it: they store it first
+        # Only members have the weights, so they store them first.
+        (BOARD, 0, (), 0),
         (BOARD, 0, (MADE,), UNSET),
         (BOARD, 2, (), 2),
         (SLICED, 0, (), 0),
         (SLICED, 0, (MADE,), 2),
-        (MEMBERS, UNSET, (), UNSET),  # the coordinator stores it first
+        # The coordinator stores the weights first.
+        (MEMBERS, UNSET, (), UNSET),
         (MEMBERS, UNSET, (MADE,), 0),
         (MEMBERS, 0, (), 0),
     ],

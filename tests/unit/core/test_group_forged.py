@@ -1,6 +1,6 @@
-"""What somebody forges who may write to Redis delays a group for ten seconds at most.
+"""Messages forged by someone who may write to Redis delay a group for at most ten seconds.
 
-Each case is one word, and a heartbeat in its sender's name that stands for as long as the test.
+Each case is one word. Besides it, a heartbeat in the sender's name stands for the whole test.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STEP_S = 0.1
 
 
 def state(group: Group, **changes: object) -> StateReport:
-    """A report in the name of somebody who is no worker of the job."""
+    """Return a report in the name of a worker that the job does not have."""
     model = group.bench.model
     newest = of_kind(group.bench.said, do.PostTrigger)[-1].trigger.id
     report = StateReport(FORGER, model, 99, newest, None, address="127.0.0.1:1", numbers=10)
@@ -54,7 +54,7 @@ def own(group: Group) -> ModelId:
 
 
 def attempt_of(group: Group, worker: WorkerId) -> Reduced:
-    """What a member would say of the attempt that it has entered."""
+    """Return a member's report on the attempt that it has entered."""
     entered = group.of[worker].entered
     assert entered is not None
     attempt = entered.reduce.attempt
@@ -67,7 +67,7 @@ def broken(said: Reduced) -> Broken:
 
 
 def await_updates(group: Group, more: int) -> None:
-    """Let the group work until there are more updates, for ten seconds at most."""
+    """Let the group work until it has more updates, for at most ten seconds."""
     bench, before = group.bench, len(group.updates)
     until = bench.now + WITHIN_S
     # The values keep the objects alive, so that no later object gets the id of an earlier one.
@@ -89,7 +89,7 @@ def await_updates(group: Group, more: int) -> None:
         }
         entered |= {id(each.entered): each.entered for each in new.values()}
         for worker, process in new.items():
-            if process.entered is not None and strangers:  # whom nobody reaches
+            if process.entered is not None and strangers:  # unreachable
                 attempt = process.entered.reduce.attempt
                 group.carry_out(process, process.replica.failed(attempt, "left", tuple(strangers)))
             else:

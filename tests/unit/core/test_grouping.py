@@ -1,4 +1,4 @@
-"""The grouping rule against a naive reference: who is in the next group, and in which order."""
+"""The grouping rule against a naive reference: members of the next group, and their order."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ def test_a_batch_that_does_not_wait_cannot_be_removed() -> None:
 
 
 def next_group(waiting: list[Batch], count: int) -> list[Batch]:
-    """The rule, as one would explain it: by rank within one's worker, then by age."""
+    """Apply the rule literally: by rank within one's worker, then by age."""
     ranks = Counter[WorkerId]()
     ranked = list[tuple[int, int]]()
     for one in sorted(waiting, key=lambda b: b.offset):
@@ -91,13 +91,13 @@ def test_no_batch_is_used_twice_and_the_oldest_is_always_in_the_next_group(
 
 
 def of_streams(offset: int, worker: WorkerId, **records: int) -> Batch:
-    """A batch of so many records of each of these streams."""
+    """Return a batch with this many records of each of these streams."""
     spans = [Span(stream, 0, offset * 100, offset * 100 + n) for stream, n in records.items()]
     return Batch(offset, worker, tuple(sorted(spans)), sum(records.values()))
 
 
 def named(batches: Iterable[Batch]) -> str:
-    """The first stream of each batch, in order."""
+    """Return the first stream of each batch, in order."""
     return "".join(batch.address[0].topic for batch in batches)
 
 
@@ -156,7 +156,8 @@ def test_a_group_for_one_worker_takes_orphans_then_its_own_then_the_oldest() -> 
     )
 
     assert [each.offset for each in grouper.take_for(A, {A, B}, 5)] == [2, 5, 1, 3, 0]
-    assert not grouper.is_for([A], [A, B])  # what waits is b's
+    # The waiting batch is B's.
+    assert not grouper.is_for([A], [A, B])
 
 
 def test_what_must_wait_no_longer_leads_a_group_for_one_worker() -> None:
@@ -174,7 +175,7 @@ def test_streams_take_turns_in_a_group_for_one_worker() -> None:
 
 
 def test_a_batch_of_several_streams_counts_for_each_by_its_part_of_it() -> None:
-    # Half of each mixed batch is of b already: so b's own batches come half as often as a's would.
+    # Half of each mixed batch already counts for b, so b's own batches come half as often.
     mixed = [of_streams(o, A, a=51, b=49) for o in range(100)]
     grouper = Grouper([*mixed, *(of_streams(o, A, b=100) for o in range(100, 200))])
 
@@ -191,7 +192,8 @@ def test_a_trickle_gets_its_floor_and_the_oldest_is_always_in(
     grouper, offset, groups = Grouper(), 0, list[tuple[Batch, ...]]()
     late = f"s{streams}"
     for _ in range(30):
-        while len(grouper) < 6 * group_size:  # one batch of the trickle behind each full queue
+        # One batch of the slow stream is behind each full queue.
+        while len(grouper) < 6 * group_size:
             busy = f"s{choose(range(streams))}"
             grouper.add(of_streams(offset, choose([A, B, C]), **{busy: 10}))
             offset += 1
@@ -208,7 +210,7 @@ def test_a_trickle_gets_its_floor_and_the_oldest_is_always_in(
 
 
 def naive(waiting: Sequence[Batch], ranks: Counter[WorkerId], stream: str | None) -> Batch:
-    """The oldest of a stream among those of the workers that the group asks least."""
+    """Return the oldest batch of a stream among those of the workers with the fewest."""
     least = min(ranks[each.worker] for each in waiting)
     here = [each for each in waiting if ranks[each.worker] == least]
     return min(

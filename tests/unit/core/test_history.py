@@ -1,4 +1,4 @@
-"""The history: one chain of updates, whatever deposed leaders go on writing."""
+"""The history is one chain of updates, even if deposed leaders continue to write."""
 
 import pytest
 from hypothesis import example, given
@@ -44,7 +44,7 @@ def test_a_takeover_takes_back_what_its_base_does_not_contain() -> None:
 
 
 def test_an_exact_lead_counts_for_the_newest_update_alone() -> None:
-    # The update of 0 came between c2's look at the topic and its Lead: members hold version 2.
+    # The update of epoch 0 came between c2's poll and its Lead, so members hold version 2.
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
@@ -114,14 +114,15 @@ def test_checkpoint_outlives_a_lead_whose_base_contains_it_and_what_is_forgotten
 
 
 def test_an_epoch_is_the_number_that_its_lead_carries() -> None:
-    # The first leader's records from offset 1 on were lost, its successor's Lead stands there now.
+    # The first leader's records from offset 1 on were lost; its successor's Lead is there now.
     # offset   0        1        2         3
     # record   Lead(-1) Lead(70) J=1       J=1
     #          epoch 70 epoch 80 of 70     of 80
     topic: Topic = [
         Lead(-1, GENESIS, "c1", 70),
         Lead(70, GENESIS, "c2", 80),
-        update(70, 1),  # it was on its way when the log lost its tail
+        # This record was in flight when the log lost its tail.
+        update(70, 1),
         update(80, 1),
     ]
     history = read(topic)
@@ -140,7 +141,8 @@ def test_no_two_numbers_are_the_same_but_by_a_rare_chance() -> None:
     numbers = [unused_number(1767225600.001, 4095), unused_number(1767225600.002, 0)]
 
     assert numbers == sorted(set(numbers))
-    assert numbers[0] > 10**12  # above every offset that an older program used as an epoch
+    # The epoch is above every offset that an older program used as an epoch.
+    assert numbers[0] > 10**12
 
 
 def test_of_two_candidates_the_first_to_write_leads() -> None:
@@ -209,7 +211,8 @@ def test_a_quarantine_outlives_the_updates_around_it() -> None:
         Lead(-1, GENESIS, "c1", 0),
         update(0, 1),
         Quarantined(0, batch(7), "expired"),
-        Lead(0, GENESIS, "c2", 3),  # takes J=1 back, but not the quarantine
+        # Takes version 1 back, but not the quarantine.
+        Lead(0, GENESIS, "c2", 3),
     ]
     history = read(topic)
 
@@ -298,11 +301,12 @@ def test_no_record_is_fed_twice() -> None:
         history.feed(3, None)
 
 
-OPERATORS = (Requeued, Replayed)  # whose records count whoever leads
+# Kinds of records that count under every leader.
+OPERATORS = (Requeued, Replayed)
 
 
 def effective(topic: Topic) -> tuple[int, list[ModelId]]:
-    """The fold from its definition: for every record anew, over all that stands before it."""
+    """Fold by the definition: judge each record by all records before it."""
     in_force, path = -1, [GENESIS]
     for record in topic:
         match record:
@@ -331,7 +335,7 @@ def test_each_batch_is_quarantined_as_the_last_record_that_counted_about_it_says
     topic: Topic,
 ) -> None:
     history, last = History(), dict[int, Quarantined | Requeued | Replayed]()
-    first = dict[int, Quarantined]()  # since the batch was last taken back
+    first = dict[int, Quarantined]()  # since its last requeue
     for offset, record in enumerate(topic):
         if history.feed(offset, record) and isinstance(record, Quarantined | Requeued | Replayed):
             before = last.get(record.batch.offset)
@@ -366,9 +370,8 @@ def test_late_and_repeated_records_of_deposed_leaders_change_nothing(topic: Topi
 
 
 @given(topics, st.integers(0, 40))
-@example(
-    [Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)], 2
-)  # the reader starts from an update that is taken back
+# The reader starts from an update that is taken back.
+@example([Lead(-1, GENESIS, "c1", 0), update(0, 1), Lead(0, GENESIS, "c2", 2), update(2, 1)], 2)
 def test_readers_that_start_at_different_points_agree_on_what_follows(
     topic: Topic, start: int
 ) -> None:

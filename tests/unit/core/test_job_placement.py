@@ -1,4 +1,4 @@
-"""The plan that spreads workers over jobs, and one worker's line of it."""
+"""The plan that distributes workers over jobs, and one worker's part of it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SPEED_PER_S = 100.0
 
 
 def job(name: str, backlog: int = 0, **more: object) -> JobDemand:
-    """A job of eight partitions, of which one worker trains 100 records a second."""
+    """Return a job with eight partitions that one worker trains at 100 records/s."""
     fields: dict[str, object] = {"worker_records_per_s": SPEED_PER_S, "most_workers": 8, **more}
     return msgspec.convert({"job": name, "backlog": backlog, **fields}, JobDemand)
 
 
 def worker(index: int, at: str, stay_s: float = 1000.0, **more: object) -> WorkerPlacement:
-    """One that has been there for long."""
+    """Return a worker that has been at this job for long."""
     fields = {"worker": f"w{index}", "job": at, "stay_s": stay_s, **more}
     return msgspec.convert(fields, WorkerPlacement)
 
@@ -46,7 +46,7 @@ def four(at: str, stay_s: float = 1000.0, **more: object) -> list[WorkerPlacemen
 
 
 DRAINED = job("drained")
-HUGE = job("huge", 50_000)  # needs 8.3 workers, and has 8 partitions
+HUGE = job("huge", 50_000)  # needs 8.3 workers
 
 # --- what a job needs ------------------------------------------------------------------------
 
@@ -54,12 +54,13 @@ HUGE = job("huge", 50_000)  # needs 8.3 workers, and has 8 partitions
 @pytest.mark.parametrize(
     ("demand", "needed"),
     [
-        (job("a", 6000), 1.0),  # gone in a minute
+        (job("a", 6000), 1.0),  # done in a minute
         (job("a", 6000, arrivals_per_s=50.0), 1.5),  # though more arrives
         (job("a", 6_000_000), 8.0),  # no more than partitions
-        (job("a", 1, target=3), 3.0),  # what its owner asks for
-        (job("a", arrivals_per_s=0.1, target=3), 3.0),  # likewise
-        (job("a", target=3), 0.0),  # drained: whatever its owner asks for
+        (job("a", 1, target=3), 3.0),  # its owner's target
+        (job("a", arrivals_per_s=0.1, target=3), 3.0),  # its owner's target
+        # The job is drained, so its owner's target does not matter.
+        (job("a", target=3), 0.0),
         (job("a", 6_000_000, target=3, runs=False), 0.0),  # paused
     ],
 )
@@ -84,9 +85,10 @@ def test_a_job_needs_who_keeps_up_and_has_its_backlog_gone_in_a_minute(
             [worker(n, f"j{n}") for n in range(9)],
             "the 9 workers are at `j0`, `j1`, `j2` and 6 other jobs",
         ),
-        ([worker(1, "other", pinned=True)], ""),  # which never comes
-        ([worker(1, "other", tasks=["another"])], ""),  # likewise
-        ([worker(1, "other", avoided=["mine"])], ""),  # which says why itself
+        ([worker(1, "other", pinned=True)], ""),  # cannot join
+        ([worker(1, "other", tasks=["another"])], ""),  # cannot join
+        # The worker itself reports why it avoids the job.
+        ([worker(1, "other", avoided=["mine"])], ""),
     ],
 )
 def test_workers_of_other_jobs_that_could_come_are_reported(
@@ -104,12 +106,13 @@ def test_workers_of_other_jobs_that_could_come_are_reported(
 def test_drained_job_whose_owner_asks_for_workers_keeps_none_that_another_needs() -> None:
     asked = job("asked", target=4)
     assert plan(view([asked, job("busy", 10)], [worker(1, "asked")])) == {"w1": "busy"}
-    assert plan(view([asked], [worker(1, "asked")])) == {}  # nobody else needs it
+    assert plan(view([asked], [worker(1, "asked")])) == {}  # no other job needs it
 
 
 def test_workers_leave_a_drained_job_for_one_that_has_work() -> None:
     assert plan(view([HUGE, DRAINED], four("drained"))) == {f"w{n}": "huge" for n in range(4)}
-    assert len(plan(view([job("small", 5000), DRAINED], four("drained")))) == 1  # needs but one
+    # One worker is enough.
+    assert len(plan(view([job("small", 5000), DRAINED], four("drained")))) == 1
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -130,7 +133,7 @@ def test_who_came_lately_stays_while_there_is_work() -> None:
 
     assert not plan(view([HUGE, other], four("huge", stay_s=5.0)))
     assert len(plan(view([HUGE, other], four("huge", stay_s=31.0)))) == 2
-    assert len(plan(view([HUGE, DRAINED], four("drained", stay_s=5.0)))) == 4  # there is none
+    assert len(plan(view([HUGE, DRAINED], four("drained", stay_s=5.0)))) == 4  # no job needs them
 
 
 def test_job_whose_leader_is_silent_neither_gives_nor_gets() -> None:
@@ -170,7 +173,7 @@ def test_who_has_waited_longest_goes_first_after_a_minute() -> None:
 
 
 def test_what_owners_ask_for_goes_first() -> None:
-    # by need alone, all four go to the other one
+    # All four would go to the other job by need alone.
     asked = job("asked", 10, target=2)
 
     moves = plan(view([HUGE, asked], four("")))
@@ -205,11 +208,12 @@ def test_who_is_nowhere_waits_where_the_fewest_are() -> None:
 
 def test_who_knows_no_speed_takes_the_mean_of_the_others() -> None:
     new = job("new", 60_000, worker_records_per_s=0.0)
-    fast = job("fast", 60_000, worker_records_per_s=1000.0)  # so new needs 1 as well
+    fast = job("fast", 60_000, worker_records_per_s=1000.0)  # so `new` also needs 1
 
     moves = plan(view([new, fast], four("")))
 
-    assert sorted(moves.values()).count("new") == 2  # one for each by need; the others wait warm
+    # Need gives each job one worker; the others wait warm.
+    assert sorted(moves.values()).count("new") == 2
 
 
 # --- the plan, by property -------------------------------------------------------------------
@@ -253,14 +257,14 @@ views = st.builds(
     placements.map(tuple),
     st.frozensets(st.sampled_from(NAMES), max_size=2),
 )
-# Who may all leave and do everything, in a world in which all is known.
+# Workers that may all leave and serve every job, in a world that is fully known.
 free = st.lists(st.sampled_from(NAMES), max_size=9).map(
     lambda at: tuple(worker(number, each) for number, each in enumerate(at))
 )
 
 
 def moved(seen: PlacementView, stay_s: float = 1000.0) -> PlacementView:
-    """The same view once everybody has followed the plan."""
+    """Return the same view after all workers followed the plan."""
     moves = plan(seen)
     return replace(
         seen,
@@ -295,7 +299,8 @@ def test_whoever_moves_may_leave_and_can_do_what_it_goes_to(seen: PlacementView)
         assert mover.job not in seen.stale & jobs.keys()
         assert mover.can_do(jobs[to])
         assert jobs[to].runs
-        assert to not in seen.stale or mover.job not in jobs  # or it waits there, from nowhere
+        # Only a worker without a job may move to a stale one, and then it waits.
+        assert to not in seen.stale or mover.job not in jobs
 
 
 @given(views, st.sampled_from((0.0, 1000.0)))
@@ -340,7 +345,7 @@ def test_what_owners_ask_for_is_filled_before_anything_else(
             assert sum(it.job == name for it in after.workers) >= target
 
 
-# --- one worker's line of it -----------------------------------------------------------------
+# --- one worker's part -----------------------------------------------------------------------
 
 
 def test_a_worker_says_where_it_goes_looks_once_more_and_goes() -> None:
@@ -392,7 +397,7 @@ def test_who_is_pinned_never_moves(seen: PlacementView, name: str) -> None:
     assert next_step(pinned, name)[:2] == ("", False)
 
 
-# --- who is heard of -------------------------------------------------------------------------
+# --- live workers ----------------------------------------------------------------------------
 
 
 def test_what_does_not_change_for_five_seconds_is_stale() -> None:

@@ -1,4 +1,4 @@
-"""A leader at work: when a round begins, who is asked, what workers and successors are told."""
+"""A leader at work: when rounds begin, and what it sends to workers and successors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def leading(settings: CoordinatorSettings = QUIET, *workers: WorkerId) -> Bench:
-    """A leader that sees A, B and C, unless said otherwise."""
+    """Return a leader that sees A, B and C, or these workers."""
     bench = Bench(settings)
     bench.lead()
     bench.see(*(workers or (A, B, C)))
@@ -59,7 +59,7 @@ def leading(settings: CoordinatorSettings = QUIET, *workers: WorkerId) -> Bench:
 
 
 def asked(commands: Iterable[CoordinatorCommand]) -> dict[WorkerId, list[int]]:
-    """Who is asked for which batches by the one trigger among these commands."""
+    """Return the batches per worker that the only trigger among these commands requests."""
     orders = the(commands, do.PostTrigger).trigger.orders
     return {order.worker: [b.offset for b in order.batches] for order in orders}
 
@@ -160,7 +160,7 @@ def test_the_next_round_begins_only_when_no_update_is_in_flight() -> None:
     made = do.PublishModel(bench.model, whole=False)
     assert said.index(made) < said.index(of_kind(said, do.PostTrigger)[0])
 
-    stale = answer(old[0], ModelId(0, 0))  # it comes again
+    stale = answer(old[0], ModelId(0, 0))  # a repeated message
     assert bench.feed(events.RepliesRead((stale,))) == (do.Drop(stale, "batches [0] do not wait"),)
 
 
@@ -204,7 +204,7 @@ def test_a_lingering_round_takes_in_what_comes_before_its_gradients() -> None:
     assert (update.update.short, len(update.update.batches)) == ("", 2)
 
 
-# --- others are asked ------------------------------------------------------------------------
+# --- reassignment ----------------------------------------------------------------------------
 
 
 def test_the_batches_of_a_dead_worker_go_to_another_with_the_model() -> None:
@@ -220,7 +220,7 @@ def test_a_leaving_worker_may_finish_and_is_not_blamed() -> None:
     bench = leading(replace(QUIET, max_failures=0))
     bench.announce(A, B)
     bench.see(A, C, leaving=[B])
-    assert len(of_kind(bench.said, do.PostTrigger)) == 1  # it may be at it still
+    assert len(of_kind(bench.said, do.PostTrigger)) == 1  # A may still compute it
     bench.see(A, C)
     assert asked(bench.said[-2:]) == {C: [1]}
     said = bench.feed(events.WantedChanged("stopped"))
@@ -237,7 +237,7 @@ def test_what_is_overdue_is_asked_of_others_with_the_model() -> None:
 
 
 def test_trigger_moves_once_an_order_is_not_answered_in_the_longest_time() -> None:
-    # The worker may wait behind a forged trigger that Redis has lost since.
+    # The worker may wait behind a forged trigger that Redis has since lost.
     bench = leading(QUIET, A)
     bench.announce(A, A)
     moved, now = list[bool](), 0.0
@@ -287,7 +287,7 @@ def test_with_proceed_a_missing_batch_is_put_back_once_and_then_awaited() -> Non
     assert bench.published[-1].returned == ()
 
 
-# --- who leaves, who is in doubt, what is gone -------------------------------------------------
+# --- leaving and silent workers ----------------------------------------------------------------
 
 
 def test_what_a_leaving_worker_does_not_finish_goes_to_others_at_once() -> None:
@@ -308,7 +308,8 @@ def test_what_a_leaving_worker_finishes_is_not_asked_of_others() -> None:
     assert bench.feed(events.RepliesRead((WorkerLeaving(A, bench.model, (0,)),))) == ()
     said = bench.compute()
     assert the(said, do.Apply).update.version == 1
-    assert asked(bench.announce(A, B)) == {B: [2, 3]}  # nothing new for who leaves
+    # A leaving worker gets no new order.
+    assert asked(bench.announce(A, B)) == {B: [2, 3]}
 
 
 def test_worker_that_is_overdue_is_asked_last_until_it_answers() -> None:
@@ -331,7 +332,8 @@ def test_an_emptied_board_gets_back_the_model_and_a_snapshot() -> None:
     assert bench.feed(events.BoardWiped()) == (do.PublishModel(ModelId(0, 1)), do.CopyWeights())
     said = bench.read_updates()
     assert the(said, do.PublishSnapshot).snapshot.made == ModelId(0, 1)
-    bench.see()  # nobody has beaten yet: they are given time
+    # No heartbeat has arrived yet, so workers get time.
+    bench.see()
     assert asked(bench.announce(A, B)) == {A: [2], B: [3]}
 
 
@@ -345,7 +347,8 @@ def test_what_the_board_lost_is_asked_for_again_at_once(event: events.Coordinato
     said = bench.feed(event)
     assert asked(said) == {A: [0], B: [1]}
     model, trigger = of_kind(said, do.PublishModel), of_kind(said, do.PostTrigger)
-    assert said.index(model[0]) < said.index(trigger[0])  # that was lost, too
+    # The trigger was lost, too.
+    assert said.index(model[0]) < said.index(trigger[0])
     assert the(bench.compute(), do.Apply).update.version == 1
 
 
@@ -357,7 +360,7 @@ def test_a_leader_without_a_round_asks_nothing_when_the_board_is_back(
     assert of_kind(bench.feed(event), do.PostTrigger) == []
 
 
-# --- what others are told --------------------------------------------------------------------
+# --- reports ---------------------------------------------------------------------------------
 
 
 def test_the_leader_status_says_what_is_decided_and_what_waits() -> None:
@@ -406,7 +409,7 @@ def test_bad_records_are_dead_lettered_once_their_claim_is_accepted() -> None:
     assert the(said, do.DeadLetterRecords) == do.DeadLetterRecords(bad)
 
 
-# --- streams that change ---------------------------------------------------------------------
+# --- changed streams -------------------------------------------------------------------------
 
 
 def test_partitions_that_were_added_are_opened_from_their_beginning() -> None:

@@ -1,4 +1,4 @@
-"""A job that its owner changes while a leader is at work: when K, deadline and rate count."""
+"""Changes of a running job by its owner: the updates at which K, deadline and rate change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ K1 = changed(group_size=1, revision=1)
 
 
 def leading(settings: CoordinatorSettings = QUIET) -> Bench:
-    """A leader that sees A and B."""
+    """Return a leader that sees A and B."""
     bench = Bench(settings)
     bench.lead()
     bench.see(A, B)
@@ -31,7 +31,7 @@ def leading(settings: CoordinatorSettings = QUIET) -> Bench:
 
 
 def change(bench: Bench, settings: CoordinatorSettings) -> tuple[CoordinatorCommand, ...]:
-    """The owner changes the job."""
+    """Change the job's settings."""
     return bench.feed(events.SettingsChanged(settings))
 
 
@@ -43,7 +43,8 @@ def test_a_round_in_flight_keeps_its_k_and_the_next_one_has_the_new() -> None:
     assert change(bench, K3) == ()
     first = the(bench.compute(), do.Apply).update
     assert (len(first.batches), first.revision) == (2, 0)
-    assert of_kind(bench.said, do.PostTrigger)[1:] == []  # two wait, three are asked for
+    # Two batches wait, and a group takes three.
+    assert of_kind(bench.said, do.PostTrigger)[1:] == []
     bench.announce(A)
     second = the(bench.compute(), do.Apply).update
     assert (len(second.batches), second.revision, second.short) == (3, 1, "")

@@ -1,4 +1,4 @@
-"""A leader in trouble: poison, divergence, pauses, and the end of a job."""
+"""A leader's errors: poison, divergence, pauses, and the end of a job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.core.test_leader import asked, leading
 def fail(
     bench: Bench, order: Assignment, reason: FailedReason
 ) -> tuple[do.CoordinatorCommand, ...]:
-    """Let an order give no gradient."""
+    """Let a worker report a failed order."""
     offsets = tuple(each.offset for each in order.batches)
     return bench.feed(
         events.RepliesRead((Failed(order.worker, bench.model, offsets, reason, "why"),))
@@ -70,7 +70,8 @@ def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
     bench = leading(replace(QUIET, max_failures=1))
     bench.announce(A, B)
     bench.see(A, C)  # B is dead
-    bench.see(A)  # C, asked after it, too
+    # C, which had the order next, is dead, too.
+    bench.see(A)
     record = Quarantined(0, batch(1, B), "poison: its workers died of it", number=1)
     assert bench.updates[-1] == record
     assert bench.leader_status.waiting == 2
@@ -78,13 +79,13 @@ def test_a_batch_whose_workers_die_of_it_is_poison() -> None:
     assert bench.leader_status.waiting == 1
 
 
-# --- so much poison that it is the task ----------------------------------------------------------
+# --- poison that the task causes ----------------------------------------------------------------
 
 TRACEBACK = "Traceback ...\n  File \"my_tasks.py\", line 12, in losses\nKeyError: 'lable'"
 
 
 def raise_on_all(bench: Bench, most: int = 1000) -> int:
-    """Let the task raise on whatever is asked, until nothing more is; returns the quarantined."""
+    """Let the task raise on every order until none follows; return the quarantined batches."""
     answered = set[object]()
     for _ in range(most):
         triggers = [c.trigger for c in of_kind(bench.said, do.PostTrigger)]
@@ -110,7 +111,7 @@ WORKERS = tuple(WorkerId(f"w{number}") for number in range(20))
 def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
     max_failures: int, workers: int
 ) -> None:
-    # All batches of a group of 20 are suspects, in up to 20 workers' hands at once.
+    # All batches of a group of 20 are suspects, at up to 20 workers at once.
     bench = leading(changed(group_size=20, max_failures=max_failures), *WORKERS[:workers])
     bench.announce(*WORKERS, *WORKERS)
 
@@ -119,7 +120,8 @@ def test_a_task_that_raises_on_everything_holds_the_job_after_three_batches(
     hold = the(bench.said, do.Hold)
     assert hold.reason.startswith("3 batches in a row are poison: raised: KeyError; mend the task")
     assert hold.detail == TRACEBACK
-    bench.tick(100.0)  # what is still in somebody's hands is overdue: nobody is asked again
+    # Workers that still have orders are overdue, but no order is posted again.
+    bench.tick(100.0)
     assert raise_on_all(bench) == 3
     assert bench.leader_status.waiting == 37
 
@@ -130,7 +132,8 @@ def test_a_job_that_was_held_for_poison_and_resumed_may_meet_as_much_again() -> 
     assert raise_on_all(bench) == 3
 
     for times in (2, 3):
-        bench.feed(events.WantedChanged("paused"))  # as the jobs topic has it
+        # The jobs topic now says `paused`.
+        bench.feed(events.WantedChanged("paused"))
         bench.feed(events.WantedChanged("running"))
         assert raise_on_all(bench) == 3 * times
         assert len(of_kind(bench.said, do.Hold)) == times
@@ -176,7 +179,8 @@ def test_a_tenth_of_the_last_hundred_holds_no_job_however_long_it_lasts() -> Non
 def test_batches_that_kill_their_workers_count_as_poison_too() -> None:
     bench = leading(changed(max_failures=0, group_size=2, poison_in_a_row=2))
     bench.announce(A, B)
-    bench.see(C)  # A and B died, each of its batch alone
+    # A and B died, each alone of its own batch.
+    bench.see(C)
 
     assert the(bench.said, do.Hold).reason.startswith(
         "2 batches in a row are poison: its workers died of it"
@@ -205,7 +209,7 @@ def test_a_task_that_is_wrong_whatever_the_data_holds_the_job_at_once() -> None:
     assert hold.reason == "the task is wrong: losses has shape (); mend it and resume the job"
     assert hold.detail == TRACEBACK
     assert of_kind(bench.updates, Quarantined) == []
-    # It comes again, late: A was replaced by C, which has the task mended, and the job resumed.
+    # A's message arrives late: C has replaced A, the task is fixed, and the job resumed.
     bench.feed(events.WantedChanged("paused"))
     bench.see(B, C)
     bench.feed(events.WantedChanged("running"))
@@ -265,7 +269,8 @@ def test_when_half_of_a_round_is_not_finite_the_job_is_held_and_no_batch_is_lost
     assert of_kind(said, do.DiscardSum) == [do.DiscardSum(1)]
     assert of_kind(bench.announce(A), do.PostTrigger) == []
     assert bench.leader_status.waiting == 3
-    assert len(bench.updates) == 1  # the Lead: nothing was quarantined
+    # The only record is the Lead; nothing was quarantined.
+    assert len(bench.updates) == 1
 
     said = bench.feed(events.WantedChanged("running"))
     assert sorted(asked(said).values()) == [[0], [1]]
@@ -285,7 +290,8 @@ def test_one_bad_batch_in_each_of_two_rounds_is_no_divergence() -> None:
     for _ in range(2):
         bench.announce(A, B, A)
         a, b = bench.orders
-        fail(bench, b, "not_finite")  # poison: the third batch comes in
+        # The batch is poison, so the third one joins the round.
+        fail(bench, b, "not_finite")
         bench.compute()
         bench.feed(events.RepliesRead((answer(a, bench.model),)))
     assert bench.model.version == 2
@@ -299,7 +305,8 @@ def test_failure_holds_the_job() -> None:
     said = bench.feed(events.HoldRequired(reason))
     assert said == (do.Hold(reason), do.StepDown(reason), do.ReleaseLease())
     assert bench.feed(events.HoldRequired(reason)) == ()
-    assert bench.tick(10.0) == ()  # nobody leads before a person has looked
+    # No replica leads until an operator has looked.
+    assert bench.tick(10.0) == ()
     assert bench.feed(events.WantedChanged("paused")) == ()
     assert bench.tick(11.0) == ()
     bench.feed(events.WantedChanged("running"))
@@ -377,7 +384,8 @@ def test_a_stopped_job_ends_with_a_checkpoint_that_waits_for_its_audit() -> None
     bench.compute()
     said = bench.feed(events.WantedChanged("stopped"))
     assert said == (do.DiscardSum(2), do.CopyWeights())
-    assert bench.announce(A, B)[1:] == ()  # a leader's status, and no round
+    # The commands have a leader status, but no round.
+    assert bench.announce(A, B)[1:] == ()
     published, finish, release = bench.read_updates()
     assert isinstance(published, do.PublishSnapshot)
     assert published.checkpoint
@@ -426,6 +434,7 @@ def test_a_job_that_is_ending_asks_for_no_time_but_that_of_its_leader_status() -
     bench = leading(replace(QUIET, stop_at=1.0))
     bench.announce(A, B)
     bench.compute()
-    bench.tick(2.0)  # the checkpoint waits for its audit
+    # The checkpoint waits until its audit is read back.
+    bench.tick(2.0)
     assert not bench.machine.finished
     assert bench.machine.due() > 2.0

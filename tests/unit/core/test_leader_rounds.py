@@ -1,4 +1,4 @@
-"""A leader with several rounds in flight: which begin, which are applied, and what they keep."""
+"""A leader with several rounds in flight: their begin, their order, and their settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SINGLE_WORKER = changed(group_size=1, staleness=4, single_worker=True)
 
 
 def leading(settings: CoordinatorSettings, *workers: WorkerId) -> Bench:
-    """A leader that sees these workers."""
+    """Return a leader that sees these workers."""
     bench = Bench(settings)
     bench.lead()
     bench.see(*(workers or (A, B)))
@@ -62,7 +62,7 @@ def fail(bench: Bench, worker: WorkerId, offset: int, reason: FailedReason) -> N
 
 
 def applied(commands: Iterable[CoordinatorCommand]) -> list[tuple[int, list[int]]]:
-    """Versions, and the batches that made them."""
+    """Return the versions, with the batches that made them."""
     updates = [apply.update for apply in of_kind(commands, do.Apply)]
     return [(each.version, sorted(b.offset for b in each.batches)) for each in updates]
 
@@ -76,7 +76,7 @@ def test_a_further_round_begins_for_a_worker_that_has_nothing_to_do() -> None:
     bench.announce(A, B)
     assert of_kind(bench.announce(A, B), do.PostTrigger) == []
     assert asked(send(bench, A, 0)) == {A: [2], B: [3]}
-    assert of_kind(bench.announce(A, B), do.PostTrigger) == []  # nobody is idle
+    assert of_kind(bench.announce(A, B), do.PostTrigger) == []  # no worker is idle
 
 
 def test_no_further_round_begins_where_its_batches_are_for_who_is_busy() -> None:
@@ -110,7 +110,8 @@ def test_all_else_can_wait_for_the_gradients_of_a_round_once_the_next_has_its_ba
 
 def test_nothing_can_wait_where_a_further_round_may_begin() -> None:
     bench = leading(STALE)
-    bench.announce(A, B, A, B)  # should another worker come, round 2 begins
+    # Round 2 begins as soon as another worker joins.
+    bench.announce(A, B, A, B)
     assert bench.machine.leader is not None
     assert bench.machine.leader.awaited == 0
 
@@ -138,7 +139,8 @@ def test_a_round_may_overtake_another_that_has_time_left_and_no_third() -> None:
     assert applied(send(bench, A, 2, version=0)) == [(1, [2, 3])]
     bench.announce(A, C)
     assert applied(send(bench, A, 4)) == []
-    assert applied(send(bench, C, 5)) == []  # b1 is of version 0: with J=2 it would be too old
+    # b1 is of version 0, which would be too old after J=1.
+    assert applied(send(bench, C, 5)) == []
     said = send(bench, B, 1, version=0)
     assert applied(said) == [(2, [0, 1]), (3, [4, 5])]
     assert [apply.update.staleness for apply in of_kind(said, do.Apply)] == [1, 1]
@@ -149,7 +151,8 @@ def test_who_is_late_holds_up_nobody_and_counts_no_more_once_it_is_too_old() -> 
     bench = leading(changed(STALE, group_size=1, bound=8), A, B)
     bench.announce(B, A, A, A)
     send(bench, A, 1)
-    assert applied(send(bench, A, 2)) == []  # b may still send 0, of version 0
+    # B may still send 0, computed at version 0.
+    assert applied(send(bench, A, 2)) == []
     bench.tick(0.6)
     assert bench.model.version == 2
     send(bench, A, 3)
@@ -161,7 +164,8 @@ def test_a_trigger_says_at_which_versions_gradients_are_awaited() -> None:
     bench.announce(A, B, A, C)
     send(bench, A, 0)
     send(bench, C, 3)
-    send(bench, A, 2)  # J=1, and b1 is asked for at version 0
+    # Applies J=1, while b1 is awaited at version 0.
+    send(bench, A, 2)
     trigger = the(bench.announce(A, C), do.PostTrigger).trigger
     assert (trigger.model.version, trigger.awaits) == (1, 0)
     send(bench, B, 1, version=0)
@@ -179,7 +183,7 @@ def test_what_waits_is_unsettled_in_whatever_round_it_is() -> None:
     assert (bench.leader_status.waiting, bench.leader_status.oldest_unsettled) == (4, 0)
 
 
-# --- what a round keeps -----------------------------------------------------------------------
+# --- settings of a round ----------------------------------------------------------------------
 
 
 def test_a_change_counts_after_the_next_update_though_rounds_are_in_flight() -> None:
@@ -199,7 +203,7 @@ def test_a_change_counts_after_the_next_update_though_rounds_are_in_flight() -> 
 
 
 def answer_of(bench: Bench, worker: WorkerId, offset: int) -> Gradient:
-    """The gradient of one batch, at version 0."""
+    """Return the gradient of one batch, at version 0."""
     return gradient(worker, ModelId(bench.epoch, 0), [batch(offset)])
 
 
@@ -304,7 +308,7 @@ def test_a_round_of_an_earlier_k_that_lacks_a_batch_gives_way() -> None:
     assert {len(apply.update.batches) for apply in of_kind(bench.said, do.Apply)} == {1}
 
 
-# --- a group of one worker's ------------------------------------------------------------------
+# --- groups of a single worker ----------------------------------------------------------------
 
 
 def test_each_worker_goes_its_own_way() -> None:
@@ -329,13 +333,14 @@ def test_batches_of_who_is_gone_are_asked_of_the_next_that_is_idle() -> None:
     bench = leading(SINGLE_WORKER, A, B)
     bench.announce(B, A, A)
     bench.announce(B)
-    bench.see(A)  # b is gone, with 0 in hand and 3 waiting
+    # B died with 0 in hand and 3 waiting.
+    bench.see(A)
     assert asked(send(bench, A, 1)) == {A: [0]}
     assert asked(send(bench, A, 0)) == {A: [3]}  # before its own 2
 
 
 def test_what_is_overtaken_too_often_goes_first() -> None:
-    # b is late and goes on to claim: its batches go before a's own 1, but not more than s + 1 times
+    # b is late and continues to claim. Its batches precede a's own 1, but at most s + 1 times.
     bench = leading(changed(SINGLE_WORKER, staleness=1), A, B)
     bench.announce(B)
     assert asked(bench.tick(0.5)) == {A: [0]}
@@ -345,8 +350,8 @@ def test_what_is_overtaken_too_often_goes_first() -> None:
 
 
 def test_what_is_overtaken_by_rounds_that_end_together_goes_first() -> None:
-    # b's 3 waits while 0, 1 and 2 are computed, whose gradients come in one look at the board:
-    # they and a's 4 were before it, so that c is asked for it, and not for its own
+    # b's 3 waits while 0, 1 and 2 are computed. One poll returns their gradients. They and a's 4
+    # preceded 3, so c gets an order for 3, and not for its own batch.
     bench = leading(changed(SINGLE_WORKER, staleness=2), A, B, C)
     bench.announce(A, B, C, B, A, A, A, C, C)
     offsets = {A: 0, B: 1, C: 2}
@@ -366,7 +371,7 @@ def test_staleness_may_grow_with_the_workers_that_live() -> None:
     assert made == [Synchrony(1, staleness, single_worker=True) for staleness in (8, 12)]
 
 
-# --- trouble ----------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------
 
 
 def test_divergence_is_seen_over_rounds_of_one_batch() -> None:
@@ -409,7 +414,7 @@ def test_a_gradient_of_weights_that_there_are_not_does_not_count() -> None:
     assert the(bench.feed(events.RepliesRead((old,))), do.Drop).reason == "its round is over"
 
 
-# --- whatever happens -------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------
 
 
 @given(
@@ -429,7 +434,7 @@ def test_whoever_answers_when_an_update_is_of_its_k_and_never_too_stale(
 ) -> None:
     first = changed(staleness=1, single_worker=single_worker)
     bench, of_revision = leading(first, A, B, C), [first]
-    orders = list[tuple[int, Assignment]]()  # with the version that they were asked at
+    orders = list[tuple[int, Assignment]]()  # with their models
     for step, one, two in steps:
         before = len(bench.said)
         if step == "batch":

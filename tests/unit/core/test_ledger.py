@@ -1,4 +1,4 @@
-"""Claims on records: whatever arrives, in whatever order, each record has one owner."""
+"""Claims on records: in every order of arrival, each record has exactly one owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ELSEWHERE = Partition("t", 0)
-BEGIN = {P: 0, Q: 5}  # a job need not begin where its partitions do
+# A job may begin behind the start of a partition.
+BEGIN = {P: 0, Q: 5}
 
 
 def test_whoever_claims_first_at_the_frontier_has_the_records() -> None:
@@ -94,7 +95,7 @@ def test_the_frontier_given_out_is_a_copy() -> None:
 
 @st.composite
 def control_topics(draw: st.DrawFn) -> list[tuple[int, Claim | None]]:
-    """Claims of workers that know the frontier more or less, twins, ghosts and garbage."""
+    """Draw claims of workers that roughly know the frontier, duplicates, zombies and garbage."""
     frontier = Ledger(BEGIN)
     topic = list[tuple[int, Claim | None]]()
     for _ in range(draw(st.integers(0, 30))):
@@ -133,7 +134,8 @@ def test_accepted_spans_tile_every_partition(topic: list[tuple[int, Claim | None
             for each in claim.address:
                 assert each.start == end[each.place]  # neither a gap nor an overlap
                 end[each.place] = each.end
-        assert ledger.claimed == end  # a claim counts with all of its spans or with none
+        # A claim counts with all of its spans or not at all.
+        assert ledger.claimed == end
         if decision.batch is not None:
             assert decision.batch.offset == offset
             assert decision.batch.samples > 0
@@ -156,19 +158,20 @@ def test_every_replay_decides_the_same(
 
 # --- generations -----------------------------------------------------------------------------
 
-R = Partition("s", 2)  # not of the job when it began
+# The job did not have this partition at first.
+R = Partition("s", 2)
 ADDED = Opened(R, None, 7, "id", 0, -1)
 
 
 def decide(ledger: Ledger, *records: Claim | Opened) -> list[bool]:
-    """Decide one after another; whether each counted."""
+    """Decide the records in order; return for each if it counted."""
     return [ledger.decide(ledger.position, record).accepted for record in records]
 
 
 def known(
     partition: Partition, start: int, end: int, *epochs: int, generation: int = 0
 ) -> BatchReady:
-    """A claim that knows the leader epochs before it and of its last record."""
+    """Return a claim with the leader epochs before it and of its last record."""
     before, epoch = epochs
     return ready(A, Span(*partition, start, end, generation, before, end, epoch))
 
@@ -199,7 +202,7 @@ def test_after_an_opening_claims_of_earlier_generations_count_no_longer() -> Non
     claims = (known(P, 0, 10, -1, 1), known(P, 10, 20, 1, 2), opened, known(P, 20, 30, 2, 2))
     assert decide(ledger, *claims) == [True, True, True, False]
     assert decide(ledger, known(P, 15, 25, 2, 3)) == [False]
-    assert decide(ledger, opened) == [False]  # twice is once
+    assert decide(ledger, opened) == [False]  # a repeated record
     assert decide(ledger, known(P, 15, 25, 2, 3, generation=9)) == [True]
     assert ledger.known[P] == LogPosition(25, "", 3)
 
@@ -210,13 +213,15 @@ def test_a_claim_follows_the_record_that_the_one_before_it_ends_with() -> None:
     ledger = Ledger({P: 7})
     old, new = known(P, 7, 8, 0, 0), known(P, 7, 8, 0, 1)
     assert decide(ledger, old, new, known(P, 8, 9, 1, 1)) == [True, False, False]
-    assert decide(ledger, ready(A, span(P, 8, 9))) == [True]  # what is not known is not checked
+    # An unknown leader epoch is not checked.
+    assert decide(ledger, ready(A, span(P, 8, 9))) == [True]
 
 
 def test_an_opening_never_jumps_over_records_that_nobody_has_claimed() -> None:
     ledger = Ledger({P: 5}, known={P: LogPosition(5, "old", 0)})
     assert decide(ledger, Opened(P, 0, 9, "old", 6, 0)) == [False]
-    assert decide(ledger, Opened(P, 0, 9, "new", 6, 0)) == [True]  # as its operator chose
+    # The operator chose this start.
+    assert decide(ledger, Opened(P, 0, 9, "new", 6, 0)) == [True]
 
 
 def test_what_reaches_above_where_its_generation_was_cut_is_gone() -> None:
@@ -224,17 +229,18 @@ def test_what_reaches_above_where_its_generation_was_cut_is_gone() -> None:
     ledger = Ledger({P: 20}, opened={}, known={P: LogPosition(18, "id", 0)})
     assert not ledger.is_gone(above)
     assert decide(ledger, Opened(P, 0, 9, "id", 18, 0)) == [True]
-    assert not ledger.is_gone(above)  # it lost only what held no record
+    # Only offsets without records were lost.
+    assert not ledger.is_gone(above)
     assert decide(ledger, Opened(P, 9, 11, "id", 15, 0)) == [True]
     assert ledger.is_gone(above)
     assert not ledger.is_gone(below)
     later = Span(*P, 15, 25, 11, 0, 25, 1)
     assert decide(ledger, ready(A, later), Opened(P, 11, 12, "new", 90, -1)) == [True, True]
-    assert ledger.is_gone(later)  # another topic has its name
+    assert ledger.is_gone(later)  # another topic of that name
 
 
 def test_of_a_topic_whose_first_id_nobody_knew_a_later_one_is_another() -> None:
-    # topic    ?         cut: "id"     created anew: "new", from where it ends
+    # topic    ?         cut: "id"     recreated: "new", from its end
     ledger = Ledger({P: 0})
     first = Span(*P, 0, 10, known=10)
     cut, anew = Opened(P, 0, 9, "id", 10, 0), Opened(P, 9, 11, "new", 10, -1)

@@ -1,4 +1,4 @@
-"""Who may be given work, by beats that may all vanish at once."""
+"""Liveness of workers by heartbeats that may all vanish at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,9 +113,10 @@ def test_who_says_worker_leaving_leaves_before_its_beat_says_so_and_may_come_bac
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, B), now=0.0)
     liveness.leave(A)
-    liveness.leave(C)  # nobody knows it
+    liveness.leave(C)  # unknown worker
     assert liveness.live == {B}
-    liveness.observe(alive(A, B), now=1.0)  # a farewell of its last life
+    # The farewell is from its previous life.
+    liveness.observe(alive(A, B), now=1.0)
     assert liveness.live == {A, B}
 
 
@@ -172,8 +173,9 @@ def test_model_of_who_holds_the_newest_version_is_the_jobs() -> None:
     liveness = Liveness(GRACE_S)
     liveness.observe(alive(A, digest=OWN) | alive(B, digest=OTHER), now=0.0)
     assert liveness.live == {A, B}
-    liveness.expect(C)  # its beat was not seen yet
+    liveness.expect(C)  # no heartbeat yet
     liveness.expect(A)
     assert liveness.live == {A}
-    liveness.expect(B)  # another process under that name
+    # Another process has started under that name.
+    liveness.expect(B)
     assert liveness.live == {A}

@@ -1,4 +1,4 @@
-"""Streams that are other logs than they were: who opens them, and what becomes of what waits."""
+"""Streams whose logs changed: new generations, and the batches that waited."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ ANEW = Divergence(0, LogPosition(0, "other", -1), 7, recreated=True)
 
 
 def of(generation: int, start: int, end: int) -> Span:
-    """A span of P in a generation."""
+    """Return a span of P in a generation."""
     return Span(*P, start, end, generation, known=end)
 
 
 def seen(
     diverged: Divergence | None = None, *, sure: bool = True, control_end: int = 0
 ) -> StreamsSeen:
-    """What a look at the streams says."""
+    """Return the event of one poll of the streams."""
     lost = {} if diverged is None else {P: diverged}
     return StreamsSeen({P: "id", Q: "id"}, NEW, lost, sure, control_end)
 
 
 def leading(settings: CoordinatorSettings = QUIET) -> Bench:
-    """A leader that sees A and B."""
+    """Return a leader that sees A and B."""
     bench = Bench(settings)
     bench.lead()
     bench.see(A, B)
@@ -50,14 +50,14 @@ def leading(settings: CoordinatorSettings = QUIET) -> Bench:
 
 
 def expired(commands: Iterable[CoordinatorCommand]) -> list[int]:
-    """Control offsets of batches that are quarantined as expired; others are not."""
+    """Return the offsets of batches quarantined as expired, and check that no others are."""
     records = [command.record for command in of_kind(commands, do.AppendAudit)]
     assert all(isinstance(record, Quarantined) and record.expired for record in records)
     return [record.batch.offset for record in records if isinstance(record, Quarantined)]
 
 
 def resumed(read_from: ReadFrom = "") -> Bench:
-    """A leader that was told to go on after a loss."""
+    """Return a leader that was resumed after a loss."""
     bench = Bench()
     bench.feed(events.WantedChanged("running", after_loss=1, read_from=read_from))
     bench.lead()
@@ -111,7 +111,8 @@ def test_leader_after_a_request_to_resume_opens_what_its_first_looks_find_lost(
 ) -> None:
     bench = resumed(read_from)
     bench.read_control(ready(A, of(0, 0, 20)))
-    bench.feed(seen(sure=False))  # nobody can tell yet whether something is lost
+    # Brokers cannot say yet if records are lost.
+    bench.feed(seen(sure=False))
     commands = bench.feed(seen(diverged))
     assert bool(of_kind(commands, do.Hold)) == (opened is None)
     records = [command.record for command in of_kind(commands, do.OpenPartition)]
@@ -135,7 +136,7 @@ def test_who_has_not_read_all_claims_judges_no_stream() -> None:
 
 def test_a_batch_whose_records_are_gone_expires_wherever_it_waits() -> None:
     # K = 2      0 P 0:10   1 P 10:20   2 P 20:30    opened at 5   4 P 5:15 of the next generation
-    #            in the round: 0 and 1; 2 waits
+    #            round: 0 and 1; batch 2 waits
     bench = leading()
     bench.see(A)
     bench.read_control(ready(A, of(0, 0, 10)), ready(A, of(0, 10, 20)), ready(A, of(0, 20, 30)))

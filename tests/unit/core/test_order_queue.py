@@ -1,4 +1,4 @@
-"""A worker's orders, by triggers that come late, twice or from a leader that leads no longer."""
+"""A worker's orders, from triggers that are late, repeated, or from a deposed leader."""
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from tests.unit.core.examples import A, B, batch
 
 
 def trigger(epoch: int, number: int, version: int, **orders: tuple[int, ...]) -> UpdateTrigger:
-    """A trigger with these batches for these workers."""
+    """Return a trigger with these batches for these workers."""
     return UpdateTrigger(
         TriggerId(epoch, number),
         ModelId(epoch, version),
@@ -28,7 +28,7 @@ def trigger(epoch: int, number: int, version: int, **orders: tuple[int, ...]) ->
 
 
 def taken(orders: Assignments) -> list[tuple[int, ...]]:
-    """The batches of all orders that are left."""
+    """Return the batches of all remaining orders."""
     return [tuple(batch.offset for batch in c.batches) for c in iter(orders.next, None)]
 
 
@@ -81,13 +81,16 @@ def test_who_holds_the_weights_changes_by_a_leader_whose_status_was_seen_alone()
     orders.listen(TriggerStream("", 7))
     assert orders.believed([own, forged], 32) == [own]
     assert orders.believed([own, whole], 32) == [own]
-    assert orders.believed([own, whole, successor], 32) == [own, whole, successor]  # who undid it
+    # The successor's trigger undoes the hand-over.
+    assert orders.believed([own, whole, successor], 32) == [own, whole, successor]
     orders.listen(TriggerStream("", 8))
     assert orders.believed([whole, forged], 32) == [whole]
     assert orders.believed([forged], 32) == []
     orders.listen(TriggerStream("", 9))
-    assert orders.believed([whole], 32) == []  # its leader failed, and nobody needs to follow it
-    assert orders.believed([whole], 0) == [whole]  # by which nothing changes
+    # Its leader was superseded, so the hand-over may be ignored.
+    assert orders.believed([whole], 32) == []
+    # The trigger keeps the present layout.
+    assert orders.believed([whole], 0) == [whole]
 
 
 def test_in_another_stream_of_triggers_ids_begin_anew_and_nothing_of_the_first_counts() -> None:
@@ -110,7 +113,8 @@ def test_leader_of_a_lower_epoch_is_followed_if_the_one_before_was_lost() -> Non
     orders.listen(TriggerStream("", 9))
     orders.receive([trigger(9, 1, 5, a=(1,)), trigger(9, 2, 5, a=(2,))])
     orders.receive([trigger(3, 1, 5, a=(3,))])
-    assert orders.last_trigger == TriggerId(9, 2)  # for all that is known a leader that woke up
+    # This may be a leader that resumed after a pause.
+    assert orders.last_trigger == TriggerId(9, 2)
 
     orders.listen(TriggerStream("", 3))
     orders.receive([trigger(3, 1, 5, a=(3,))])
@@ -118,7 +122,7 @@ def test_leader_of_a_lower_epoch_is_followed_if_the_one_before_was_lost() -> Non
 
 
 def test_leader_of_a_lower_epoch_is_followed_if_nobody_saw_the_status_of_the_one_before() -> None:
-    # status                3: the leader before it told its own when Redis was away already
+    # status                3: the previous leader wrote its own after Redis had failed
     # triggers   9-1        3-1
     orders = Assignments(A)
     orders.receive([trigger(9, 1, 5, a=(1,))])
@@ -144,7 +148,7 @@ def test_a_newer_model_makes_older_orders_void() -> None:
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1,)), trigger(0, 2, 6, b=(2,))])
 
-    assert orders.next() is None  # nobody waits for it any more
+    assert orders.next() is None  # no longer awaited
 
 
 def test_orders_of_versions_that_are_awaited_still_stay_and_are_computed_at_the_newest() -> None:
@@ -211,12 +215,13 @@ def test_an_order_answered_may_be_ordered_again() -> None:
     orders.done()
     orders.receive([trigger(0, 2, 5, b=(1,))])
 
-    assert len(orders) == 1  # its first answer may have got lost
+    # The first reply may be lost.
+    assert len(orders) == 1
 
 
 def test_who_leaves_says_what_it_still_finishes_and_begins_nothing_more() -> None:
     orders = Assignments(A)
-    assert orders.leave() is None  # no leader ever spoke
+    assert orders.leave() is None  # no leader so far
     orders = Assignments(A)
     orders.receive([trigger(0, 1, 5, a=(1, 2)), trigger(0, 2, 5, a=(3,))])
     orders.next()

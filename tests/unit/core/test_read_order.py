@@ -1,4 +1,4 @@
-"""Partitions are read in turn: in short runs, by what each lags, and none is forgotten."""
+"""Partitions are read in turn: in short runs, by their lag, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_what_is_given_out_fits_the_room_is_there_and_comes_in_runs(
     room=st.integers(100, 2_000),
 )
 def test_nobody_who_has_records_waits_long(weights: list[int], run: int, room: int) -> None:
-    # Each has at least a fifth of an even share: a turn in 5 n, and no more than the four that
-    # somebody may be owed on top.
+    # Each gets at least a fifth of an even share: one turn in 5 n, and at most the four that it may
+    # be owed on top.
     places = [Partition("s", index) for index in range(len(weights))]
     turns, lags = RunsInTurn(), dict(zip(places, weights, strict=True))
     seen, records = set[Partition](), 0

@@ -1,4 +1,4 @@
-"""What an operator takes back waits again exactly once, whoever leads and whatever was copied."""
+"""A requeued batch waits again exactly once, under every leader and from every snapshot."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 LAX = replace(QUIET, max_failures=0, poison_in_a_row=100, poison_share=1.0)
 FIRST_LEAD = Lead(-1, GENESIS, "c0#1", 0)
-# Batches 0 and 1 are claimed of P, 20 records; 1 is poison.
+# Batches 0 and 1 are claims on P with 20 records; batch 1 is poison.
 POISON = Quarantined(0, batch(1, B), "poison: raised: why", number=1)
 REQUEUED = Requeued(batch(1, B), "ada", 1.0)
 REPLAYED = Replayed(batch(1, B), "ada", 1.0)
 CLAIMS = [ready(A, span(P, 0, 10)), ready(B, span(P, 10, 20))]
-# Of the leader of epoch 0: what it published when it had read two claims, and the quarantine.
+# Published by the leader of epoch 0 after it had read two claims and the quarantine.
 BEHIND = Snapshot(
     0, GENESIS, 2, 2, FIRST | {P: 20}, waiting=(batch(0, A),), poison=(batch(1, B),), number=1
 )
@@ -45,7 +45,7 @@ AHEAD = with_(BEHIND, updates_position=1, waiting=(batch(0, A), batch(1, B)), po
 
 
 def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
-    """A leader of two batches, the second of which raised and was quarantined."""
+    """Return a leader of two batches, with the second one quarantined because it raised."""
     bench = leading(settings)
     bench.announce(A, B)
     fail(bench, bench.orders[1], "raised")
@@ -53,7 +53,7 @@ def quarantining(settings: CoordinatorSettings = LAX) -> Bench:
 
 
 def updating() -> Bench:
-    """Then a third batch makes the group whole: an update, a copy; none of it is read back."""
+    """Return a leader whose third batch completed the group; update and snapshot are unread."""
     bench = quarantining(replace(LAX, hot_every_updates=1))
     bench.announce(C)
     replies = tuple(gradient(w, bench.model, [batch(o, w)]) for w, o in ((A, 0), (C, 2)))
@@ -64,7 +64,7 @@ def updating() -> Bench:
 
 
 def successor(snapshot: Snapshot, *updates: AuditRecord) -> Bench:
-    """Who leads after a leader of epoch 0 that wrote these records and published that snapshot."""
+    """Return the successor of a leader that wrote these records and published that snapshot."""
     bench = Bench(LAX, updates=[FIRST_LEAD, *updates], control=list(CLAIMS), name="c2")
     bench.lead(snapshot)
     bench.see(A, B)
@@ -73,7 +73,7 @@ def successor(snapshot: Snapshot, *updates: AuditRecord) -> Bench:
 
 
 def waiting(bench: Bench) -> dict[object, list[int]]:
-    """What it asks of whom."""
+    """Return the offsets of the batches that each worker has orders for."""
     return {order.worker: [b.offset for b in order.batches] for order in bench.orders}
 
 
@@ -84,7 +84,8 @@ def test_a_batch_that_was_taken_back_is_trained_as_if_it_were_new() -> None:
 
     said = bench.read_updates()
 
-    assert asked(said) == {C: [1]}  # B was asked in vain
+    # B did not answer its order.
+    assert asked(said) == {C: [1]}
     replies = tuple(gradient(w, bench.model, [batch(o, h)]) for w, o, h in ((A, 0, A), (C, 1, B)))
     said = bench.feed(events.RepliesRead(replies))
     assert the(said, do.Apply).update.batches == (batch(0, A), batch(1, B))
@@ -107,7 +108,7 @@ def test_a_batch_that_was_taken_back_may_be_quarantined_again_and_taken_back_aga
     "record",
     [
         Requeued(batch(0, A), "ada", 1.0),  # it waits
-        Requeued(batch(7, A), "ada", 1.0),  # nobody claimed it
+        Requeued(batch(7, A), "ada", 1.0),  # never claimed
         Requeued(with_(batch(1, B), samples=9), "ada", 1.0),  # another batch at that offset
         REPLAYED,
     ],
@@ -118,7 +119,8 @@ def test_nothing_else_is_taken_back(record: AuditRecord) -> None:
     bench.updates.append(record)
     bench.read_updates()
 
-    assert waiting(bench) == {A: [0], B: [1]}  # as it was first asked
+    # The orders are as they were at first.
+    assert waiting(bench) == {A: [0], B: [1]}
     bench.tick(0.1)
     assert bench.leader_status.waiting == 1
 
@@ -207,7 +209,8 @@ def test_a_quarantine_does_not_fall_upon_another_batch_at_its_offset() -> None:
     bench.read_control()
     assert bench.leader_status.waiting == 2
 
-    bench.updates.append(REQUEUED)  # nobody can take back what was lost
+    # A lost batch cannot be requeued.
+    bench.updates.append(REQUEUED)
     bench.read_updates()
     assert bench.leader_status.waiting == 2
     bench.tick(bench.now + 1.0)
@@ -240,7 +243,7 @@ def test_requeue_forgets_the_failures() -> None:
     assert the(said, do.PublishSnapshot).snapshot.failure_counts == {}
 
 
-# --- copies that are not published yet -----------------------------------------------------------
+# --- unpublished snapshots -----------------------------------------------------------------------
 
 
 def test_in_a_copy_that_is_published_later_the_batch_waits_too() -> None:
@@ -269,7 +272,8 @@ def test_a_snapshot_names_what_may_still_be_taken_back() -> None:
 def test_a_requeue_is_no_own_record_that_a_copy_waits_for() -> None:
     bench = updating()
     bench.updates.insert(2, REQUEUED)
-    bench.read_updates(2)  # the quarantine and the requeue, not the update
+    # Read the quarantine and the requeue, not the update.
+    bench.read_updates(2)
     assert bench.published == []
 
     bench.read_updates()

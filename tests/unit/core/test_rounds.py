@@ -1,4 +1,4 @@
-"""Updates in flight: what counts, who is asked, and who is blamed."""
+"""Updates in flight: which gradients count, who gets orders, and who is blamed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.unit.core.examples import SAMPLES, A, B, C, answer, batch, gradient
 
 MODEL = ModelId(3, 7)
 FLOOR_S = 0.5
-LIMIT = 1  # strikes
+LIMIT = 1  # failures
 LATE_S = 1000.0  # past every deadline
 
 
 class _One:
-    """A single round in flight, at one version, in a word for each thing that is done to it."""
+    """A single round in flight at one version, with one short method per action."""
 
     def __init__(self, *batches: Batch, suspects: Suspects | None = None) -> None:
         self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
@@ -112,7 +112,7 @@ def test_a_gradient_over_fewer_samples_does_not_count_and_its_order_is_void() ->
     assert asked(one.orders(0.0, {A, B})) == {B: [0]}
 
 
-# --- who is asked ----------------------------------------------------------------------------
+# --- assignment ------------------------------------------------------------------------------
 
 
 def test_the_holder_is_asked_first_then_whoever_was_asked_least() -> None:
@@ -128,7 +128,7 @@ def test_the_holder_is_asked_first_then_whoever_was_asked_least() -> None:
     assert one.round.asked_again
     assert one.overdue(2 * LATE_S)
     assert asked(one.orders(2 * LATE_S, {A, B, C})) == {C: [0]}
-    assert one.count(gradient(A, MODEL, [batch(0)])) == ""  # late, and as good as any
+    assert one.count(gradient(A, MODEL, [batch(0)])) == ""  # late, but valid
 
 
 def test_each_time_that_a_batch_is_handed_out_again_it_gets_longer() -> None:
@@ -153,7 +153,7 @@ def test_who_never_got_an_order_is_asked_as_if_for_the_first_time() -> None:
     assert asked(one.orders(10.0, {A, B})) == {A: [0]}
     assert one.rounds.assigner.due() == 10.0 + FLOOR_S
     assert not one.round.asked_again
-    assert one.count(gradient(B, MODEL, [batch(0)])) == ""  # one got there after all
+    assert one.count(gradient(B, MODEL, [batch(0)])) == ""  # one of them arrived
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=80), st.integers(1, 50), st.integers(0, 10_000))
@@ -169,14 +169,14 @@ def test_deadlines_grow_with_batches_and_attempts_and_stay_finite(
     assert allowed_s <= 20 * times.allowed_s(batches, attempt=0)
 
 
-# --- who is slow, who is idle -----------------------------------------------------------------
+# --- slow and idle workers --------------------------------------------------------------------
 
 
 class _Timed:
-    """Rounds of one version, and workers of which some times are known.
+    """Rounds of one version, with known gradient times for some of the workers.
 
     Args:
-        each_s: Times of a batch, by worker, in their order.
+        each_s: Gradient times per batch of each worker, in order.
     """
 
     def __init__(self, each_s: dict[WorkerId, list[float]]) -> None:
@@ -207,7 +207,8 @@ class _Timed:
     [
         ([1.0, 1.2, 40.0, 1.1], 1.1),
         ([1.0, 40.0, 40.0, 1.1, 1.2], 1.2),
-        ([40.0], 1.0),  # a first gradient: as long as others take
+        # A first gradient is expected to take as long as those of others.
+        ([40.0], 1.0),
         ([40.0, 40.0], 1.0),
         ([40.0, 40.0, 40.0], 40.0),
         ([1.0, 40.0, 40.0, 40.0], 40.0),
@@ -269,7 +270,7 @@ def test_order_in_slower_hands_is_passed_on_and_the_first_gradient_counts() -> N
 
     assert timed.relieve(3.0, A, B) == {B: [0]}
     assert not one.asked_again
-    assert timed.rounds.assigner.overdue(3.0) == (frozenset(), ())  # nobody is suspected
+    assert timed.rounds.assigner.overdue(3.0) == (frozenset(), ())  # no suspect
     assert timed.orders(3.0, A, B) == timed.relieve(3.0, A, B) == {}
     assert timed.answer(A, 3.5, 3.5, batch(0)) == ""
     assert timed.answer(B, 1.0, 4.0, batch(0)) == "batches [0] do not wait"
@@ -299,7 +300,7 @@ def test_worker_that_was_outrun_is_busy_until_it_answers() -> None:
     timed.orders(0.0, A, B, C)
     timed.answer(B, 1.0, 1.0, batch(1))
     timed.relieve(3.0, A, B)
-    timed.answer(B, 1.0, 4.0, batch(0))  # A is still at it
+    timed.answer(B, 1.0, 4.0, batch(0))  # A still computes it
     timed.answer(C, 4.0, 4.0, batch(2))
 
     timed.begin(batch(3, A), batch(4, B), batch(5, C))
@@ -316,7 +317,7 @@ def test_worker_that_left_or_died_is_unknown_when_it_returns() -> None:
     assert timed.orders(0.0, A, B) == {A: [0], B: [1]}
 
 
-# --- gradients that stay where they were computed ---------------------------------------------
+# --- gradients that stay with their workers ---------------------------------------------------
 
 
 def ready(worker: WorkerId, batches: list[Batch], loss: float = 1.0) -> GradientReady:
@@ -357,7 +358,7 @@ def test_suspect_travels_alone_and_only_then_counts_failures() -> None:
     assert suspects.failure_counts == {0: 0, 1: 0}
 
     assert asked(one.orders(0.0, {A})) == {A: [0]}
-    assert one.orders(0.0, {A}) == ()  # nothing travels with it
+    assert one.orders(0.0, {A}) == ()  # a suspect travels alone
     assert one.fail(A, [0]) == ()
     assert suspects.failure_counts == {0: 1, 1: 0}
 
@@ -375,12 +376,12 @@ def test_nobody_is_blamed_for_leaving_or_for_data_that_could_not_be_had() -> Non
     assert asked(one.orders(0.0, {B})) == {B: [0]}
     one.rounds.requeue(B, [0], MODEL.version)
     assert asked(one.orders(0.0, {C})) == {C: [0]}
-    assert one.fail(A, [0]) == ()  # it has nothing in hand
+    assert one.fail(A, [0]) == ()  # it has no order
     assert suspects.failure_counts == {}
 
 
 def test_a_worker_that_dies_after_its_deadline_is_not_forgotten() -> None:
-    # deadlines are shorter than the time in which a death is noticed:
+    # deadlines are shorter than the time after which a death is noticed:
     # asked    A: 0   (overdue)   B: 0   (A has died)   (B answers)
     # strikes                                0 1            acquitted
     suspects = Suspects(LIMIT)
@@ -406,7 +407,7 @@ def test_what_is_overdue_may_be_what_a_worker_dies_of() -> None:
     assert asked(one.orders(LATE_S, {A})) == {A: [1]}
 
     assert one.rounds.vanish(A) == ()
-    assert suspects.failure_counts == {0: 0, 1: 0}  # suspected, not struck
+    assert suspects.failure_counts == {0: 0, 1: 0}  # suspected, not counted
 
 
 def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
@@ -427,7 +428,7 @@ def test_a_failure_is_about_its_own_order_whatever_else_is_overdue() -> None:
 
 
 class _Several:
-    """Rounds in flight; each of one staleness, and begun at a version of its own."""
+    """Rounds in flight, all of one staleness, each begun at its own version."""
 
     def __init__(self, staleness: int, suspects: Suspects | None = None) -> None:
         self.rounds = Rounds(suspects or Suspects(LIMIT), GradientTimes(FLOOR_S))
@@ -491,7 +492,8 @@ def test_an_order_is_void_by_an_answer_that_is_not_older_than_it() -> None:
     several.rounds.assigner.orders(0.0, {A}, 7)
     assert not several.rounds.requeue(A, [0], 6)
     assert several.rounds.fail(A, [0], 6) == ()
-    assert several.rounds.requeue(A, [0], 8)  # it began later, at newer weights than it was asked
+    # The gradient was begun later than ordered, at newer weights.
+    assert several.rounds.requeue(A, [0], 8)
 
 
 def test_a_deadline_is_for_all_that_a_worker_has_in_hand_of_whatever_round() -> None:
@@ -537,7 +539,8 @@ def test_who_is_late_has_something_in_hand_and_is_awaited_no_more() -> None:
     several.begin(batch(0, A))
     several.rounds.assigner.orders(0.0, {A, B}, 5)
     assert (several.rounds.assigner.awaits(7), several.rounds.assigner.oldest_asked(7)) == (5, 5)
-    assert not several.rounds.may_begin(0, 9)  # what is of 5 must be applied by 8
+    # A gradient of version 5 must be applied by version 8.
+    assert not several.rounds.may_begin(0, 9)
     several.rounds.assigner.overdue(LATE_S)
     assert (several.rounds.assigner.awaits(7), several.rounds.assigner.oldest_asked(7)) == (7, 5)
     assert several.rounds.assigner.idle({A, B}) == {B}

@@ -1,4 +1,4 @@
-"""One update in flight under any mixture of replies, deaths and delays, beside a plain account."""
+"""One update in flight under all mixtures of replies, deaths and delays, against a model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MODEL = ModelId(3, 7)
-LIMIT = 1  # strikes
+LIMIT = 1  # failures
 LATE_S = 1000.0  # past every deadline
 
 
 @dataclass
 class _Hand:
-    """What one order put into one worker's hands."""
+    """Batches that one order assigned to one worker."""
 
     worker: WorkerId
     offsets: set[int]
@@ -46,7 +46,7 @@ some_offsets = st.lists(st.integers(0, 5), max_size=4)
 
 
 class _AnyRound(RuleBasedStateMachine):
-    """A round of up to five batches, beside a plain account of who has what in hand."""
+    """A round of up to five batches, beside a plain account of each worker's orders."""
 
     @initialize(size=st.integers(1, 5))
     def begin(self, size: int) -> None:
@@ -69,7 +69,8 @@ class _AnyRound(RuleBasedStateMachine):
         for order in self.rounds.assigner.orders(self.now, live, MODEL.version):
             offsets = {each.offset for each in order.batches}
             assert order.worker in live
-            assert offsets <= waiting  # nobody is asked for what another is at
+            # No batch is ordered from two workers at once.
+            assert offsets <= waiting
             assert not self.held(order.worker) & suspects  # a suspect travels alone
             assert not offsets & suspects or (len(offsets) == 1 and not self.held(order.worker))
             self.hands.append(_Hand(order.worker, offsets, alone=len(offsets) == 1))
@@ -87,7 +88,8 @@ class _AnyRound(RuleBasedStateMachine):
         assert not new & self.suspects.failure_counts.keys()
         for hand in self.hands:
             if not hand.late and hand.offsets & new:
-                assert hand.offsets <= new  # all of an order is passed on, or nothing
+                # An order is reassigned completely or not at all.
+                assert hand.offsets <= new
                 hand.late = True
         for order in orders:
             offsets = {each.offset for each in order.batches}
@@ -194,7 +196,7 @@ class _AnyRound(RuleBasedStateMachine):
         assert self.round.loss_sum == 2.0 * self.round.samples
 
     def teardown(self) -> None:
-        """One worker that is faithful finishes it, whatever happened before."""
+        """Let one reliable worker finish the rounds, after any history."""
         self.everything_is_late()
         while self.round.todo:
             orders = self.rounds.assigner.orders(self.now, {A}, MODEL.version)

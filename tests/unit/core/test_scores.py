@@ -1,4 +1,4 @@
-"""Counts of scores add up, whoever counted, and what they say is right within their bins."""
+"""Score counts of several workers add up, and results are right within their bins."""
 
 from __future__ import annotations
 

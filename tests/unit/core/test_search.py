@@ -1,4 +1,4 @@
-"""Where a candidate looks for its snapshot, and for whom it waits."""
+"""A candidate's search for its snapshot: the places it reads, and when it waits."""
 
 from __future__ import annotations
 
@@ -145,12 +145,12 @@ COVERED = replace(snapshot(by=0, version=1, updates_position=2), samples=1000)
 def after_a_loss(
     request: events.WantedChanged = RUNNING, topic: Topic = CUT, *others: Snapshot
 ) -> object:
-    """Search the board, then storage, where one snapshot is ahead of the updates topic."""
+    """Search Redis, then storage, with one snapshot ahead of the updates topic."""
     search = SnapshotSearch(TTL_S)
     search.begin()
     lost = {AHEAD.rank: SHORT}
     hot = replace(found("hot", topic, AHEAD), lost=lost)
-    assert judge(search, hot, 0.0, request) == FindSnapshots("all")  # nobody is waited for
+    assert judge(search, hot, 0.0, request) == FindSnapshots("all")  # waits for no leader
     answer = judge(search, replace(found("all", topic, AHEAD, *others), lost=lost), 0.0, request)
     if answer == FindSnapshots("genesis"):
         answer = judge(search, found("genesis", topic, genesis(FIRST)), 0.0, request)
@@ -257,7 +257,7 @@ def search_storage(
     now: float = TTL_S,
     **more: object,
 ) -> object:
-    """Search for a candidate that finds nothing on the board."""
+    """Search for a candidate that finds nothing in Redis."""
     search = search or SnapshotSearch(0.0)
     search.begin()
     assert judge(search, found("hot", topic), now, request) == FindSnapshots("all")
@@ -389,11 +389,11 @@ def test_named_checkpoint_of_which_kafka_lost_records_holds_the_job() -> None:
     assert answer.reason.startswith(SHORT)
 
 
-# --- which topics these are ----------------------------------------------------------------------
+# --- identity of the topics ----------------------------------------------------------------------
 
 
 def test_a_candidate_goes_on_in_the_topics_that_it_judged() -> None:
-    # found    control "c1", updates "u1"; whoever has their names when it leads is another topic
+    # found    control "c1", updates "u1"; a topic under the same name later is another one
     search = SnapshotSearch(TTL_S)
     search.begin()
     hot = snapshot(by=0, version=2, updates_position=3)

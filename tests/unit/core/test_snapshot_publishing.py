@@ -1,4 +1,4 @@
-"""When snapshots are taken, and that none is seen before its audit was read back."""
+"""Snapshots are taken when due, and none is visible before its audit was read back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOT = replace(QUIET, hot_every_s=1.0)
 
 
 class Audit(SnapshotSchedule):
-    """A publisher whose history is fed what it reads back."""
+    """A publisher whose history receives the records that it reads back."""
 
     def __init__(self, settings: CoordinatorSettings = QUIET, now: float = 0.0) -> None:
         self.history = History(EPOCH, position=AFTER_LEAD)
@@ -55,7 +55,7 @@ class Audit(SnapshotSchedule):
 
 
 def at(version: int, control_position: int = 0) -> Snapshot:
-    """What the leader copies at this point; where the audit stands it cannot know yet."""
+    """Return the leader's copy at this point; its position in the audit is still unknown."""
     made = ModelId(EPOCH, version)
     return with_(genesis(FIRST), made=made, updates_position=-1, control_position=control_position)
 
@@ -124,7 +124,8 @@ def test_what_is_published_contains_exactly_the_audit_below_its_position(
     steps: list[str],
 ) -> None:
     audit, version = Audit(), 0
-    topic = [0] * AFTER_LEAD  # the version after each record of the updates topic
+    # Version of the model after each record of the updates topic.
+    topic = [0] * AFTER_LEAD
     own, read = list[int](), 0
     for step in steps:
         published = list[do.PublishSnapshot]()
@@ -149,7 +150,7 @@ def test_what_is_published_contains_exactly_the_audit_below_its_position(
         assert audit.unread == len(own) - read
 
 
-# --- when ------------------------------------------------------------------------------------
+# --- times -----------------------------------------------------------------------------------
 
 
 def test_nothing_is_due_while_nothing_is_new() -> None:

@@ -1,4 +1,4 @@
-"""Which snapshot of several is the one, and what it covers."""
+"""Choice of one snapshot among several, and what it covers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def after(history: History) -> Snapshot:
-    """What the leader in force would publish when it has read this far."""
+    """Return what the leader in force would publish after it has read this history."""
     return Snapshot(history.epoch, history.head, history.position, 0, FIRST, number=history.number)
 
 
 def chosen_of(
     snapshots: Iterable[Snapshot], updates: Sequence[tuple[int, AuditRecord | None]]
 ) -> tuple[Snapshot, History]:
-    """The choice, where there is one."""
+    """Return the chosen snapshot, if there is one."""
     choice = choose(snapshots, updates)
     assert choice is not None
     return choice
@@ -82,14 +82,14 @@ def test_a_snapshot_covers_what_does_not_wait() -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What a candidate may find, beside the genesis, of a topic."""
+    """Snapshots and records of a topic that a candidate may find, besides the genesis."""
 
     topic: Topic
     snapshots: list[Snapshot]
 
 
 def found(topic: Topic, points: list[int]) -> Found:
-    """Snapshots published at some points: some arrived, some got lost."""
+    """Draw snapshots that were published at some points; some of them are lost."""
     return Found(topic, [after(read(topic[: min(point, len(topic))])) for point in points])
 
 

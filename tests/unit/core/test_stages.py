@@ -1,4 +1,4 @@
-"""Who should own slices, by which machines there are."""
+"""Choice of slice owners by the machines that are there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOMS = (0, 3, 2, 9, 9)
 
 
 def machines(reliable: int, spot: int) -> list[MemberMachine]:
-    """The first spot machine has run longest."""
+    """Return machines; the first spot machine has run longest."""
     return [
         MemberMachine(
             Member(WorkerId(f"w{number}"), number),
@@ -45,7 +45,7 @@ def lives(members: tuple[Member, ...]) -> list[int]:
         (2, 31, None, 3),
         (0, 3, None, 3),
         (3, 0, None, 1),
-        # A stage is left only a fifth beyond where it ends.
+        # A job leaves a stage only a fifth beyond the stage's end.
         (5, 6, 1, 1),
         (5, 7, 1, 2),
         (9, 8, 2, 2),
@@ -95,14 +95,16 @@ def test_who_lacks_memory_owns_no_more_than_it_has_room_for_and_others_own_the_r
     settings = SliceSettings(8, owners=2)
     there = [each._replace(room=room) for each, room in zip(machines(0, 5), ROOMS, strict=True)]
     servers = servers_of(there, 2, settings)
-    assert lives(servers) == [1, 2, 3]  # of those with any, as many as it takes
+    # Only the necessary number of machines with memory.
+    assert lives(servers) == [1, 2, 3]
     rooms = {each.member: each.room for each in there}
     owners = wanted_owners(servers, settings, tuple(rooms[each] for each in servers))
     load = Counter(member.life for each in owners for member in each)
     assert load[1] <= 3
     assert load[2] <= 2
     assert load[3] <= 9
-    assert all(owners)  # each has one, before any has two
+    # Every machine gets one slice before any gets two.
+    assert all(owners)
     assert sum(load.values()) == 3 + 2 + 8
 
 

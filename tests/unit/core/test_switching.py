@@ -1,4 +1,4 @@
-"""Which rule a round goes by: the first that holds, kept long enough not to go back and forth."""
+"""Choice of a rule: the first one that holds, kept long enough to avoid oscillation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS = CoordinatorSettings(OWN, 16, rules=(MANY, IDLE), rule_rounds=ROUNDS)
 
 
 class _Rounds:
-    """Rounds that begin one after the other, and how long gradients take meanwhile."""
+    """Rounds that begin one after the other, with the times of their gradients."""
 
     def __init__(
         self, settings: CoordinatorSettings = SETTINGS, last: Synchrony | None = None
@@ -104,11 +104,11 @@ def test_a_rule_that_the_owner_took_away_ends_at_once() -> None:
 
 
 def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
-    # It has not seen yet how busy workers are, nor how many they are.
+    # It does not know yet how busy the workers are, nor their number.
     rounds = _Rounds(last=Synchrony(2, 8, single_worker=True))
     assert rounds.begin(3, count=100) is IDLE.mode
     assert rounds.begin(2) is OWN
-    other = _Rounds(last=Synchrony(5))  # of rules that are there no more
+    other = _Rounds(last=Synchrony(5))  # of a removed rule
     assert other.begin(4) is MANY.mode
 
 
@@ -118,7 +118,8 @@ def test_a_successor_goes_on_as_the_last_update_was_made() -> None:
 def test_it_never_goes_back_and_forth(steps: list[tuple[int, float, float]]) -> None:
     rounds = _Rounds()
     live_then = 0
-    since = 0  # rounds begun with the newest choice
+    # Rounds begun since the newest choice.
+    since = 0
     for live, busy, pause_s in steps:
         rounds.now += pause_s
         mode = rounds.begin(live, busy=busy)
@@ -140,13 +141,13 @@ BY_FLEET = changed(
 
 
 def updates(bench: Bench) -> list[tuple[int, float | None, UpdateApplied]]:
-    """K, rate and record of each update."""
+    """Return K, rate and record of each update."""
     applies = of_kind(bench.said, do.Apply)
     return [(len(a.update.batches), a.learning_rate, a.update) for a in applies]
 
 
 def by_a_rule(settings: CoordinatorSettings) -> tuple[float | None, float | UnsetType]:
-    """An update by the job's own mode, then one by a rule: that one's rate, and its scale."""
+    """Return the rate and scale of an update by a rule, after one by the job's own mode."""
     bench = leading(settings, A)
     bench.announce(A, A, A)
     bench.compute()
@@ -256,7 +257,7 @@ def test_a_schedule_is_its_formula() -> None:
 def test_the_loss_window_is_of_as_many_updates_of_the_job(
     parts: list[tuple[int, float]],
 ) -> None:
-    # each is of so many batches, where an update of the job has six
+    # Each round has that many batches; an update of the job has six.
     completion = Completion(QUIET, genesis({}))
     batches = list[float]()
     for size, loss in parts:
@@ -274,11 +275,13 @@ def test_who_takes_over_goes_on_by_the_rule_of_the_last_update() -> None:
     one = leading(settings, A, B)
     one.announce(A, A)
     one.compute()
-    one.compute()  # half an update of the job's own K each
+    # Each round is half an update of the job's own K.
+    one.compute()
     one.read_updates()
     two = Bench(settings, updates=one.updates, control=one.control, name="c2")
     two.lead(one.published[-1])
-    two.see(A)  # of those who live that is one
+    # Only one worker is alive.
+    two.see(A)
     two.announce(A)
     two.compute()
     ((_, _, update),) = updates(two)

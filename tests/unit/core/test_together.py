@@ -1,4 +1,4 @@
-"""Workers and coordinators joined back to back: records in, updates out, every offset once."""
+"""Workers and coordinators connected directly: records in, updates out, every offset once."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ if TYPE_CHECKING:
     from common.core.snapshots import Snapshot
     from common.core.worker_messages import WorkerCommand, WorkerEvent
 
-STEP_S = 0.05  # of virtual time between two steps of anybody
-PATIENCE = 2000  # steps until everything must have drained
+# Virtual time between two steps of a process.
+STEP_S = 0.05
+# Number of steps after which everything must have drained.
+PATIENCE = 2000
 WORKER = WorkerSettings(batch_size=SAMPLES, bound=3, batch_linger_s=0.2)
 COORDINATOR = replace(QUIET, group_linger_s=0.3, hot_every_updates=2)
 
 
 @dataclass
 class _World:
-    """What they share: the log, the board, and the time."""
+    """Log, shared state and clock of all processes."""
 
-    ends: Positions  # of the partitions' logs
+    ends: Positions  # log ends of the partitions
     now: float = 0.0
     control: list[Claim] = field(default_factory=list)
     updates: list[AuditRecord] = field(default_factory=list)
@@ -64,7 +66,7 @@ class _World:
         return audit(FIRST, enumerate(self.control), enumerate(self.updates))
 
     def wipe(self) -> None:
-        """Everything on the board is gone."""
+        """Empty the shared state."""
         self.leader_status = None
         for thing in (self.triggers, self.replies, self.heartbeats, self.snapshots):
             thing.clear()
@@ -117,7 +119,7 @@ class _Member:
 
 
 class _Replica:
-    """A coordinator; the lease is whose the world says."""
+    """A coordinator; the world says who holds the lease."""
 
     def __init__(self, world: _World, name: str) -> None:
         self.world, self.name, self.machine = world, name, Coordinator(name, COORDINATOR)
@@ -175,20 +177,20 @@ class _Cluster:
         self.replicas = {name: _Replica(self.world, name) for name in ("one", "two")}
 
     def step(self, who: str) -> None:
-        """Let one of them live for a moment, if it is there still."""
+        """Give one process a turn, if it still exists."""
         self.world.now += STEP_S
         actor = self.members.get(who) or self.replicas.get(who)
         if actor is not None:
             actor.step()
 
     def lose_a(self) -> None:
-        """Worker A is gone without a word, and the group gives its partition to B."""
+        """Kill worker A; the group assigns its partition to B."""
         if self.members.pop("a", None) is not None:
             self.world.heartbeats.pop(A, None)
             self.members["b"].assign(P)
 
     def take_over(self) -> None:
-        """The lease goes to the other replica; this one does not know yet."""
+        """Give the lease to the other replica before this one knows."""
         self.world.lease = "two" if self.world.lease == "one" else "one"
 
     def run(self, until: Callable[[Audit], bool]) -> Audit:
@@ -208,7 +210,7 @@ def test_records_go_in_and_updates_come_out_and_each_offset_is_in_one() -> None:
     found = cluster.drain()
     assert (found.flaws, found.trained, found.taken_back) == ((), 120, 0)
     assert [update.short for update in found.updates] == [""] * 6
-    assert len(cluster.world.triggers) == 6  # nobody was asked twice
+    assert len(cluster.world.triggers) == 6  # no order was repeated
 
 
 def test_a_new_coordinator_goes_on_where_the_old_one_was_lost() -> None:

@@ -1,4 +1,4 @@
-"""What an update costs in traffic, whatever becomes of the messages that say it."""
+"""Traffic of an update, even if the messages that report it are lost or repeated."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from common.core.messages import Traffic, UpdateApplied
 from tests.unit.core.bench import Bench, changed
 from tests.unit.core.examples import A, B, answer, of_kind
 
-EACH = 1000  # bytes of a worker for an update
+EACH = 1000  # bytes per worker and update
 
 
 def traffic_of(*counts: tuple[int, int], life: int = 1) -> UpdateTraffic:
-    """One that heard of these versions and totals of one worker."""
+    """Return the traffic after these versions and totals of one worker."""
     traffic = UpdateTraffic()
     for version, total in counts:
         traffic.observe(A, Traffic(life, total), version)
@@ -60,7 +60,7 @@ def test_member_that_is_silent_for_long_is_forgotten() -> None:
 def test_messages_that_come_late_twice_or_never_only_delay_what_is_known(
     received: list[tuple[str, int]], takes: set[int]
 ) -> None:
-    # Of any messages in any order: each update took EACH of each worker, so that is what is said.
+    # Messages may arrive in any order. Each update took EACH per worker, so every report says EACH.
     traffic, said = UpdateTraffic(), list[object]()
     for place, (worker, version) in enumerate(received):
         traffic.observe(A if worker == A else B, Traffic(1, EACH * version), version)

@@ -1,4 +1,4 @@
-"""A leader whose K is tuned: what it asks for, when K moves, and what its updates say then."""
+"""A leader whose K is tuned: its orders, its changes of K, and its updates' records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from common.core.messages import UpdateApplied
 
 ROUNDS = 3
-NOISE = 1.0  # noise scale, in batches: two of them will do
+# Noise scale in batches; two batches are enough for it.
+NOISE = 1.0
 TUNED = replace(
     QUIET,
     mode=Mode(4, learning_rate=0.5),
@@ -36,7 +37,7 @@ TUNED = replace(
 
 
 def square(batches: int, noise: float = NOISE) -> float:
-    """|gradient summed over so many batches|^2, as it is on average where |G| is 1."""
+    """Return the mean |sum over this many gradients|^2 for |G| = 1."""
     samples = batches * SAMPLES
     return samples**2 + samples * noise * SAMPLES
 
@@ -49,7 +50,7 @@ def step(
     measured: bool = True,
     noise: float = NOISE,
 ) -> UpdateApplied:
-    """A round of two workers, whose sum is told of."""
+    """Let two workers compute a round, and report its sum."""
     bench.announce(*[A, B] * (batches // 2))
     said = bench.feed(
         events.RepliesRead(
@@ -74,7 +75,7 @@ def sizes(updates: Sequence[UpdateApplied]) -> list[int]:
 
 
 def moved() -> Bench:
-    """A leader whose K has been tuned from 4 to 2."""
+    """Return a leader whose K was tuned from 4 to 2."""
     bench = leading(TUNED, A, B)
     assert sizes([step(bench) for _ in range(ROUNDS)]) == [4] * ROUNDS
     return bench
@@ -107,7 +108,8 @@ def test_k_moves_at_once_where_enough_batches_wait_for_it() -> None:
     bench = leading(TUNED, A, B)
     for _ in range(ROUNDS - 1):
         step(bench)
-    bench.announce(A, B)  # with the four of `step`, two more than a round takes
+    # Together with the four batches of `step`, these are two more than a round takes.
+    bench.announce(A, B)
     assert step(bench).version == ROUNDS
     assert sum(len(order.batches) for order in bench.orders) == 2
 
@@ -150,7 +152,8 @@ def test_who_takes_over_goes_on_with_the_k_of_the_last_update_and_measures_anew(
     two.see(A, B)
     update = step(two, 2, noise=100.0)
     assert update.synchrony == Synchrony(2)
-    assert update.scale == 0.5  # K' / K: of the noise it knows nothing yet
+    # K' / K, because the noise is still unknown.
+    assert update.scale == 0.5
     for _ in range(ROUNDS - 1):
         step(two, 2, noise=100.0)
     assert sizes([step(two, 4, noise=100.0)]) == [4]
@@ -160,12 +163,14 @@ def test_who_takes_over_while_a_rule_holds_tunes_from_the_jobs_own_k() -> None:
     many = Rule(Mode(2, staleness=1), workers_from=2)
     settings = replace(TUNED, rules=(many,))
     one = leading(settings, A, B)
-    for _ in range(2):  # as much as one of the job's own K
+    # Together, the rounds have the batches of one update of the job's own K.
+    for _ in range(2):
         assert step(one, 2).synchrony == many.mode.synchrony()
         one.read_updates()
     two = Bench(settings, updates=one.updates, control=one.control, name="c2")
     two.lead(one.published[-1])
-    two.see(A)  # so few that the rule ends, once it was kept for long enough
+    # The rule has too few workers and ends after its minimum time.
+    two.see(A)
     leader = two.machine.leader
     assert leader is not None
     for _ in range(ROUNDS - 1):

@@ -1,4 +1,4 @@
-"""The tuner of K: what it makes of gradients whose noise is known."""
+"""The tuner of K, with gradients of known noise."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from common.core.modes import MOST_STEP, SHRINK, GroupSizeTuner, Scatter, rate_s
 
 BATCH = 8  # records
 ROUNDS = 20
-DIMENSION = 4_000  # so many that the estimate is close within twenty rounds
+# Large enough for a close estimate within twenty rounds.
+DIMENSION = 4_000
 Round = tuple[Scatter, float]
 
 
 def measured(noise_scale: float, sizes: list[int], random: np.random.Generator) -> Round:
-    """A round of messages of so many batches each, of gradients with this noise, in batches."""
+    """Return a round with messages of these sizes whose gradients have this noise, in batches."""
     true = np.full(DIMENSION, 0.1)  # G^2 = 40
     deviation = np.sqrt(noise_scale * BATCH * 40.0 / DIMENSION)
     sums = [
@@ -32,7 +33,7 @@ def measured(noise_scale: float, sizes: list[int], random: np.random.Generator) 
 
 
 def said(noise_scale: float, messages: int = 4, size: int = 2) -> Round:
-    """A round that says exactly this noise scale, in batches."""
+    """Return a round that measures exactly this noise scale, in batches."""
     samples = messages * size * BATCH
     noise = noise_scale * BATCH  # G^2 = 1
     squares = messages * (size * BATCH + noise)
@@ -89,7 +90,8 @@ def test_where_the_mean_gradient_is_lost_in_noise_k_grows() -> None:
     tuner = GroupSizeTuner(4, 2, 16, ROUNDS)
     scatter, _ = said(100.0)
     for _ in range(ROUNDS):
-        tuner.observe(scatter, 0.0)  # messages that cancel: G^2 is below 0, as far as is seen
+        # The messages cancel, so the estimate of G^2 is negative.
+        tuner.observe(scatter, 0.0)
     assert (tuner.noise_scale, tuner.group_size) == (inf, 8)
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: shares by weight, a floor for the light, nobody saves up or pays for ever."""
+"""Turns: shares by weight, with a minimum share and no unlimited credit or debt."""
 
 from collections import Counter
 from random import Random
@@ -15,7 +15,7 @@ weights = st.dictionaries(
 
 
 def served(turns: Turns, shares: dict[str, float], count: int) -> str:
-    """Who is served by `count` turns in a row."""
+    """Return the names that `count` turns in a row serve."""
     order = ""
     for _ in range(count):
         chosen = turns.choose(shares, shares)

@@ -1,4 +1,4 @@
-"""The stream side of a worker: where it may read, what it announces, when it pauses."""
+"""The stream side of a worker: its positions, its claims, and its pauses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ READ_ON = do.SetReading(reading=True, reason="")
 
 
 class _Stream(Worker):
-    """A worker's stream side that was given partitions, fed in few words."""
+    """A worker's stream side with partitions, fed by short calls."""
 
     def __init__(self, *own: Partition, settings: WorkerSettings = SETTINGS) -> None:
         super().__init__(A, settings)
@@ -65,7 +65,7 @@ class _Stream(Worker):
         live: int = 1,
         now: float = 0.0,
     ) -> tuple[WorkerCommand, ...]:
-        """See a leader's status that claims partition P up to `p`; commits are tested apart."""
+        """Report a status that claims partition P up to `p`; commits have their own tests."""
         leader_status = LeaderStatus(
             0, control_position, {P: p, Q: 0}, oldest_unsettled, waiting, live, {}
         )
@@ -74,7 +74,7 @@ class _Stream(Worker):
 
 
 def place(position: int, partition: Partition = P) -> do.Place:
-    """Read it from there on, of a log of which nothing is known."""
+    """Return the command to read from this position, in a log with unknown epochs."""
     return do.Place({partition: LogPosition(position)})
 
 
@@ -123,7 +123,8 @@ def test_what_has_no_delivery_report_may_yet_be_decided() -> None:
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 10)
-    assert stream.stand(9, p=10) == ()  # its own claim, only the report is late
+    # The claim is the worker's own, and only its report is late.
+    assert stream.stand(9, p=10) == ()
     assert stream.stand(10, p=30) == (do.Unplace(P),)
     assert stream.stand(11, p=30) == ()
     stream.deliver(_1=8)
@@ -230,7 +231,7 @@ def test_the_bound_pauses_reading_until_batches_are_settled() -> None:
 
 
 def test_batches_are_forgotten_although_control_offsets_began_again() -> None:
-    # control    at 7: [0:10]   created anew   at 0: [10:20], which is settled; [0:10] never is
+    # control    at 7: [0:10]   recreated      at 0: [10:20], which is settled; [0:10] never is
     stream = _Stream()
     stream.stand(0)
     stream.read(0, 2 * SAMPLES)
@@ -458,7 +459,8 @@ def test_no_commit_is_above_a_batch_that_waits(steps: list[str]) -> None:
             bench.compute()
         leader = bench.machine.leader
         if leader is None:
-            return  # too much poison: the job is held
+            # Too much poison holds the job.
+            return
         seen = events.LeaderStatusSeen(bench.leader_status)
         waiting = [s.start for batch in leader.batches for s in batch.address]
         for commit in of_kind(stream.on(seen, COMMIT_S * number), do.Commit):
@@ -536,7 +538,7 @@ def test_a_partition_that_was_opened_anew_is_read_anew_and_claimed_so() -> None:
     commands = stream.on(events.Decoded(DecodedRun(P, range(40, 55), (), 0.0, 0.0, epoch=3)), 0.0)
     (claim,) = claims(commands)
     assert claim.address == (Span(*P, 40, 50, 9, 2, 50, 3),)
-    # What retention deletes next follows the record that was read last.
+    # Retention deletes the records after the one that was read last.
     first, second = claims(stream.on(events.FellBehind(P, 70), 0.0))
     assert first.address == (Span(*P, 50, 55, 9, 3, 55, 3),)
     assert second == SpanExpired(A, (Span(*P, 55, 70, 9, 3, 55, 3),))
@@ -553,7 +555,7 @@ def test_a_partition_is_read_once_the_job_has_it() -> None:
     assert said == (place(0, added), do.Commit({added: 0}))
 
 
-# --- logs that turn out to be others --------------------------------------------------------------
+# --- logs that changed ----------------------------------------------------------------------------
 
 
 def of_log(
@@ -564,7 +566,7 @@ def of_log(
     epoch: int = 0,
     control_position: int = 0,
 ) -> events.LeaderStatusSeen:
-    """A leader's status of a partition whose log is known up to there."""
+    """Return a leader's status of a partition whose log is known up to there."""
     opened = Opened(P, None, generation, known.topic_id, claimed, known.epoch)
     return events.LeaderStatusSeen(
         LeaderStatus(
@@ -619,7 +621,7 @@ def test_it_begins_after_the_last_record_that_is_known_and_claims_from_where_oth
     known = LogPosition(38, "id", 2)
     assert of_kind(stream.on(of_log(40, known), 0.0), do.Place) == [do.Place({P: known})]
 
-    # A record that was there before has expired as it was claimed; what comes at 40 is next.
+    # An old record expired when it was claimed; the record at 40 is next.
     assert stream.on(events.RecordBelow(P, 2), 0.0) == ()
     (claim,) = claims(
         stream.on(events.Decoded(DecodedRun(P, range(40, 50), (), 0.0, 0.0, epoch=2)), 0.0)
@@ -686,7 +688,7 @@ def test_a_claim_that_was_lost_before_anybody_read_it_is_made_again_and_ever_mor
     assert waits_s == [UNDECIDED_S + 1, 2 * UNDECIDED_S + 1, 4 * UNDECIDED_S + 1]
 
 
-# --- room that triggers tell of ------------------------------------------------------------------
+# --- space reported by triggers ------------------------------------------------------------------
 
 
 def test_a_trigger_of_its_leader_gives_room_without_a_look_at_the_status() -> None:
@@ -709,7 +711,8 @@ def test_a_trigger_of_its_leader_gives_room_without_a_look_at_the_status() -> No
     "trigger",
     [
         events.RoundBegan(0, None),  # an older program's
-        events.RoundBegan(9, Unsettled(7, 6, 0, 1)),  # a leader whose status was not seen
+        # This leader's status was never seen.
+        events.RoundBegan(9, Unsettled(7, 6, 0, 1)),
         events.RoundBegan(0, Unsettled(6, 6, 0, 1)),  # older than the status
     ],
 )
@@ -744,7 +747,7 @@ def test_worker_that_waits_for_room_is_not_woken_by_triggers_that_give_none() ->
     def full() -> _Stream:
         stream = _Stream(settings=WorkerSettings(SAMPLES, bound=8, group_size=4))
         stream.stand(0)
-        assert stream.is_news(0, Unsettled(0, 0, 0, 1))  # it reads, and hears of all
+        assert stream.is_news(0, Unsettled(0, 0, 0, 1))  # it reads, and gets all reports
         stream.read(0, 80)
         stream.deliver(**{f"_{number}": number for number in range(1, 9)})
         stream.stand(9, p=80, oldest_unsettled=1, waiting=8)

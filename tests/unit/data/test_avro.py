@@ -1,4 +1,4 @@
-"""What one library writes the reader reads, and no bytes make it raise."""
+"""The reader reads what another library writes, and no bytes make it raise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ NUMBERS = {
     "float": st.floats(width=32, allow_nan=False),
     "double": st.floats(allow_nan=False),
 }
-NUMBERED = itertools.count()  # records, whose names are their own
+# Numbers that make the names of records unique.
+NUMBERED = itertools.count()
 SIMPLE = {
     **NUMBERS,
     "null": st.none(),
@@ -35,7 +36,7 @@ SIMPLE = {
 
 @st.composite
 def types(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
-    """A type, and the values that it has."""
+    """Draw a type and a strategy for its values."""
     kind = draw(st.sampled_from([*SIMPLE, *(["array", "map", "record", "union"] * (depth > 0))]))
     if kind in SIMPLE:
         return kind, SIMPLE[kind]
@@ -51,7 +52,8 @@ def types(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]
         return {"type": "record", "name": f"R{next(NUMBERED)}", "fields": written}, values
     items, values = draw(types(depth=depth - 1))
     if kind == "array":
-        # Of what takes no bytes an array could be of any size: such arrays are refused.
+        # Items that take no bytes would allow arrays of any size, so the reader refuses such
+        # arrays.
         most = 0 if items == "null" else 4
         return {"type": "array", "items": items}, st.lists(values, max_size=most)
     return {"type": "map", "values": items}, st.dictionaries(
@@ -82,7 +84,7 @@ def read(
     values: list[bytes],
     *paths: str,
 ) -> tuple[list[list[Any]], dict[int, str]]:
-    """The values at some paths, and which records are not sound."""
+    """Return the values at some paths, and the records that are broken."""
     records = RecordBytes(values)
     wanted, sinks = wanted_of([tuple(path.split(".")) for path in paths])
     AvroReader(json.dumps(schema)).read(records, wanted)
@@ -95,7 +97,7 @@ def read(
 
 
 def as_read(value: Any) -> Any:  # noqa: ANN401 -- any value of a record
-    """As the reader gives it: bytes may come as numbers, and what has names as an empty object."""
+    """Convert a value to the reader's form: bytes become numbers, records empty objects."""
     if isinstance(value, bytes):
         return list(value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Codecs give back what was written, whatever is broken beside it."""
+"""Codecs return what was written, even beside broken records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from common.data.columns import bucket_of
 from common.data.fields import DTYPE_NAMES, Columns, DecodedColumns, Field
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\'), min_size=1)
-WRITTEN = ("tensor", "json")  # by columns; others by schemas of their producers
+# Codecs that write columns; the others write by their producers' schemas.
+WRITTEN = ("tensor", "json")
 FINITE = {"allow_nan": False, "allow_infinity": False}
 FIELDS = [Field("x", "float32", (2,)), Field("i", "int8"), Field("b", "bool")]
 
@@ -225,7 +226,7 @@ def test_hashed_features_are_not_written() -> None:
 
 def test_json_behind_a_header_is_read_alike_wherever_it_stands_in_a_poll() -> None:
     codec = make_codec("json", [Field("x", "float32")])
-    # The parser without types refuses a number beyond float64 in a key that no field names.
+    # The untyped parser refuses a number beyond float64, even in a key that no field names.
     plain, framed = b'{"x": 1}', b'\0\0\0\0\7{"x": 2, "y": 1e400}'
 
     for poll in ([framed], [framed, plain], [plain, framed]):
@@ -238,7 +239,7 @@ def test_nested_json_is_judged_alike_on_a_stack_of_any_depth(
     stack: int, depth: int, *, sound: bool
 ) -> None:
     codec = make_codec("json", [Field("x", "float32")])
-    # Brackets in texts are no levels.
+    # Brackets inside texts do not count as levels.
     text = b'"' + b"[" * 300 + b'\\"]"'
     value = b'{"x": 1, "t": ' + text + b', "y": ' + b"[" * depth + b"]" * depth + b"}"
 

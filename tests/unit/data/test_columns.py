@@ -1,4 +1,4 @@
-"""Fields are found by their paths and read as the job file says, or the reason names the field."""
+"""Fields are found by path and read as the job file says, or the reason names the field."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def decoded(fields: str, *records: object) -> DecodedColumns:
 
 
 def column(field: str, *values: object) -> list[Any]:
-    """What a field `x` is in records of these values, none of which is skipped."""
+    """Return column `x` of records with these values; none of them may be skipped."""
     found = decoded(f"x: {field}", *({"x": value} for value in values))
     assert found.skipped == []
     numbers: list[Any] = found.records["x"].tolist()
@@ -56,7 +56,7 @@ def column(field: str, *values: object) -> list[Any]:
 
 
 def reason(field: str, record: object) -> str:
-    """Why a record is skipped, beside a sound one of which nothing is asked."""
+    """Return the reason why the one record is skipped."""
     ((index, why),) = decoded(f"x: {field}", record).skipped
     assert index == 0
     return why
@@ -113,7 +113,8 @@ def test_a_dot_of_a_key_is_escaped_and_a_field_s_own_name_is_one_key() -> None:
 )  # fmt: skip
 def test_values_become_numbers(field: str, values: list[object], numbers: list[object]) -> None:
     assert column(field, *values) == numbers
-    assert [column(field, value)[0] for value in values] == numbers  # whatever is beside them
+    # A value means the same alone as beside others.
+    assert [column(field, value)[0] for value in values] == numbers
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,8 @@ def test_the_parser_that_knows_types_and_the_one_that_does_not_agree(
     ).records.described()
     values = [json.dumps(record).encode() for record in records]
     one = JsonCodec(fields[:2]).decode(values)
-    other = JsonCodec(fields).decode(values)  # reads a path as two types, and takes what x takes
+    # Reads one path as two types, and accepts what x accepts.
+    other = JsonCodec(fields).decode(values)
     assert one.skipped == other.skipped
     assert one.kept.tolist() == other.kept.tolist()
     for name, numbers in one.records.items():

@@ -1,4 +1,4 @@
-"""Fields refuse what makes no sense; batches assembled from polls are ready for torch."""
+"""Fields refuse invalid settings; batches assembled from polls are ready for torch."""
 
 from __future__ import annotations
 

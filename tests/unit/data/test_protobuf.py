@@ -1,4 +1,4 @@
-"""What Protobuf's own library writes the reader reads, and no bytes make it raise."""
+"""The reader reads what Protobuf's own library writes, and no bytes make it raise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from common.data.protobuf import ProtobufReader
 from common.data.record_bytes import RecordBytes, wanted_of
 from common.errors import UserError
 
-KINDS = {  # of proto3: by name of the type, values of it
+# Types of proto3, with strategies for their values.
+KINDS = {
     "DOUBLE": st.floats(allow_nan=False),
     "FLOAT": st.floats(width=32, allow_nan=False),
     "INT64": st.integers(-(2**63), 2**63 - 1),
@@ -100,7 +101,7 @@ READER = ProtobufReader(schema(FILE), [Reference("other.proto", schema(OTHER))])
 def read(
     values: list[bytes], *paths: str, reader: ProtobufReader = READER
 ) -> tuple[list[list[Any]], dict[int, str]]:
-    """The values at some paths, and which records are not sound."""
+    """Return the values at some paths, and the records that are broken."""
     records = RecordBytes(values)
     wanted, sinks = wanted_of([tuple(path.split(".")) for path in paths])
     reader.read(records, wanted)

@@ -1,4 +1,4 @@
-"""Readers give back what was written, and say what they found where it is something else."""
+"""Readers return what was written, and describe what else they found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records behind ids of schemas become the columns that a job names, each by its own schema."""
+"""Records with schema ids become the columns that a job names, each by its own schema."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def framed(number: int, schema: dict[str, Any], row: dict[str, Any]) -> bytes:
 
 
 def message_of(row: dict[str, Any]) -> tuple[str, Any]:
-    """A schema of Protobuf for such rows, and the class of its records."""
+    """Return a Protobuf schema for such rows, and the class of its records."""
     file = FileDescriptorProto(name="rows.proto", syntax="proto3")
     message = file.message_type.add(name="Connection")
     kinds = {str: "TYPE_STRING", bytes: "TYPE_BYTES", int: "TYPE_DOUBLE", float: "TYPE_DOUBLE"}
@@ -59,7 +59,7 @@ def message_of(row: dict[str, Any]) -> tuple[str, Any]:
 
 
 def codec(fields: str, *schemas: dict[str, Any]) -> RegisteredCodec:
-    """One that knows schemas, whose ids begin with 1."""
+    """Return a codec that knows these schemas, with ids from 1 on."""
     made = RegisteredCodec(job(fields).records.described(), "AVRO")
     for number, schema in enumerate(schemas, 1):
         made.learn(number, Schema("AVRO", json.dumps(schema)))
@@ -198,7 +198,7 @@ def test_image_of_another_length_in_a_poll_of_100_skips_one_record(
     else:
         text, message = message_of({"image": b""})
         made.learn(1, Schema(kind, text))
-        # Proto3 does not write an empty field: such a message has no image at all.
+        # Proto3 does not write an empty field, so such a message has no image at all.
         rows = [message(image=image).SerializeToString() for image in images]
         values = [b"\0\0\0\0\1\0" + row for row in rows]
 

@@ -1,6 +1,6 @@
-"""Tables that are trained on by a job file of docs/examples alone are learned as by scikit-learn.
+"""Training on tables by a job file of docs/examples alone is as good as scikit-learn's.
 
-Both get the same mini-batches in the same order, and predict each before they learn of it.
+Both get the same mini-batches in the same order, and predict each before they train on it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ if TYPE_CHECKING:
     from common.core.messages import SchemaKind
 
 pytestmark = needs_tables
-BETTER = 0.01  # that another may be
+# Allowed lead of the baseline.
+BETTER = 0.01
 
 
 class Learned(NamedTuple):
-    """What became of a table."""
+    """Result of training on a table."""
 
-    rows: list[bytes]  # as `doll produce --rows` sends them
+    rows: list[bytes]  # sent by `doll produce --rows`
     records: Columns
-    scores: npt.NDArray[np.float64]  # (n,) of class 1, by the version before each mini-batch
+    # (n,) scores of class 1, by the version before each mini-batch.
+    scores: npt.NDArray[np.float64]
     update: int  # records of a mini-batch
 
 
@@ -85,7 +87,7 @@ def learned(
 
 
 def baseline(found: Learned, model: Any, features: Any) -> npt.NDArray[np.float64]:  # noqa: ANN401 -- of scikit-learn, which is not typed
-    """(n,) decisions of a model of scikit-learn, 0 where it knows nothing yet."""
+    """Return the (n,) decisions of a scikit-learn model, 0 before its first mini-batch."""
     labels, scores = found.records["label"], np.zeros(len(found.rows))
     scaler = StandardScaler() if isinstance(features, np.ndarray) else None
     for begin in range(0, len(labels), found.update):
@@ -139,7 +141,7 @@ def test_connections_are_numbers_and_symbols() -> None:
 
 
 def test_connections_are_the_same_as_avro_and_protobuf() -> None:
-    """By the same job file but for its codec: so what is learned of them is the same."""
+    """The job files differ only in the codec, so the models must be equal."""
     rows = [
         json.loads(row)
         for row in row_records(table("connections", 499), "connections", ())["row"].tolist()

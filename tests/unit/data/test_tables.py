@@ -1,4 +1,4 @@
-"""CSV becomes features and labels by plain rules, or is refused by row and column."""
+"""CSV becomes features and labels by plain rules, or is refused with row and column."""
 
 from __future__ import annotations
 

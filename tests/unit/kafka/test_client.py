@@ -1,4 +1,4 @@
-"""What Kafka's client complains about, and which of it waiting will not mend."""
+"""Errors of Kafka's client, and those that a retry cannot fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cursor believes what continues its partition, and never a record of an earlier placement."""
+"""The cursor accepts records that continue its partition, and none of an earlier placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.core.spans import Partition
 from common.kafka.cursor import Cursor, RunContinuation
 
 PARTITION = Partition("stream", 0)
-LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # the offsets that hold a record
+LOGS = st.sets(st.integers(0, 60), min_size=1).map(sorted)  # offsets that hold a record
 
 
 def test_what_continues_is_taken_whole() -> None:
@@ -30,9 +30,8 @@ def test_the_first_hole_is_believed_when_a_second_fetch_shows_it_too() -> None:
     assert cursor.take([5, 9, 10]) == RunContinuation(0, 1, again=True)
     assert cursor.position == 6
     assert cursor.take([9, 10]) == RunContinuation(0, 2, again=False)
-    assert cursor.take([12]) == RunContinuation(
-        0, 1, again=False
-    )  # it is known to have holes by now
+    # The log is known to have holes by now.
+    assert cursor.take([12]) == RunContinuation(0, 1, again=False)
     assert cursor.position == 13
 
 
@@ -48,10 +47,12 @@ def test_an_end_above_the_last_record_is_believed_as_a_hole_is() -> None:
     assert not cursor.reach(5)
     assert cursor.reach(7)
     assert cursor.position == 5
-    assert not cursor.reach(7)  # a second fetch came to it, too
-    assert not cursor.reach(9)  # it is known to have holes by now
+    assert not cursor.reach(7)  # a second fetch reached it, too
+    # The log is known to have holes by now.
+    assert not cursor.reach(9)
     assert cursor.position == 9
-    assert not cursor.reach(6)  # of a fetch that began lower
+    # The fetch began at a lower offset.
+    assert not cursor.reach(6)
     assert cursor.position == 9
 
 
@@ -65,7 +66,7 @@ def test_a_run_that_goes_backwards_ends_there() -> None:
 def test_every_record_from_the_position_on_is_taken_once(
     log: list[int], position: int, chunk: int
 ) -> None:
-    """A fetch begins at the position after each `again`, as the readers make it."""
+    """A fetch begins at the position after each `again`, as readers do it."""
     cursor, taken, fetches = Cursor(PARTITION, position), [], 0
     while fetched := [offset for offset in log if offset >= cursor.position][:chunk]:
         first, last, _ = cursor.take(fetched)
@@ -81,7 +82,7 @@ def test_every_record_from_the_position_on_is_taken_once(
     count=st.integers(1, 20),
 )
 def test_stale_records_never_make_a_hole(stale: int, position: int, count: int) -> None:
-    """A log without holes: what an earlier placement left over comes first, then what was asked."""
+    """Leftovers of an earlier placement precede the requested records; the log has no holes."""
     cursor, taken = Cursor(PARTITION, position), []
     left_over = list(range(stale, stale + count))
     for fetched in (left_over, list(range(position, 100))):

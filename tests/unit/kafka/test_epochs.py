@@ -1,4 +1,4 @@
-"""What a `TopicWatch` asks Kafka for, and when."""
+"""Requests of a `TopicWatch` to Kafka, and their times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Admin:
         self._waiting = dict[str, Future[Any]]()
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
-        """Note which topics it is asked about."""
+        """Record the requested topics."""
         self.asked.append(set(topics.topic_names))
         self._waiting = {name: Future[Any]() for name in topics.topic_names}
         if not self.is_slow:
@@ -33,7 +33,7 @@ class Admin:
         return self._waiting
 
     def answer(self) -> None:
-        """Answer what was asked last."""
+        """Complete the last request."""
         for name, future in self._waiting.items():
             future.set_result(SimpleNamespace(topic_id=name, partitions=[0]))
 
@@ -55,7 +55,8 @@ def test_only_urgent_topics_are_asked_about_between_looks_at_all(clock: list[flo
         return watch.look(lambda: named, urgent=urgent)
 
     assert look().keys() == named
-    for turn in range(9):  # topics that come one after the other do not put off the look at all
+    # Urgent topics, one after the other, do not delay the look at all topics.
+    for turn in range(9):
         clock[0] += 0.2
         assert look(f"t{turn}") == {f"t{turn}": f"t{turn}"}
     clock[0] += 0.2

@@ -1,4 +1,4 @@
-"""What the adapter concludes of what the client answers, with no broker to ask."""
+"""Conclusions of the adapter from the client's answers, without a broker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 P = Partition("s", 0)
 _ROOT = Path(__file__).parents[3]
-# A question that nobody answers is given up 0.2 s after it was put: by then the interpreter has
-# ended, and the process, whose libraries take their time to end, has not. A thread holds the log.
+# A request without an answer is given up after 0.2 s. By then the interpreter has ended, but not
+# the process, whose libraries take their time. A thread holds the log.
 _ENDS = """\
 import ctypes
 import threading
@@ -67,7 +67,8 @@ def test_an_answer_that_came_before_a_loss_is_not_believed_after_it(
     assert diverged(5, 3, 120) == {}
     assert diverged(7, 3, 60) == {P: 60}
     assert diverged(7, 4, 60) == {P: 60}
-    assert asked == [3, 4, 3]  # while an epoch is in force, of each earlier one once
+    # Each earlier epoch is requested once while an epoch is in force.
+    assert asked == [3, 4, 3]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the end of a process is drawn out by glibc")

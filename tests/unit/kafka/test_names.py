@@ -1,4 +1,4 @@
-"""What a job owns is told from what others own; what of a topic's settings loses records."""
+"""Names of a job's resources are its own, and settings that lose records are found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULTS = {
 
 
 def found(topic: NewTopic, **settings: str) -> tuple[Difference, ...]:
-    """What differs where Kafka has these settings instead of ours."""
+    """Return the differences if Kafka has these settings instead of ours."""
     changed = {name.replace("_", "."): value for name, value in settings.items()}
     return differences([topic], {topic.name: topic.settings | changed})
 
@@ -62,7 +62,8 @@ def test_a_log_that_is_compacted_or_expires_loses_records() -> None:
 
 
 def test_a_compacted_topic_loses_records_only_where_they_expire() -> None:
-    assert found(JOBS, retention_ms="5000") == ()  # which says nothing where nothing is deleted
+    # The retention time has no effect if nothing is deleted.
+    assert found(JOBS, retention_ms="5000") == ()
     assert found(JOBS, cleanup_policy="delete") == (
         Difference(JOBS.name, "cleanup.policy", "delete", "compact", loses=False),
     )

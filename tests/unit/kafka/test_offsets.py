@@ -1,4 +1,4 @@
-"""What the client's answers about the ends of logs mean."""
+"""Meaning of the client's answers about the ends of logs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 P, Q = Partition("a", 0), Partition("a", 1)
-NOT_ANSWERED = -1001  # what the client says of a partition whose leader is there and says nothing
+# The client's code for a partition whose leader is up but does not respond.
+NOT_ANSWERED = -1001
 
 
 class HalfAnswered(AdminClient):
-    """A client that hears of the first partition only."""
+    """A client that gets an answer for the first partition only."""
 
     def list_offsets(  # type: ignore[override]
         self, wanted: Mapping[TopicPartition, object], **_: object
     ) -> dict[TopicPartition, Future[Any]]:
-        """One answer for each."""
+        """Answer for each partition."""
         answers = dict[TopicPartition, Future[Any]]()
         for place in wanted:
             offset = NOT_ANSWERED if place.partition else 7

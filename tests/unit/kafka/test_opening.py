@@ -1,4 +1,4 @@
-"""Where Kafka is, and who we are to it, by what the settings say."""
+"""Addresses and credentials for Kafka, from the settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_a_machine_whose_zone_nobody_knows_reads_from_anywhere_and_says_so(
 def test_readers_of_streams_alone_look_for_replicas_where_we_are() -> None:
     kafka = kafka_settings(Settings(kafka_client_rack="b"), "w1")
     assert member_properties(kafka, "g", "m", hold=False)["client.rack"] == "b"
-    assert reader_properties(kafka)["client.rack"] == "b"  # of batches, too
+    # Readers of batches use the rack, too.
+    assert reader_properties(kafka)["client.rack"] == "b"
     assert tail_properties(kafka)["client.rack"] == ""
 
 
@@ -62,7 +63,8 @@ def test_a_property_of_the_client_is_worth_more_than_our_own_choice() -> None:
     [
         ("b-1.demo.x1.c2.kafka.us-east-1.amazonaws.com:9098,b-2:9098", "us-east-1"),
         ("boot-x.c1.kafka-serverless.eu-west-1.amazonaws.com:9098", "eu-west-1"),
-        ("kafka.internal:9098", "ap-south-1"),  # by a name of one's own: AWS says it
+        # The brokers have a private name, so the AWS settings give the region.
+        ("kafka.internal:9098", "ap-south-1"),
     ],
 )
 def test_a_token_for_amazon_msk_is_a_request_signed_for_the_region_of_the_brokers(

@@ -1,4 +1,4 @@
-"""All who read a job's records read them by the same schemas, whatever the registry says when."""
+"""All readers of a job's records use the same schemas, even if the registry's answers change."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ JOB = "job"
 
 
 class Registry:
-    """One that may be away, may not have a schema yet, and may come back as another one."""
+    """A registry that may be down, may lack a schema, and may be replaced by another one."""
 
     def __init__(self) -> None:
-        self.schemas: dict[int, Schema] | None = {}  # None: it is away
+        self.schemas: dict[int, Schema] | None = {}  # None: unavailable
         self.asked = 0
-        self.between: Callable[[], None] = lambda: None  # what happens before the answer is used
+        # Runs before the answer is used.
+        self.between: Callable[[], None] = lambda: None
 
     def schema(self, number: int) -> Schema | None:
         """See the port.
 
         Raises:
-            UnavailableError: If it is away.
+            UnavailableError: If the registry is down.
         """
         self.asked += 1
         if self.schemas is None:
@@ -71,7 +72,7 @@ def test_a_schema_is_asked_for_once_and_then_read_from_the_topic() -> None:
 
 
 def test_of_two_who_meet_an_id_at_once_the_first_that_writes_counts() -> None:
-    """The registry is another one in between: the second worker is frozen with its old answer."""
+    """The registry is replaced in between, and the second worker is frozen with its old answer."""
     log, registry = MemoryLog(), Registry()
     first, second = JobSchemas(log, JOB, registry), JobSchemas(log, JOB, registry)
     registry.schemas = {7: avro("old")}
@@ -116,7 +117,7 @@ def test_what_does_not_parse_and_what_names_no_id_is_passed_over() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.integers(0, 2),  # who
+        st.integers(0, 2),  # worker
         st.sampled_from(["get", "killed", "away", "back", "anew", "ghost"]),
         st.integers(1, 2),  # id
     ),
@@ -128,14 +129,15 @@ STEPS = st.lists(
 def test_whoever_uses_a_schema_uses_that_of_the_topic_and_all_the_same(
     steps: list[tuple[int, str, int]],
 ) -> None:
-    """Workers are killed and come again, the registry goes, comes back, and comes as another."""
+    """Workers are killed and restarted; the registry fails, returns, and is replaced."""
     log, registry, build = MemoryLog(), Registry(), 0
     registry.schemas = saved = {1: avro("0"), 2: avro("0")}
     workers = [JobSchemas(log, JOB, registry) for _ in range(3)]
     used = dict[int, Schema]()
     for who, step, number in steps:
         if step in {"get", "ghost"}:
-            if step == "ghost":  # what it was told is old when it writes
+            # The worker writes an answer that is outdated by then.
+            if step == "ghost":
 
                 def meanwhile(number: int = number, who: int = who) -> None:
                     registry.between = lambda: None
@@ -147,7 +149,7 @@ def test_whoever_uses_a_schema_uses_that_of_the_topic_and_all_the_same(
             with suppress(UnavailableError):
                 schema = workers[who].get(number)
                 assert schema is not None
-                # It was acknowledged before anybody can claim by it, and nobody uses another.
+                # It was acknowledged before a worker could claim with it, and all use it.
                 first = next(f for _, f in written(log) if f is not None and f.id == number)
                 assert schema == used.setdefault(number, schema) == first.schema
             registry.between = lambda: None

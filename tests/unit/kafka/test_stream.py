@@ -1,4 +1,4 @@
-"""A member's commits: of what it owns alone, and again where the broker refused."""
+"""A member's commits: only of its own partitions, and repeated if the broker refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_the_broker_took_is_not_committed_again(
     assert client.sent == [[TopicPartition(*P, 5)]]  # Q is another member's
     client.answered(None, client.sent[0])
     reader.commit({P: 5})
-    reader.commit({P: 4})  # a takeover took it back
+    reader.commit({P: 4})  # after a takeover
     assert client.sent[1:] == [[TopicPartition(*P, 4)]]
 
 

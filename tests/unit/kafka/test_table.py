@@ -1,8 +1,8 @@
-"""A table under several writers: every change that is acknowledged is made, none is made twice.
+"""A table with several writers: each acknowledged change is made, and none is made twice.
 
-The model: each writer is a thread that stops before it reads and before it appends, and a schedule
-says who goes on. A writer that stops for good plays a crash; a writer that goes on late plays a
-record that is delivered late. The table is the real one, on a log in memory.
+In the model, each writer is a thread that stops before it reads and before it appends, and a
+schedule chooses the writer that continues. A writer that stops for good plays a crash; one that
+continues late plays a record that is delivered late. The table is the real one, on a log in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TOPIC = "doll.things"
 PLACE = Partition(TOPIC, 0)
 NAME = "thing"
-# Four reads and four appends of each writer: more than any of these needs to come to its end.
+# Four reads and four appends of each writer, which is more than any of these needs.
 STEPS = 8
 
 Value: TypeAlias = tuple[str, ...]
@@ -60,7 +60,7 @@ def table_of(log: MemoryLog, clock: ManualClock, *, closed: bool = False) -> Tab
 
 
 def compact(log: MemoryLog, below: int) -> None:
-    """Compact as a broker does: of each key, the last record below an offset stays there."""
+    """Compact as a broker does: keep the last record of each key below an offset."""
     with log.anyway():
         stored = log.stored(PLACE)
         last = {each.key: each.offset for each in stored.records if each.offset < below}
@@ -68,7 +68,7 @@ def compact(log: MemoryLog, below: int) -> None:
 
 
 class Crash(BaseException):
-    """Ends a writer wherever it stands."""
+    """Ends a writer at its present step."""
 
 
 class Writer(threading.Thread):
@@ -92,7 +92,7 @@ class Writer(threading.Thread):
         assert self._stopped.acquire(timeout=60.0)
 
     def run(self) -> None:
-        """Make the change, as many times as it is to be made."""
+        """Make the change `times` times."""
         self._log.writers[threading.get_ident()] = self
         try:
             for _ in range(self.times):
@@ -100,10 +100,8 @@ class Writer(threading.Thread):
             self.outcome = "made"
         except ConflictError:
             self.outcome = "refused"
-        except (
-            Crash,
-            UnavailableError,
-        ):  # such as a record that is compacted before its writer looks
+        except (Crash, UnavailableError):
+            # The table is unavailable if, say, a record is compacted before its writer looks.
             self.outcome = "unknown"
         finally:
             self.outcome = self.outcome or "failed"
@@ -118,37 +116,37 @@ class Writer(threading.Thread):
             raise Crash
 
     def step(self) -> None:
-        """Go on to the next read or append, or to the end."""
+        """Continue to the next read or append, or to the end."""
         if not self.outcome:
             self._go.release()
             assert self._stopped.acquire(timeout=60.0)
             self.crashes_after -= 1
 
     def crash(self) -> None:
-        """End where it stands."""
+        """Crash at the present step."""
         self.crashes_after = 0
         self.step()
 
     def finish(self) -> None:
-        """Go on to the end."""
+        """Continue to the end."""
         while not self.outcome:
             self.step()
 
 
 class SteppedLog(MemoryLog):
-    """A log before which writers stop."""
+    """A log that pauses writers before each call."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
-        self.writers = dict[int, Writer]()  # by thread
+        self.writers = dict[int, Writer]()  # thread to writer
 
     def bounds(self, partition: Partition) -> Bounds:
-        """As ever, a step later."""
+        """Wait for the next step before the normal call."""
         self._pause()
         return super().bounds(partition)
 
     def writer(self, **given: Any) -> MemoryWriter:  # noqa: ANN401 -- passed on
-        """As ever, a step later."""
+        """Wait for the next step before the normal call."""
         self._pause()
         return super().writer(**given)
 
@@ -175,18 +173,18 @@ class World:
         self.writers = list[Writer]()
 
     def table(self) -> Table:
-        """Return what another process has."""
+        """Return the table as another process has it."""
         return table_of(self.log, self.clock)
 
     def begin(self, change: Change, times: int = 1) -> Writer:
-        """Begin a writer."""
+        """Start a writer."""
         table = self.table()
         table.read()
         self.writers.append(Writer(self.log, table, change, times))
         return self.writers[-1]
 
     def add(self, times: int = 1) -> Writer:
-        """Begin a writer that adds its number."""
+        """Start a writer that adds its number."""
         number = str(len(self.writers))
         return self.begin(lambda value: (*(value or ()), number), times)
 
@@ -195,24 +193,24 @@ class World:
         return self.table().read()[NAME]
 
     def repair(self) -> None:
-        """Wait as long as a lost record may stand last, then have a service look."""
+        """Wait as long as a lost record may stand last, then let a service read the table."""
         self.repairer.read()
         self.clock.advance(REPAIR_S)
         self.repairer.repair()
 
     def let_an_hour_pass(self) -> None:
-        """Compact all that is there, after a service had its time to repair."""
+        """Compact everything, after a service had time to repair."""
         self.repair()
         self.clock.advance(COMPACTION_LAG_S)
         compact(self.log, self.log.bounds(PLACE).end)
 
     def ends_with_a_lost_record(self) -> bool:
-        """See if the last record is neither in force nor a copy of what is."""
+        """Return True if the last record is neither in force nor a copy of one that is."""
         value = self.log.stored(PLACE).records[-1].value
         return value is None or decode(None, value) != self.value()
 
     def check_sums(self) -> None:
-        """See that each outcome is what the entry shows."""
+        """Check that each outcome matches the entry."""
         value = self.value()
         for number, writer in enumerate(self.writers):
             made, most = value.count(str(number)), writer.times
@@ -220,7 +218,7 @@ class World:
             assert made in allowed[writer.outcome], (writer.outcome, value)
 
     def check_readers(self, *, late: bool = False) -> None:
-        """See that everybody reads the same, whatever prefix of the log is compacted.
+        """Check that all readers read the same, with every prefix of the log compacted.
 
         Args:
             late: True to check readers that have read a part of the log before it is compacted.
@@ -247,7 +245,8 @@ def interleavings(begin: Callable[[World], object], writers: int) -> Iterator[Wo
 
     Writers that do the same begin in the order of their numbers: their names do not matter.
     """
-    taken, more = list[int](), True  # the index of each choice among the writers that can go on
+    # Index of each choice among the writers that can continue.
+    taken, more = list[int](), True
     while more:
         world, choices = World(), list[int]()
         for _ in range(writers):
@@ -324,7 +323,7 @@ def test_a_crash_at_any_step_loses_no_acknowledged_change() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_disturbance_loses_an_acknowledged_change(seed: int) -> None:
-    """Writers come, stop and crash; copies are delivered; hours pass and the log is compacted."""
+    """Writers start, stop and crash; records are repeated; hours pass and the log is compacted."""
     for each in range(150):
         choice = random.Random(1000 * seed + each)  # noqa: S311 -- not for secrets
         world = World()
@@ -400,7 +399,8 @@ def test_two_repairs_at_once_end_the_matter() -> None:
         table.read()
     world.clock.advance(REPAIR_S)
     repairs = [
-        Writer(world.log, table, lambda value: value or ())  # which repairs before it changes
+        # The table repairs the log before the change.
+        Writer(world.log, table, lambda value: value or ())
         for table in tables
     ]
     for _ in range(2):
@@ -447,7 +447,7 @@ def log(clock: ManualClock) -> MemoryLog:
 
 
 def write(log: MemoryLog, value: bytes | None, number: str = "") -> None:
-    """Write a record of the name, if a number is given with that."""
+    """Write a record of the name, with a number if one is given."""
     writer = log.writer()
     headers = [(NUMBER, number.encode())] if number else []
     writer.append(TOPIC, value, key=NAME.encode(), headers=headers)
@@ -534,16 +534,16 @@ class SilentWriter(MemoryWriter):
     """A writer whose records arrive without a delivery report."""
 
     def flush(self, timeout_s: float) -> bool:
-        """As ever, but nobody says so."""
+        """Write everything, but report failure."""
         super().flush(timeout_s)
         return False
 
 
 class SilentLog(MemoryLog):
-    """A log that takes records and does not say so."""
+    """A log that accepts records without a report."""
 
     def writer(self, **_: object) -> MemoryWriter:
-        """Make a silent one."""
+        """Return a silent writer."""
         return SilentWriter(self)
 
 
@@ -558,12 +558,12 @@ def test_a_writer_that_always_loses_gives_up_and_says_so(clock: ManualClock) -> 
 
 
 class RivalLog(MemoryLog):
-    """A log where somebody else writes right before each writer."""
+    """A log where another writer always writes first."""
 
     rival: Table | None = None
 
     def writer(self, **given: Any) -> MemoryWriter:  # noqa: ANN401 -- passed on
-        """As ever, but the other first."""
+        """Let the rival write before the normal call."""
         rival, self.rival = self.rival, None
         if rival is not None:
             rival.update(NAME, lambda _: ("theirs",), encode)
@@ -655,7 +655,7 @@ def test_a_restore_refuses_other_records_unless_they_are_to_be_replaced(
 
 
 def test_a_restore_beside_another_writer_says_so(clock: ManualClock) -> None:
-    # The other one's record of the same name arrives between the look and the write.
+    # The other writer's record of the same name arrives between the read and the write.
     saved = {NAME: InForce(3, encode(("saved",)))}
 
     class Interrupted(MemoryLog):

@@ -1,4 +1,4 @@
-"""What a tail makes of what its client says, in whatever order that comes."""
+"""Conclusions of a tail from the client's messages, in any order."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PATIENCE_S = 120.0
 
 
 class Ends(AdminClient):
-    """A client that says where the log begins and ends: both are `END`."""
+    """A client that reports `END` as begin and end of the log."""
 
     def list_offsets(  # type: ignore[override]
         self, wanted: Mapping[TopicPartition, object], **_: object
     ) -> dict[TopicPartition, Future[Any]]:
-        """One answer for each."""
+        """Answer for each partition."""
         answers = {place: Future[Any]() for place in wanted}
         for answer in answers.values():
             answer.set_result(SimpleNamespace(offset=END, leader_epoch=0))
@@ -40,25 +40,25 @@ class Ends(AdminClient):
 
 
 class Stopped:
-    """A consumer whose fetch was out of range before it let anybody seek."""
+    """A consumer whose fetch was out of range before any seek was possible."""
 
     def __init__(self, _: object) -> None:
         self._says = list[Message]()
         self._has_stopped = False
 
     def incremental_assign(self, targets: list[TopicPartition]) -> None:
-        """It fetches at once."""
+        """Start to fetch at once."""
         [target] = targets
         error = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE)
         self._says = [Message(target.topic, target.partition, target.offset, error=error)]
 
     def seek(self, _: TopicPartition) -> None:
-        """Too early; and what has stopped never seeks."""
+        """Fail before the fetch has stopped, and do nothing after it."""
         if not self._has_stopped:
             raise KafkaException(KafkaError(KafkaError._STATE))  # noqa: SLF001 -- the library's name
 
     def consume(self, *_: object) -> list[Message]:
-        """It says so once."""
+        """Report the error once."""
         said, self._says = self._says, []
         self._has_stopped |= bool(said)
         return said
@@ -85,7 +85,7 @@ def test_a_tail_that_is_out_of_range_before_it_can_seek_is_reported(
 
 
 class Silent:
-    """A consumer to which nothing comes."""
+    """A consumer without messages."""
 
     def __init__(self, _: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""How the thread of a producer waits for reports."""
+"""The wait of a producer's thread for delivery reports."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class Poll(NamedTuple):
-    """One wait for reports."""
+    """One wait for delivery reports."""
 
     wait_s: float
     reported: int
 
 
 class Client:
-    """A client whose broker takes each record at once, and which never waits in vain."""
+    """A client whose broker accepts each record at once."""
 
     def __init__(self, _: dict[str, Any]) -> None:
         self.polls = list[Poll]()
         self._produced = deque[tuple[str, Any]]()
 
     def produce(self, topic: str, _: bytes, *others: object, **__: object) -> None:
-        """Take it."""
+        """Accept a record."""
         self._produced.append((topic, others[-1]))
 
     def poll(self, wait_s: float) -> None:
-        """Report what was taken."""
+        """Report the accepted records."""
         reported = 0
         while self._produced:
             topic, report = self._produced.popleft()
@@ -45,7 +45,7 @@ class Client:
         self.polls.append(Poll(wait_s, reported))
 
     def flush(self, _: float) -> int:
-        """All of it is reported."""
+        """Return 0, because all records are reported."""
         return 0
 
     def __len__(self) -> int:
@@ -53,12 +53,12 @@ class Client:
 
 
 class SlowClient(Client):
-    """A client whose broker takes nothing until `takes`."""
+    """A client whose broker accepts nothing until `takes`."""
 
     takes = False
 
     def poll(self, wait_s: float) -> None:
-        """Report what was taken."""
+        """Report the accepted records."""
         if self.takes:
             super().poll(wait_s)
         else:

@@ -1,4 +1,4 @@
-"""Tasks, networks and data that several tests of learning share."""
+"""Tasks, networks and data for several tests of learning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def images(seed: int, count: int, side: int = 8, classes: int = 4) -> Columns:
-    """Noise with labels."""
+    """Return noise with labels."""
     random = np.random.default_rng(seed)
     return {
         "image": random.integers(0, 256, (count, 1, side, side)).astype(np.uint8),
@@ -29,7 +29,7 @@ def images(seed: int, count: int, side: int = 8, classes: int = 4) -> Columns:
 
 
 def image_task(side: int = 8, classes: int = 4) -> Task:
-    """The built-in classifier of small images."""
+    """Return the built-in classifier of small images."""
     return make_task("image-classifier", {"classes": classes, "height": side, "width": side})
 
 
@@ -40,21 +40,21 @@ class Counting:
     ids: int = 10
 
     def build(self) -> nn.Module:
-        """One weight per id, all zero."""
+        """Return one weight per id, all zero."""
         return nn.Embedding(self.ids, 1, _weight=torch.zeros(self.ids, 1))
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the weights that the records name."""
+        """Return the (n,) weights that the records name."""
         outputs: Tensor = module(records["id"])
         return outputs.squeeze(1)
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """The weights themselves."""
+        """Return the weights themselves."""
         del records
         return outputs
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """None."""
+        """Return no metrics."""
         del outputs, records
         return {}
 
@@ -66,25 +66,25 @@ class Regression:
     network: nn.Module
 
     def build(self) -> nn.Module:
-        """The network given."""
+        """Return the given network."""
         return self.network
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) predictions."""
+        """Return (n,) predictions."""
         outputs: Tensor = module(records["x"])
         return outputs.squeeze(1)
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) squared errors."""
+        """Return (n,) squared errors."""
         return (outputs - records["y"]) ** 2
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(n,) absolute errors."""
+        """Return (n,) absolute errors."""
         return {"error": (outputs - records["y"]).abs()}
 
 
 def points(seed: int, count: int, features: int = 3) -> Columns:
-    """Noise to regress on."""
+    """Return noise for a regression."""
     random = np.random.default_rng(seed)
     return {
         "x": random.normal(size=(count, features)).astype(np.float32),
@@ -93,7 +93,7 @@ def points(seed: int, count: int, features: int = 3) -> Columns:
 
 
 def normalised() -> nn.Module:
-    """A network with batch normalisation, a constant buffer and dropout."""
+    """Return a network with batch normalisation, a constant buffer and dropout."""
 
     class Scaled(nn.Module):
         """Divides by a constant that is saved with the model."""
@@ -105,7 +105,7 @@ def normalised() -> nn.Module:
             self.register_buffer("scale", torch.tensor([0.3, 1.7, 0.9]))
 
         def forward(self, inputs: Tensor) -> Tensor:
-            """(n, 3) to (n, 3)."""
+            """Map (n, 3) to (n, 3)."""
             return inputs / self.scale
 
     torch.manual_seed(0)

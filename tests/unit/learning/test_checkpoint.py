@@ -1,4 +1,4 @@
-"""Weights leave by name, as plain PyTorch knows them."""
+"""Weights are saved by name, as plain PyTorch knows them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_vector_of_another_model_is_refused_with_both_lengths() -> None:
 
 
 def test_a_trainers_snapshot_says_which_weights_are_which_tensors() -> None:
-    """Parameters, buffers and tied weights alike; the optimizer's state is no weight."""
+    """It names parameters, buffers and tied weights; the optimizer's state is not among them."""
     module = normalised()
     layout, model = layout_of(module), FlatModel(module)
     settings = OptimizerSettings("adam", 0.1)

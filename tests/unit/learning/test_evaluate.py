@@ -1,4 +1,4 @@
-"""Evaluation gives means over all records and leaves everything as it was."""
+"""Evaluation returns means over all records and changes nothing."""
 
 from __future__ import annotations
 

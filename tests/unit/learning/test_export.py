@@ -1,4 +1,4 @@
-"""An exported network computes what the task does, by programs that know nothing of it."""
+"""An exported network computes what the task does, in programs without this project."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ABOUT_IT = {"job": "digits", "version": "12"}
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Task, nn.Module]:
-    """A classifier, a little trained."""
+    """Return a briefly trained classifier."""
     task = make_task("image-classifier", {"classes": 10, "height": 8, "width": 8})
     module, train = build_model(task, 0), load_digits().train
     optimizer = torch.optim.Adam(module.parameters(), 2e-3)
@@ -102,7 +102,7 @@ def test_weights_of_another_network_are_refused(
 
 
 class Branching:
-    """Looks at its numbers before it decides what to do: no one program."""
+    """Branches on its inputs, so that no single program can express it."""
 
     def build(self) -> nn.Module:
         """Make the network."""
@@ -114,11 +114,11 @@ class Branching:
         return outputs if outputs.sum() > 0 else -outputs
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """Read nothing else."""
+        """Read no other field."""
         return outputs.sum(1) + records["a"].sum(1)
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tell nothing else."""
+        """Return only the loss."""
         return {"loss": self.losses(outputs, records)}
 
 

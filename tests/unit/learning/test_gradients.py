@@ -1,4 +1,4 @@
-"""A gradient is autograd's, of exactly its batches at exactly the round's weights."""
+"""A gradient equals autograd's, for exactly its batches at exactly the round's weights."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_the_gradient_is_that_of_plain_autograd_summed_over_all_batches() -> Non
 
 
 class Seeing(Regression):
-    """Says how many records each pass had."""
+    """Records the number of records of each pass."""
 
     passes: list[int]
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """Those of the network."""
+        """Return the network's outputs."""
         self.passes.append(len(records["x"]))
         return super().forward(module, records)
 
@@ -217,7 +217,7 @@ def test_each_batch_moves_the_buffers_from_where_the_round_found_them() -> None:
         floats = [b.ravel() for b in network.buffers() if b.is_floating_point()]
         expected += len(batch["y"]) * (torch.cat(floats) - start)
     assert_within_ulps(found, expected.numpy(), 4)
-    assert (found[:3] == 0).all()  # the constant: not moved at all
+    assert (found[:3] == 0).all()  # the constant does not move
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
@@ -237,7 +237,7 @@ class Cliff(nn.Module):
         self.weight = nn.Parameter(torch.ones(1, 1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(n, 1) square roots."""
+        """Return (n, 1) square roots."""
         return (inputs[:, :1] * self.weight).sqrt()
 
 
@@ -261,10 +261,10 @@ def test_what_the_task_raises_is_distinguished_and_names_its_batch() -> None:
 
 
 class Typo(Regression):
-    """Names a field that there is not."""
+    """Names a field that does not exist."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """Look for it in a helper of its own."""
+        """Look for the field in a helper function."""
         return (outputs - _labels(records)) ** 2
 
 
@@ -287,10 +287,10 @@ def test_what_the_task_raises_is_reported_with_the_line_of_the_users_code_and_no
 
 
 class Mismatched(Regression):
-    """Raises inside PyTorch."""
+    """Causes an error inside PyTorch."""
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """Logits that are none."""
+        """Pass labels of the wrong size to PyTorch."""
         return cross_entropy(outputs, records["y"].long()[:2], reduction="none")
 
 
@@ -303,7 +303,7 @@ def test_what_pytorch_raises_is_reported_with_the_line_of_the_task_that_called_i
 
 
 class Returning(Regression):
-    """A task of which each method returns what a test wants."""
+    """A task whose methods return what a test needs."""
 
     def __init__(
         self,
@@ -315,15 +315,15 @@ class Returning(Regression):
         self._change = outputs, losses, metrics
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """As changed."""
+        """Return changed outputs."""
         return cast("Tensor", self._change[0](super().forward(module, records)))
 
     def losses(self, outputs: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """As changed."""
+        """Return changed losses."""
         return cast("Tensor", self._change[1](super().losses(outputs, records)))
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As changed."""
+        """Return changed metrics."""
         return cast("dict[str, Tensor]", self._change[2]((outputs - records["y"]).abs()))
 
 
@@ -400,7 +400,7 @@ def test_nan_of_a_metric_counts_as_no_value_of_that_record(together_bytes: int) 
 
 
 def _every_other(column: Tensor) -> Tensor:
-    """Return 1 for records of even numbers, and no value for the others."""
+    """Return 1 for records with even numbers, and no value for the others."""
     return torch.where(torch.arange(len(column)) % 2 == 0, 1.0, nan)
 
 
@@ -438,7 +438,7 @@ def test_the_order_of_metrics_is_of_no_account() -> None:
 
 
 class Replacing(nn.Linear):
-    """Puts a new tensor in its buffer's place."""
+    """Replaces its buffer by a new tensor."""
 
     seen: Tensor
 
@@ -447,7 +447,7 @@ class Replacing(nn.Linear):
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Count, the wrong way."""
+        """Count, but in a new tensor."""
         self.seen = self.seen + 1
         return super().forward(inputs)
 
@@ -500,7 +500,7 @@ def test_a_gpu_gives_the_gradient_of_the_cpu_and_repeats_its_bits() -> None:
     assert np.array_equal(first.vector, second.vector)
 
 
-# --- walks: model averaging ----------------------------------------------------------------------
+# --- local steps: model averaging ----------------------------------------------------------------
 
 
 def line(seed: int = 0) -> nn.Module:
@@ -516,7 +516,7 @@ def test_on_a_walk_each_gradient_is_taken_where_those_before_it_lead_to(
     subject = GradientComputer(Regression(network), network, CPU, reduction=reduction)
     before = subject.model.vector.copy()
     found = subject.compute(batches, local_rate=0.125)
-    assert np.array_equal(subject.model.vector, before)  # the walk is over
+    assert np.array_equal(subject.model.vector, before)  # after the local steps
 
     weights, expected = before.copy(), np.zeros_like(before)
     for batch in batches:
@@ -539,7 +539,7 @@ def computed_at(
 
 
 def test_an_update_of_walks_is_the_average_of_the_workers_copies() -> None:
-    # two workers walk over two batches each: K = 4, p = 2
+    # Two workers make two local steps each: K = 4, p = 2.
     rate, network = 0.125, line()
     subject = computer(network)
     start = subject.model.vector.copy()

@@ -1,4 +1,4 @@
-"""What a prediction needs of a record is seen, not told."""
+"""The fields that a prediction needs are observed, not declared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = (Field("a", "float32", (2,)), Field("b", "int64"), Field("label", "int6
 
 
 class Joined:
-    """Reads whatever there is but the label."""
+    """Reads all fields except the label."""
 
     def build(self) -> nn.Module:
         """Make the network."""
@@ -35,12 +35,12 @@ class Joined:
         return outputs.sum(1) - records["label"]
 
     def metrics(self, outputs: Tensor, records: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tell nothing but the loss."""
+        """Return only the loss."""
         return {"loss": self.losses(outputs, records)}
 
 
 class Picky(Joined):
-    """Takes no zeros."""
+    """Refuses zeros."""
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
         """Add up two fields."""

@@ -1,4 +1,4 @@
-"""LDA makes the updates of Hoffman, Blei and Bach, written here as their paper has them."""
+"""LDA makes the updates of Hoffman, Blei and Bach, written here as in their paper."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 def documents(*, real: bool) -> tuple[Records, int]:
-    """Documents, and how many words there are in all of them."""
+    """Return documents, and the number of their words."""
     if real:
         return read_records(ARTICLES), 10_473
     random = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def documents(*, real: bool) -> tuple[Records, int]:
 def e_step(
     topics: Numbers, words: npt.NDArray[np.int32], counts: Numbers, alpha: float
 ) -> tuple[Numbers, float]:
-    """Algorithm 2, lines 4 to 10: the document's statistics, and its part of the bound."""
+    """Run Algorithm 2, lines 4 to 10; return the document's statistics and part of the bound."""
     gamma = np.ones(TOPICS)
     beta = np.exp(psi(topics) - psi(topics.sum(1, keepdims=True)))[:, words]
     for _ in range(100):

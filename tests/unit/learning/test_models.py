@@ -1,4 +1,4 @@
-"""The networks have the layers of the paper and about the sizes that we say."""
+"""The networks have the layers of the paper and about the documented sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CIFAR = Path(__file__).parents[4] / "shared" / "data" / "images" / "cifar10-trai
 
 
 def plain_resnet_32(weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
-    """(n, 10) logits as the paper's text has them, from named weights."""
+    """Return (n, 10) logits by the paper's text, from named weights."""
 
     def normalised(inputs: Tensor, name: str, stride: int = 1) -> Tensor:
         before, _, number = name.rpartition(".")
@@ -106,7 +106,7 @@ def test_the_small_network_takes_small_images(side: int) -> None:
 
 
 def test_running_normalisation_knows_the_records_of_all_updates_whoever_held_them() -> None:
-    """Batches of 8, 32 of an update on its own or in two messages, of features far from zero."""
+    """Batches of 8, 32 per update, in one or two messages, with features far from zero."""
     options = {"features": 3, "classes": 2, "normalise": True}
     task = make_task("logistic-regression", options)
     scales, states = np.array([1e3, 1e-2, 1.0]), []
@@ -138,13 +138,15 @@ def test_running_normalisation_knows_the_records_of_all_updates_whoever_held_the
         assert state["0.mean"] == pytest.approx(records.mean(0), rel=1e-4)
         assert state["0.variance"] == pytest.approx(records.var(0), rel=0.02)
     assert states[1]["0.variance"] == pytest.approx(states[0]["0.variance"], rel=1e-4)
-    assert np.array_equal(states[2]["0.mean"], states[0]["0.mean"])  # a walk moves weights alone
+    # Local steps move only weights.
+    assert np.array_equal(states[2]["0.mean"], states[0]["0.mean"])
 
 
 def test_running_normalisation_judges_each_record_alone_once_something_is_known() -> None:
     norm = RunningNorm(2)
     records = torch.from_numpy(np.random.default_rng(0).normal(7.0, 3.0, (40, 2))).float()
-    assert norm(records).mean().item() == pytest.approx(0.0, abs=1e-5)  # of the first, its own
+    # The first batch is normalized by its own mean.
+    assert norm(records).mean().item() == pytest.approx(0.0, abs=1e-5)
     for _ in range(5):
         norm(records)
     whole = norm.eval()(records)

@@ -1,4 +1,4 @@
-"""Optimizers by name do what the formula says, and unknown options are refused by name."""
+"""Optimizers follow their formulas, and unknown options are refused by name."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_ftrl_is_algorithm_1_of_its_paper() -> None:
         sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / alpha
         z += g - sigma * w
         n += g**2
-    assert 0 < (parameter == 0).sum() < 50  # what l1 is for
+    # L1 makes some parameters exactly zero.
+    assert 0 < (parameter == 0).sum() < 50
 
 
 def test_without_penalties_ftrl_steps_from_where_it_begins_at_each_steps_own_rate() -> None:

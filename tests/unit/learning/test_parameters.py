@@ -1,4 +1,4 @@
-"""A flat model is the same model, and its vectors are the same memory."""
+"""A flat model equals the original one, and its vectors share its memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_backward_pass_adds_into_the_flat_gradient() -> None:
 
 
 class Looked(nn.Module):
-    """Rows that are looked up, between weights that are not."""
+    """Looked-up rows between ordinary weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class Looked(nn.Module):
         self.register_buffer("mean", torch.zeros(2))
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """(n, 3)."""
+        """Return (n, 3) outputs."""
         found: torch.Tensor = self.rows(numbers) * self.scale + self.unshared(numbers) + self.bias
         return found
 
 
 def test_a_sparse_gradient_has_the_bits_that_torch_gives_it_and_leaves_out_what_is_zero() -> None:
-    """Three rounds: what one has touched is zero again in the next."""
+    """Rows that one round has touched are zero again in the next."""
     module, plain = Looked(), Looked()
     model = FlatModel(module)
     for seed in range(3):
@@ -78,7 +78,7 @@ def test_a_sparse_gradient_has_the_bits_that_torch_gives_it_and_leaves_out_what_
         for batch in batches:
             (module(batch) * factors).sum().backward()
             (plain(batch) * factors).sum().backward()
-        model.gradient[-2:] += seed  # how far buffers moved
+        model.gradient[-2:] += seed  # movement of the buffers
         found = model.read_gradient()
         assert isinstance(found, SparseVector)
         assert len(found.blocks) == 1 + 4 * len(np.unique(torch.cat(batches))) + 3 + 2
@@ -102,7 +102,8 @@ def test_a_gradient_is_dense_where_rows_are_looked_up_and_used_as_a_whole_too() 
 def test_weights_load_from_any_kind_of_bytes() -> None:
     flat = FlatModel(nn.Linear(2, 1))
     wanted = np.array([1, 2, 3], np.float32)
-    shifted = memoryview(b"x" + wanted.tobytes())[1:]  # not aligned, as in the middle of a message
+    # Not aligned, as in the middle of a message.
+    shifted = memoryview(b"x" + wanted.tobytes())[1:]
     for weights in (wanted, wanted.tobytes(), shifted):
         flat.vector[:] = 0
         flat.load(weights)
@@ -211,7 +212,7 @@ def test_a_large_gradient_is_given_away_and_its_memory_serves_again_once_it_is_g
     assert not np.shares_memory(third, second)
     assert np.array_equal(third, expected(7.0))
     assert np.array_equal(second, expected(5.0))
-    fourth = gradient(9.0)  # nothing was given back
+    fourth = gradient(9.0)  # no memory was released
     assert not np.shares_memory(fourth, third)
     assert np.array_equal(fourth, expected(9.0))
 

@@ -1,4 +1,4 @@
-"""Reasons why records are skipped: a sentence for each fault, with nothing of the record in it."""
+"""Reasons for skipped records: a sentence for each fault, without the record's content."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Property of every codec: the other records of a poll change nothing about a record.
 
-The verdict, the reason and the bits of a record are those of the record decoded alone, however
-polls are cut. Each example draws a schema, a few records of it (sound ones, records that do not
-suit the fields, and broken bytes), and polls that repeat these records in any order.
+The verdict, the reason and the bits of a record are the same as if it were decoded alone, however
+polls split the records. Each example draws a schema, a few records of it (sound ones, records that
+do not suit the fields, and broken bytes), and polls that repeat these records in any order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SYMBOLS = ("", "0", "1", "1.5", "true", "tcp", "2026-01-31T12:00:00Z", "1_0", "n
 NUMBERS = (0, 1, 1, 1, 0, 1, 2, 200, 300, -1, 2**40)
 FLOATS = (0.0, 1.0, 1.0, 1.0, 2.0, 1.5, -2.0, 300.0, nan, inf, 1e38)
 Value: TypeAlias = bytes | None
-Verdict: TypeAlias = str | dict[str, tuple[str, bytes]]  # the reason, or dtype and bits by field
+# Reason, or dtype and bits by field.
+Verdict: TypeAlias = str | dict[str, tuple[str, bytes]]
 
 
 class Case(NamedTuple):
@@ -51,7 +52,7 @@ class Case(NamedTuple):
 
 
 def verdicts(codec: Codec, values: Sequence[Value]) -> list[Verdict]:
-    """The verdict on each record of one poll."""
+    """Return the verdict on each record of one poll."""
     decoded = codec.decode(values)
     found: dict[int, Verdict] = dict(decoded.skipped)
     assert [at for at, _ in decoded.skipped] == sorted(found)
@@ -68,14 +69,14 @@ def verdicts(codec: Codec, values: Sequence[Value]) -> list[Verdict]:
 
 
 def number_of(chance: Random, dtype: str) -> float:
-    """A number that fits a dtype."""
+    """Draw a number that fits a dtype."""
     if dtype.startswith("float"):
         return chance.choice([0.0, -1.5, 1e30, 7.0])
     return chance.randint(0, 1 if dtype == "bool" else 127)
 
 
 def described(chance: Random) -> dict[str, Any]:
-    """A field as a job file describes it."""
+    """Draw a field as a job file describes it."""
     dtype = chance.choice(DTYPES)
     kinds = ["number", "array", "array", "joined", "parse", "hash", "map", "one_hot"]
     kind = chance.choice(kinds)
@@ -102,19 +103,19 @@ def described(chance: Random) -> dict[str, Any]:
 
 
 def codec_of(name: str, fields: dict[str, Any], **more: object) -> Codec:
-    """The codec of a job's records."""
+    """Return the codec of a job's records."""
     records = {"codec": name, "fields": fields, **more}
     spec = RecordsSpec.model_validate_json(msgspec.json.encode(records))
     return make_codec(spec.codec, spec.described(), spec.hashed.buckets if spec.hashed else 0)
 
 
 class Drawn:
-    """Fields, and what values of their records are drawn from."""
+    """Drawn fields, and the sources of their records' values."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.fields = {f"f{at}": described(chance) for at in range(chance.choice([1, 1, 2, 3]))}
-        # What fields take at each path: an array, a number or a text.
+        # Type that fields read at each path: an array, a number or a text.
         self.taken = {
             path: "array" if "shape" in field else "text" if field.keys() & READINGS else "number"
             for field in self.fields.values()
@@ -124,20 +125,20 @@ class Drawn:
         self._lengths: list[int] = [*fitting * 3, 0, 1, 3]
 
     def suits(self, path: str) -> str:
-        """What the type at a path should be, if it is to suit a field."""
+        """Return the type that suits a field at a path, or occasionally none."""
         return self.taken.get(path, "") if self.chance.randint(0, 4) else ""
 
     def length(self) -> int:
-        """Number of items of an array: that of a field, or another."""
+        """Draw the number of items of an array: a field's own, or another."""
         return self.chance.choice(self._lengths)
 
     def items(self, each: Callable[[], Any]) -> list[Any]:
-        """As many items as an array has."""
+        """Return a drawn number of items."""
         return [each() for _ in range(self.length())]
 
 
 def values_of(chance: Random, draw: Callable[[], bytes]) -> list[Value]:
-    """A few values, most of them as drawn, some broken or absent."""
+    """Draw a few values, most of them sound, some broken or absent."""
     values = list[Value]()
     for _ in range(chance.randint(1, 8)):
         value: Value = draw()
@@ -154,7 +155,7 @@ def values_of(chance: Random, draw: Callable[[], bytes]) -> list[Value]:
 
 
 def tensor_case(chance: Random) -> Case:
-    """Records of a fixed size."""
+    """Return a case of records with a fixed size."""
     fields = [
         Field(f"f{at}", chance.choice(DTYPES), chance.choice([(), (2,), (1, 3)]))
         for at in range(chance.randint(1, 3))
@@ -165,7 +166,7 @@ def tensor_case(chance: Random) -> Case:
 
 
 def json_cell(drawn: Drawn, path: str, depth: int = 2) -> object:
-    """A number, a text or an array, which suits a field or does not."""
+    """Draw a number, a text or an array that may or may not suit a field."""
     numbers = [0, 1, 1.0, 2, True, False]
     match drawn.suits(path):
         case "text":
@@ -187,7 +188,7 @@ def json_cell(drawn: Drawn, path: str, depth: int = 2) -> object:
 
 
 def json_case(chance: Random, *, hashed: bool = False) -> Case:
-    """Objects, some of them behind a schema registry's header."""
+    """Return a case of objects, some of them behind a schema registry's header."""
     drawn = Drawn(chance)
     fields, more = dict(drawn.fields), dict[str, Any]()
     if hashed:
@@ -209,12 +210,12 @@ def json_case(chance: Random, *, hashed: bool = False) -> Case:
 
 
 def hashed_json_case(chance: Random) -> Case:
-    """Objects, all other keys of which are hashed."""
+    """Return a case of objects whose other keys are hashed."""
     return json_case(chance, hashed=True)
 
 
 def varint(number: int) -> bytes:
-    """Seven bits to the byte, the lowest first."""
+    """Encode seven bits per byte, the lowest first."""
     number &= 2**64 - 1
     data = bytearray()
     while number > 127:
@@ -224,16 +225,16 @@ def varint(number: int) -> bytes:
 
 
 def zigzag(number: int) -> bytes:
-    """A varint whose lowest bit is the sign."""
+    """Encode a varint whose lowest bit is the sign."""
     return varint(number << 1 ^ number >> 63)
 
 
-AvroType: TypeAlias = Any  # as JSON has it
+AvroType: TypeAlias = Any  # a schema in JSON
 SINGLE = ["boolean", "int", "double", "float", "string", "bytes", "fixed", "enum", "decimal"]
 
 
 def avro_type(drawn: Drawn, depth: int = 2) -> AvroType:
-    """The type of one value."""
+    """Draw the type of one value."""
     several = ["array", "array", "union", "union", "map"] if depth else ["bytes", "null"]
     match kind := drawn.chance.choice([*SINGLE, *several]):
         case "fixed":
@@ -253,13 +254,13 @@ def avro_type(drawn: Drawn, depth: int = 2) -> AvroType:
 
 
 def avro_record(name: str, fields: dict[str, AvroType]) -> dict[str, Any]:
-    """The type of a record."""
+    """Return the type of a record."""
     written = [{"name": name, "type": type_} for name, type_ in fields.items()]
     return {"type": "record", "name": name, "fields": written}
 
 
 def avro_bytes(drawn: Drawn, type_: AvroType) -> bytes:  # noqa: C901, PLR0911 -- one case per type
-    """A value of a type, as written."""
+    """Draw and encode a value of a type."""
     chance = drawn.chance
 
     def sized(data: bytes) -> bytes:
@@ -299,7 +300,7 @@ def avro_bytes(drawn: Drawn, type_: AvroType) -> bytes:  # noqa: C901, PLR0911 -
 
 
 def avro_case(chance: Random) -> Case:
-    """Records of two schemas, and of one that no registry has."""
+    """Return a case of records with two known schemas and an unknown one."""
     drawn = Drawn(chance)
     codec, schemas = codec_of("avro", drawn.fields), list[AvroType]()
     assert isinstance(codec, RegisteredCodec)
@@ -336,7 +337,7 @@ SIZED = (KIND.TYPE_STRING, KIND.TYPE_BYTES, KIND.TYPE_BYTES)
 
 
 def protobuf_bytes(drawn: Drawn, kind: int, number: int, *, repeated: bool) -> bytes:
-    """A field of a message, as written: with its tag, once or packed."""
+    """Draw and encode a field of a message, with its tag, once or packed."""
     chance = drawn.chance
 
     def one() -> bytes:
@@ -358,7 +359,7 @@ def protobuf_bytes(drawn: Drawn, kind: int, number: int, *, repeated: bool) -> b
 
 
 def protobuf_case(chance: Random) -> Case:
-    """Messages whose fields are there or not, in any order, some of them twice."""
+    """Return a case of messages with present, absent and repeated fields in any order."""
     drawn = Drawn(chance)
     codec = codec_of("protobuf", drawn.fields)
     assert isinstance(codec, RegisteredCodec)
@@ -366,7 +367,8 @@ def protobuf_case(chance: Random) -> Case:
     enum = file.enum_type.add(name="E")
     for at, symbol in enumerate(("none", "tcp")):
         enum.value.add(name=symbol, number=at)
-    written = dict[str, list[tuple[int, int, bool]]]()  # by message: kind, number, repeated
+    # Message to (kind, number, repeated).
+    written = dict[str, list[tuple[int, int, bool]]]()
     for name, above in (("R", ""), ("In", "in.")):
         message = file.message_type.add(name=name)
         written[name] = []
@@ -394,7 +396,8 @@ def protobuf_case(chance: Random) -> Case:
         parts = [part for part in written[name] if chance.randint(0, 5)]
         parts += [chance.choice(written[name])] * (not chance.randint(0, 5))
         data = [protobuf_bytes(drawn, kind, at, repeated=several) for kind, at, several in parts]
-        data += [varint(9 << 3) + varint(7)]  # a field that the schema does not have
+        # The schema lacks this field.
+        data += [varint(9 << 3) + varint(7)]
         if name == "R" and chance.randint(0, 3):
             inner = body("In")
             data.append(varint(4 << 3 | 2) + varint(len(inner)) + inner)
@@ -417,7 +420,7 @@ CODECS = {
 }
 
 
-@pytest.mark.timeout(3600)  # seconds, for the cases of a nightly run
+@pytest.mark.timeout(3600)  # seconds, for a nightly run
 @pytest.mark.parametrize("name", CODECS)
 @settings(max_examples=CASES)
 @given(seed=st.integers(0, 2**64 - 1))
@@ -425,7 +428,7 @@ def test_record_in_any_poll_is_judged_as_alone(name: str, seed: int) -> None:
     chance = Random(seed)  # noqa: S311 -- of a test
     case = CODECS[name](chance)
     alone = [verdicts(case.codec, [value])[0] for value in case.values]
-    # Some records are much more frequent than others, so that many polls hold one kind alone.
+    # Some records are much more frequent, so that many polls hold only one kind.
     weights = [chance.random() ** 4 for _ in case.values]
     size = chance.randint(1, chance.choice([4, 20, LARGEST_POLL]))
     order = chance.choices(range(len(case.values)), weights, k=size)

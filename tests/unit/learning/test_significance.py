@@ -1,4 +1,4 @@
-"""The view of the weights: what it leaves out is bounded, and whoever hears of all has its bits."""
+"""The workers' view of the weights: its error is bounded, and all changes give exact bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARAMETERS, BUFFERS = 200, 3
 
 
 def steps(seed: int, count: int, scale: float) -> list[Vector]:
-    """Weights of one version after the other; steps of very different sizes."""
+    """Return weights of consecutive versions, with steps of very different sizes."""
     random = np.random.default_rng(seed)
     weights = random.normal(size=PARAMETERS + BUFFERS)
     weights[random.random(len(weights)) < 0.3] = 0

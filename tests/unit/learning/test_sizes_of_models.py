@@ -1,4 +1,4 @@
-"""The size of a model is known without making it."""
+"""The size of a model is known before it is built."""
 
 from __future__ import annotations
 

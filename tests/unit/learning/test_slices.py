@@ -1,4 +1,4 @@
-"""Slices step as the whole does, bit by bit, and their digests are that of the whole."""
+"""Slices step bit by bit like the whole, and their digests match the whole's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLES = 7
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets how many torch has: it cuts a step among them, at places of its own."""
+    """Yield a function that sets torch's threads, among which torch splits each step."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -65,7 +65,7 @@ def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
     reduction: Reduction,
 ) -> None:
     threads(of_torch)
-    # Parameters end within a slice, buffers begin there; some of 70 slices hold buffers alone.
+    # Parameters end and buffers begin inside one slice; some of the 70 slices hold only buffers.
     parameters, buffers = 60 * BLOCK + 37, 5 * BLOCK + 3
     settings = OptimizerSettings(name, RATE)
     weights = drawn(parameters + buffers, 0)
@@ -79,7 +79,8 @@ def test_a_step_over_slices_is_the_step_over_the_whole_bit_by_bit(
         following = np.empty_like(weights)
         for each in slices:
             place = each.place
-            for _ in range(2):  # an attempt that came to nothing changes nothing
+            # A failed attempt changes nothing.
+            for _ in range(2):
                 rate = RATE / (update + 1)
                 each.prepare(
                     weights[place], total[place].copy(), SAMPLES, rate, following[place], 0.0
@@ -115,11 +116,12 @@ def test_a_slice_goes_on_from_its_part_of_the_state(name: OptimizerName) -> None
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("share", [0.1, 10.0])  # of the norm: it clips, or not
+@pytest.mark.parametrize("share", [0.1, 10.0])  # limit / norm
 def test_a_gradient_is_clipped_by_the_norm_of_all_slices(
     reduction: Reduction, share: float
 ) -> None:
-    size, parameters = 3 * BLOCK, 3 * BLOCK - 20  # what is behind them are buffers
+    # The positions behind the parameters are buffers.
+    size, parameters = 3 * BLOCK, 3 * BLOCK - 20
     weights, total = drawn(size, 0), drawn(size, 1)
     scale = SAMPLES if reduction == "mean" else 1
     norm = float(np.linalg.norm(total[:parameters].astype(np.float64))) / scale
@@ -137,8 +139,8 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_slices(
         place = each.place
         each.prepare(weights[place], part, SAMPLES, RATE, following[place], found)
 
-    # Slices add the norm's squares up in another order. Then the factor, the clipped gradient, the
-    # step and the weight may each round another way.
+    # Slices add up the norm's squares in another order. So the factor, the clipped gradient, the
+    # step and the weight may each round differently.
     assert_within_ulps(found, norm, 1)
     expected = np.frombuffer(whole.weights(), np.float32)
     assert_within_ulps(following, expected, 4, scale=np.maximum(abs(weights), abs(expected)))

@@ -1,4 +1,4 @@
-"""Sparse tasks learn what plain loops learn of the same rows, and send what a record touches."""
+"""Sparse tasks learn the same as plain loops over the rows, and send only touched rows."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def real_or_made(path: Path) -> pytest.MarkDecorator:
 def learned(
     task: Task, records: Records, optimizer: OptimizerSettings, updates: int
 ) -> tuple[Vector, Vector, list[Any]]:
-    """First and last weights of so many updates of K batches, and the vectors that were sent."""
+    """Return first and last weights of this many updates of K batches, and the vectors sent."""
     computer = GradientComputer(task, build_model(task, 0), CPU)
     first = computer.model.vector.copy()
     trainer = Trainer(first, computer.model.parameter_count, optimizer)
@@ -120,7 +120,7 @@ def test_matrix_factorisation_learns_what_a_plain_loop_learns(*, real: bool) -> 
     task = make_task("matrix-factorisation", options)
     first, found, sent = learned(task, records, settings, 4)
 
-    rows = first.astype(np.float64).reshape(-1, 5)  # of users, then of items
+    rows = first.astype(np.float64).reshape(-1, 5)  # users, then items
     speed = np.zeros_like(rows)
     for start in range(0, 4 * K * B, K * B):
         user, item, rating = (

@@ -1,4 +1,4 @@
-"""Options of built-in tasks: what makes no sense is refused without torch."""
+"""Options of built-in tasks: invalid ones are refused without torch."""
 
 from __future__ import annotations
 

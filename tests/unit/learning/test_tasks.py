@@ -1,4 +1,4 @@
-"""Tasks are made by name, and what makes no sense in a job is refused by its name."""
+"""Tasks are made by name, and invalid settings of a job are refused by name."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_task_that_raises_or_lacks_a_method_is_the_users_fault(
 
 
 def _module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
-    """An entrypoint in a module of this source, whose name no other test has."""
+    """Return an entrypoint in a module of this source, under a name that no other test uses."""
     name = f"{folder.name.replace('-', '_')}_task"
     (folder / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(folder)
@@ -115,10 +115,10 @@ def _module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
 
 
 class Unbuildable(Counting):
-    """Has no model."""
+    """A task without a model."""
 
     def build(self) -> nn.Module:
-        """Ask for more memory than there is."""
+        """Allocate more memory than there is."""
         return nn.Linear(2**40, 2**20)
 
 

@@ -1,4 +1,4 @@
-"""What needs PyTorch is refused by name where there is none, and what does not goes on."""
+"""Without PyTorch, what needs it is refused by name, and the rest works."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ OWN = "my_package.tasks:MyTask"
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    # Pretend that PyTorch is not installed.
+    monkeypatch.setitem(sys.modules, "torch", None)
 
 
 def test_where_torch_is_nothing_is_refused() -> None:

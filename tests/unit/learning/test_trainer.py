@@ -1,4 +1,4 @@
-"""The trainer's chain of weights: exact sums, and snapshots that go on bit for bit."""
+"""The trainer's chain of weights: exact sums, and snapshots that resume bit for bit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_update_is_made_at_its_own_learning_rate() -> None:
 
 @pytest.mark.parametrize("name", STATE_NAMES)
 def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
-    """Two batches of 8 an update: the loop adds their gradients up, and clips their mean once."""
+    """An update has two batches of 8; the loop adds up gradients and clips their mean once."""
     network = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(network.weight)
     task, parameter = Regression(network), nn.Parameter(network.weight.detach().clone().flatten())
@@ -115,7 +115,7 @@ def test_training_is_a_plain_torch_loop_to_the_bit(name: OptimizerName) -> None:
 
 @pytest.mark.parametrize("name", STATE_NAMES)
 def test_a_changed_learning_rate_is_that_of_a_trainer_made_with_it(name: OptimizerName) -> None:
-    # What the optimizer keeps is that of the earlier steps, in both.
+    # Both keep the optimizer's state of the earlier steps.
     changed, made = trainer(name, learning_rate=0.01), trainer(name, learning_rate=0.002)
     train(changed, 0, 3)
     made.restore(changed.snapshot())
@@ -202,11 +202,11 @@ def test_a_sparse_gradient_is_added_as_if_it_were_dense() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("touched", [1, 4, 40])  # of 80: a few, more than one in 8 of them, many
+@pytest.mark.parametrize("touched", [1, 4, 40])  # parameters of 80
 def test_sums_of_sparse_gradients_have_the_bits_of_dense_ones(
     reduction: Reduction, touched: int
 ) -> None:
-    """Rounds of two or three gradients, one of them discarded; a dense one is among the last."""
+    """Rounds have two or three gradients, one of them discarded; a dense one is among the last."""
     size = 83
     start = np.random.default_rng(0).normal(size=size).astype(np.float32)
     settings = OptimizerSettings("momentum", 0.1)
@@ -253,7 +253,8 @@ def test_each_round_has_a_sum_of_its_own() -> None:
         subject.apply(round_)
         assert weights_of(subject).tolist() == [weight]
     subject.discard(3)
-    subject.add(4, np.ones(1, np.float32), 1)  # in memory that another round had
+    # Reuses the memory of another round.
+    subject.add(4, np.ones(1, np.float32), 1)
     subject.apply(4)
     assert weights_of(subject).tolist() == [-14.0]
 
@@ -366,7 +367,8 @@ def test_another_jobs_weights_come_with_the_state_of_an_optimizer_of_the_same_ki
     assert faster.snapshot() == other.snapshot()
 
 
-@pytest.mark.parametrize("name", ["momentum", "adagrad"])  # adagrad keeps something from step 0 on
+# Adagrad has state from step 0 on.
+@pytest.mark.parametrize("name", ["momentum", "adagrad"])
 def test_another_jobs_weights_come_alone_where_the_optimizer_is_another(
     name: OptimizerName,
 ) -> None:
@@ -378,7 +380,8 @@ def test_another_jobs_weights_come_alone_where_the_optimizer_is_another(
     subject.restore(data)
     assert np.array_equal(weights_of(subject), weights_of(other))
     fresh = trainer(name)
-    fresh.restore(subject.snapshot())  # it is a snapshot of this job now
+    # The snapshot is now this job's own.
+    fresh.restore(subject.snapshot())
     assert fresh.snapshot() == subject.snapshot()
     train(subject, 0, 1)
     train(fresh, 0, 1)

@@ -1,4 +1,4 @@
-"""What an error of Redis means, and that no password gets out with it."""
+"""Meaning of Redis errors, and no password in their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a board asks of Redis, step by step."""
+"""Commands that a board sends to Redis, step by step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from common.redis.board import RedisBoard
 if TYPE_CHECKING:
     from common.redis.server import Command
 
-LISTENERS = 1  # listeners to a worker's channel, while its process lives
+# Listeners to a worker's channel while its process lives.
+LISTENERS = 1
 
 
 class Beats:
-    """A server that knows beats alone, and counts packets."""
+    """A server that knows only heartbeats and counts packets."""
 
     def __init__(self) -> None:
-        self.beats = dict[bytes, bytes]()  # by worker
+        self.beats = dict[bytes, bytes]()  # worker to heartbeat
         self.packets = 0
 
     def answer(self, commands: tuple[Command, ...]) -> list[Any]:
-        """The answers to a packet."""
+        """Return the replies to a packet."""
         self.packets += 1
         return [self._answer(*map(str, command)) for command in commands]
 
@@ -40,7 +41,7 @@ class Beats:
 
 
 def look(board: RedisBoard, server: Beats) -> dict[WorkerId, Heartbeat]:
-    """Who is alive, by as many packets as it takes."""
+    """Return the live workers, with as many packets as necessary."""
     steps = board.looking_for_workers()
     commands = next(steps)
     try:

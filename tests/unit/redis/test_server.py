@@ -1,4 +1,4 @@
-"""What becomes of connections to a host that says nothing any more, as one without power."""
+"""Connections to a host that does not respond any more, such as one without power."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Host(socketserver.ThreadingTCPServer):
-    """Says OK to whatever it is asked, but never again on connections of before `lose_power`."""
+    """Says OK to every command, but ignores connections from before `lose_power`."""
 
     daemon_threads = True
 
@@ -29,11 +29,11 @@ class _Host(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Where clients find it, and after how many seconds they give it up."""
+        """Its address, with the timeout of clients."""
         return f"redis://127.0.0.1:{self.server_address[1]}?socket_timeout=0.3"
 
     def lose_power(self) -> None:
-        """Come back at once, and know no connection any more."""
+        """Restart at once, without the old connections."""
         self.life += 1
 
 

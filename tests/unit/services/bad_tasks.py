@@ -1,4 +1,4 @@
-"""Tasks that no coordinator can make a model of, each for another reason, and one that it can."""
+"""Tasks that a coordinator cannot load, each for another reason, and one that works."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _task(build: Callable[[], nn.Module]) -> Classifier:
 
 
 def Rare(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
-    """One that works."""
+    """Return a task that works."""
     return _task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
 
-def Raises(**_options: object) -> Classifier:  # noqa: N802 -- likewise
-    """Its network cannot be made."""
+def Raises(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
+    """Return a task whose network cannot be built."""
 
     def build() -> nn.Module:
         raise KeyError("hidden")
@@ -32,13 +32,13 @@ def Raises(**_options: object) -> Classifier:  # noqa: N802 -- likewise
     return _task(build)
 
 
-def RefusesOptions(**options: object) -> Classifier:  # noqa: N802 -- likewise
-    """It takes none."""
+def RefusesOptions(**options: object) -> Classifier:  # noqa: N802 -- an entrypoint
+    """Reject all options."""
     raise ValueError(f"what is {options}?")
 
 
-def Exits(**_options: object) -> Classifier:  # noqa: N802 -- likewise
-    """It thinks that it is a program."""
+def Exits(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
+    """Exit the process."""
     sys.exit(3)
 
 
@@ -48,6 +48,6 @@ class _Large(nn.Module):
         self.weights = nn.Parameter(torch.empty(10_000_000_000))
 
 
-def TooLarge(**_options: object) -> Classifier:  # noqa: N802 -- likewise
-    """Ten thousand million weights."""
+def TooLarge(**_options: object) -> Classifier:  # noqa: N802 -- an entrypoint
+    """Return a task with ten thousand million weights."""
     return _task(_Large)

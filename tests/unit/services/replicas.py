@@ -1,4 +1,4 @@
-"""Replicas of the coordinator in memory, with all that their process has: for tests of services."""
+"""Replicas of the coordinator in memory, with all parts of their process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ IMPATIENT = Patience(first_s=0.01, longest_s=0.01)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until it is so."""
+    """Wait until the condition is true."""
     deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, what
@@ -44,7 +44,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class MemoryReplica:
-    """The process of a coordinator, but for its loop: a test says when it looks at the jobs."""
+    """A coordinator's process without its loop: a test decides when it reads the jobs."""
 
     def __init__(  # noqa: PLR0913, PLR0917 -- whatever of a process a test wants another of
         self,
@@ -88,11 +88,11 @@ class MemoryReplica:
         self.jobs = Jobs(self.supervisor, partial(JobCoordinator, self.replica), begins)
 
     def look(self) -> None:
-        """Follow the jobs as the topic has them now."""
+        """Follow the jobs as they are in the topic now."""
         self.jobs.follow(self.job_store.read())
 
     def look_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Follow them until it is so."""
+        """Follow the jobs until the condition is true."""
 
         def looked() -> bool:
             self.look()
@@ -101,16 +101,16 @@ class MemoryReplica:
         until(looked, what)
 
     def takes_part_in(self, job: str) -> bool:
-        """Whether it leads a job or would."""
+        """Return True if the replica leads a job or is a candidate."""
         return f'doll_leading{{job_name="{job}"}}' in self.metrics.exposed().decode()
 
     def leads(self, job: str) -> bool:
-        """Whether it leads a job."""
+        """Return True if the replica leads a job."""
         leading = self.metrics.registry.get_sample_value("doll_leading", {"job_name": job})
         return bool(leading)
 
     def close(self) -> None:
-        """End it as a process ends."""
+        """Stop as a process does."""
         assert self.supervisor.close(PATIENCE_S)
         assert self.looks.close(PATIENCE_S)
         assert self.steps.close(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Many jobs on one replica: who may become a candidate, and what one bad job is to the others."""
+"""Many jobs on one replica: candidates, and isolation from a faulty job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 STREAM = "clinic-a"
 TASKS = "tests.unit.services.bad_tasks"
-BAD = {  # entrypoint, and what the job is held for
+# Entrypoints, with the hold reasons of their jobs.
+BAD = {
     "Raises": "build() of the task raised",
     "RefusesOptions": "refuses its options",
     "Exits": "SystemExit",
@@ -87,30 +88,31 @@ def test_a_candidate_that_hangs_keeps_nobody_from_leading_for_ever() -> None:
 
 
 class RefusingLog(MemoryLog):
-    """A log that takes no record of one topic, as where its writers lost their rights."""
+    """A log that rejects records of one topic, as if writers had lost their rights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refused = ""
-        self.faulty = ""  # a topic about whose settings it fails in a way that nobody foresaw
+        # A topic whose settings cause an unexpected error.
+        self.faulty = ""
 
     def settings(
         self, topics: Collection[str], refused: list[str] | None = None
     ) -> dict[str, dict[str, str]]:
-        """As ever, but of the faulty topic."""
+        """Fail for the faulty topic."""
         if self.faulty in topics:
             raise ZeroDivisionError("a bug")
         return super().settings(topics, refused)
 
     def append(self, record: NewRecord) -> int:
-        """As ever, but of the refused topic."""
+        """Fail for the refused topic."""
         if record.topic == self.refused:
             raise DeliveryError(f"{record.topic} takes nothing")
         return super().append(record)
 
 
 class Bench:
-    """A replica, and jobs beside an innocent one."""
+    """A replica, and jobs beside a sound one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ending, "WRITE_RETRY_S", 0.01)
@@ -129,7 +131,7 @@ class Bench:
         return self.job_store.submit(parse_job(text))
 
     def replica(self, name: str = "c1", tasks: tuple[str, ...] = tuple(BAD)) -> MemoryReplica:
-        """Another replica."""
+        """Start another replica."""
         settings = self.settings(tasks)
         self.replicas.append(MemoryReplica(self.log, self.redis, name, settings))
         return self.replicas[-1]
@@ -139,11 +141,11 @@ class Bench:
         return Settings(tasks=tuple(f"{TASKS}:{task}" for task in tasks))
 
     def board(self, job: str) -> MemoryBoard:
-        """A job's board."""
+        """Return a job's board."""
         return MemoryBoard(self.redis, job)
 
     def close(self) -> None:
-        """End all."""
+        """Stop all replicas."""
         for replica in self.replicas:
             replica.close()
 
@@ -242,7 +244,7 @@ def test_a_replica_tries_again_what_was_not_installed(
     replica.look()
     until(lambda: "c1" in bench.board("innocent").unable(), "it says so")
 
-    missing[0] = False  # somebody installed it
+    missing[0] = False  # installed meanwhile
 
     until(lambda: replica.leads("innocent"), "it leads")
 
@@ -359,7 +361,7 @@ def test_a_bug_of_ours_ends_its_job_alone_which_is_held_after_some_tries_and_can
 
 
 class HastyOwner(JobOperations):
-    """Somebody resumes a job as soon as it is held, and the replica sees both records at once."""
+    """An operator resumes a job as soon as it is held; the replica sees both records at once."""
 
     def __init__(self, log: RefusingLog) -> None:
         super().__init__(log)
@@ -367,7 +369,7 @@ class HastyOwner(JobOperations):
         self.look: Callable[[], None] | None = None
 
     def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
-        """As before; then somebody looks, and there are two records."""
+        """Hold the job, then let an operator resume it, which writes a second record."""
         held = super().hold(job, reason, detail)
         look, self.look = self.look, None
         if look is not None:
@@ -392,10 +394,10 @@ def test_a_job_that_is_resumed_as_soon_as_it_is_held_goes_on(bench: Bench) -> No
 
 
 class EarlierOwner(HastyOwner):
-    """Another replica holds the job and somebody resumes it before this one holds it."""
+    """Another replica holds the job and an operator resumes it before this one holds it."""
 
     def hold(self, job: JobRecord, reason: str, detail: str = "") -> JobRecord:
-        """Hold the job late, once."""
+        """Hold the job late and only once."""
         look, self.look = self.look, None
         if look is not None:
             self._source.faulty = ""
@@ -417,7 +419,8 @@ def test_a_job_that_was_resumed_before_a_late_hold_goes_on(bench: Bench, task: s
     replica.look()
     until(lambda: owner.look is None, "it was held and resumed")
 
-    if task:  # it is tried again, and raises again
+    # The replica tries again, and the task raises again.
+    if task:
         replica.look_until(lambda: len(bench.job_store.get("bad").changes) == 4, "it is held")
     else:
         replica.look_until(lambda: replica.leads("bad"), "it leads")

@@ -1,4 +1,4 @@
-"""One replica's part in a job, in memory: what its owner does to the job reaches it."""
+"""One replica's part in a job, in memory: the owner's changes take effect."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ UPDATES = Partition(updates_topic(NAME), 0)
 
 
 class Begun(NamedTuple):
-    """A reader of a partition was made."""
+    """A reader of a partition was opened."""
 
     place: Partition
-    offset: int  # from which on
-    updates: int  # in the job's updates topic by then
+    offset: int  # first offset
+    updates: int  # length of the updates topic
 
 
 class RecordingLog(MemoryLog):
-    """Knows from which offsets on it was read."""
+    """Records the offsets at which readers begin."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,21 +74,21 @@ class RecordingLog(MemoryLog):
 
 
 class BlockedBlobs(MemoryBlobs):
-    """Storage whose writes wait until a test lets them go on."""
+    """Storage whose writes wait for a test's permission."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.may_end = threading.Event(), threading.Event()
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write, once the test says so."""
+        """Write after the test's permission."""
         self.begun.set()
         assert self.may_end.wait(PATIENCE_S)
         super().put(name, data)
 
 
 class Bench:
-    """A job that two replicas take part in: the first one leads."""
+    """A job with two replicas; the first one leads."""
 
     def __init__(self, options: str = "", blobs: Blobs | None = None) -> None:
         self.log = RecordingLog()
@@ -106,11 +106,11 @@ class Bench:
         self.later = list[MemoryReplica]()
 
     def both(self) -> tuple[MemoryReplica, MemoryReplica]:
-        """The two replicas."""
+        """Return the two replicas."""
         return self.leader, self.other
 
     def close(self) -> None:
-        """End all replicas."""
+        """Stop all replicas."""
         for replica in (*self.both(), *self.later):
             replica.close()
 
@@ -174,7 +174,7 @@ def test_who_ends_gives_the_lease_back_at_once(bench: Bench) -> None:
 
 
 def test_a_candidate_reads_no_further_back_than_the_last_leaders_snapshot(bench: Bench) -> None:
-    end = bench.log.bounds(UPDATES).end  # after the Lead of the first
+    end = bench.log.bounds(UPDATES).end  # after the first leader's Lead
     until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
     bench.leader.close()
     until(lambda: len(bench.board.snapshots()) == 2, "the next one, too")
@@ -231,13 +231,14 @@ def test_that_a_job_needs_more_workers_is_logged_when_it_becomes_so(
         metrics = bench.leader.replica.metrics.registry
         busy = partial(metrics.get_sample_value, "doll_workers_busy_ratio", {"job_name": NAME})
         until(lambda: busy() == 1.0, "they are busy, as far as is known")
-        before = log_lines()  # a busy machine may have shown the leader the first worker alone
+        # On a busy machine, the leader may have seen the first worker alone.
+        before = log_lines()
         beat(bench, "w2", "leaving")
         until(lambda: log_lines() == before + 1, "it is told")
 
 
 def beat(bench: Bench, worker: str, status: str = "alive", digest: str = "") -> None:
-    """Send the heartbeat of a worker, by itself of the job's model."""
+    """Send a worker's heartbeat, by default with the digest of the job's model."""
     digest = digest or trainer_of(bench.record.spec, ())().digest
     bench.board.beat(WorkerId(worker), status, 60.0, digest)
 
@@ -259,7 +260,7 @@ def test_worker_of_another_model_is_reported_once_and_gets_no_work(
 
 
 def snapshot_of_another_model(bench: Bench, version: int) -> bytes:
-    """A hot snapshot of the leader in force, of a model whose first layer has another name."""
+    """Return a hot snapshot of the leader in force, with another name for its first layer."""
     until(lambda: len(bench.board.snapshots()) == 1, "the first has a snapshot")
     (data,) = bench.board.snapshots()
     snapshot = from_bytes(data).snapshot
@@ -300,7 +301,7 @@ def live(bench: Bench) -> int:
 
 
 def test_a_leader_whose_lease_was_lost_with_the_board_takes_it_again(bench: Bench) -> None:
-    bench.other.close()  # it might take the lease first
+    bench.other.close()  # it could take the lease first
     before = bench.board.get_leader_status()
     assert before is not None
     bench.redis.restart()
@@ -315,14 +316,14 @@ OWN = UPDATES, Partition(control_topic(NAME), 0)
 
 
 def litter(log: MemoryLog, place: Partition, count: int) -> None:
-    """Write records that nobody understands."""
+    """Write records that do not decode."""
     with closing(log.writer()) as writer:
         for _ in range(count):
             writer.append(place.topic, b"garbage")
 
 
 def litter_claims(bench: Bench) -> None:
-    """Write some into the control topic, and wait for a snapshot that contains them."""
+    """Write garbage into the control topic, and wait for a snapshot that contains it."""
     litter(bench.log, OWN[1], 3)
 
     def contained() -> bool:
@@ -333,7 +334,7 @@ def litter_claims(bench: Bench) -> None:
 
 
 def lead_on(bench: Bench, name: str) -> MemoryReplica:
-    """Begin another replica."""
+    """Start another replica."""
     replica = MemoryReplica(bench.log, bench.redis, name)
     bench.later.append(replica)
     return replica
@@ -399,7 +400,7 @@ def test_a_topic_of_the_job_that_was_deleted_is_made_again_by_the_resume(
 
 
 def until_led(bench: Bench) -> None:
-    """Look until one of the replicas leads."""
+    """Poll until one of the replicas leads."""
 
     def led() -> bool:
         for replica in bench.both():

@@ -1,4 +1,4 @@
-"""What the numbers and the traces of a coordinator say of what it decided."""
+"""A coordinator's metrics and traces match its decisions."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ BEGAN_S = 1_700_000_000.0
 
 
 class Measured(Bench):
-    """A coordinator on a bench that is measured; a command takes a second, deciding no time.
+    """A measured coordinator on a bench; a command takes a second, a decision no time.
 
     Args:
-        settings: The job's.
-        tracer: Where spans are told.
+        settings: Settings of the job.
+        tracer: Receiver of the spans.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Measured(Bench):
         self.measuring = MetricsObserver(parse_job(JOB), self.metrics, self.tracer)
 
     def feed(self, event: CoordinatorEvent) -> tuple[CoordinatorCommand, ...]:
-        """Hand in an event, as the loop does."""
+        """Process an event as the loop does."""
         self.measuring.observe(event, self.at_s)
         commands = super().feed(event)
         for command in commands:
@@ -66,11 +66,11 @@ class Measured(Bench):
         return commands
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees under `doll_<name>`; None: no such series."""
+        """Return the sample of `doll_<name>`, or None if there is no such series."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", labels)
 
     def arrive(self, first_s: float, last_s: float) -> BatchReady:
-        """Let A announce the next records, which arrived in this time."""
+        """Let A claim the next records, which arrived in this time."""
         start = self.leader_status.claimed[P]
         claim = msgspec.structs.replace(
             ready(A, span(P, start, start + 10)), first_arrival_s=first_s, last_arrival_s=last_s
@@ -80,7 +80,7 @@ class Measured(Bench):
 
 
 def leading(settings: CoordinatorSettings = QUIET, tracer: MemoryTracer | None = None) -> Measured:
-    """A leader that sees A and B."""
+    """Return a leader that sees A and B."""
     bench = Measured(settings, tracer)
     bench.lead()
     bench.see(A, B)
@@ -96,7 +96,7 @@ def test_a_round_is_reported_by_its_stages() -> None:
     bench = leading()
     bench.announce(A, B, A, B)
     bench.compute()
-    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0  # until the last one came
+    assert bench.sample("round_seconds_sum", stage="gradients") == 1.0  # until the last one arrived
     assert bench.sample("round_seconds_sum", stage="apply") == 3.0
     assert bench.sample("round_seconds_sum", stage="wait") == 0.0
     bench.compute()
@@ -104,7 +104,8 @@ def test_a_round_is_reported_by_its_stages() -> None:
     bench.announce(A, B)
     assert bench.sample("round_seconds_count", stage="apply") == 2.0
     assert bench.sample("round_seconds_count", stage="wait") == 2.0
-    assert bench.sample("round_seconds_sum", stage="wait") == 11.0  # 1: a leader's status before it
+    # One second is a leader status before it.
+    assert bench.sample("round_seconds_sum", stage="wait") == 11.0
 
 
 def test_an_update_is_reported_with_its_batches_records_and_results() -> None:
@@ -149,7 +150,7 @@ def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_o
     bench = leading()
     bench.announce(A, B)
     assert bench.sample("batches_redispatched_total") == 0.0
-    bench.see(A)  # B is gone
+    bench.see(A)  # B is dead
     bench.feed(events.RepliesRead((answer(bench.orders[0], bench.model),)))
     assert bench.sample("batches_redispatched_total") == 1.0
     assert len(bench.tracer.named("batch.wait")) == 2
@@ -158,7 +159,7 @@ def test_a_batch_that_is_asked_of_somebody_else_is_dispatched_again_and_waited_o
 def test_the_age_of_records_is_that_of_the_newest_one_of_each_batch() -> None:
     bench = leading()
     bench.arrive(BEGAN_S - 60.0, BEGAN_S - 50.0)
-    bench.arrive(0.0, 0.0)  # Kafka did not say
+    bench.arrive(0.0, 0.0)  # no time from Kafka
     bench.compute()
     assert bench.sample("record_age_seconds_count") == 1.0
     assert bench.sample("record_age_seconds_sum") == bench.at_s - (BEGAN_S - 50.0)
@@ -176,7 +177,7 @@ def test_of_more_claims_than_are_remembered_the_oldest_have_no_age(
     assert bench.sample("record_age_seconds_count") == 1.0
 
 
-# --- what does not count ---------------------------------------------------------------------
+# --- claims and gradients that do not count ------------------------------------------------------
 
 
 def test_claims_are_counted_by_what_the_ledger_made_of_them() -> None:
@@ -194,7 +195,8 @@ def test_a_gradient_is_reported_with_its_age_whether_it_counts_or_not() -> None:
     bench.feed(events.RepliesRead((answer(orders[0], model), answer(orders[0], model))))
     assert bench.sample("gradient_staleness_versions_bucket", counted="no", le="0.0") == 1.0
     bench.feed(events.RepliesRead((answer(orders[1], model),)))
-    bench.feed(events.RepliesRead((answer(orders[1], model),)))  # of the version before, by now
+    # The gradient now belongs to the previous version.
+    bench.feed(events.RepliesRead((answer(orders[1], model),)))
     assert bench.sample("gradient_staleness_versions_sum", counted="no") == 1.0
     assert bench.sample("gradient_staleness_versions_count", counted="yes") == 2.0
     ghost = gradient(A, ModelId(-1, 0), ())
@@ -224,7 +226,7 @@ def test_a_batch_that_is_given_up_is_reported_with_its_reason() -> None:
     assert bench.sample("batches_quarantined_total", reason="poison") == 0.0
 
 
-# --- who tells -------------------------------------------------------------------------------
+# --- which replica reports -----------------------------------------------------------------------
 
 OF_A_LEADER = ("epoch", "model_version", "batches_waiting", "workers_live", "loss", "job_paused")
 
@@ -253,7 +255,7 @@ def test_how_updates_are_made_is_reported_and_when_that_changes() -> None:
     bench.announce(A, B)
     bench.compute()
     assert bench.sample("synchronisation", mode="synchronous") == 1.0
-    assert bench.sample("group_size_batches") == 1.0  # of the job
+    assert bench.sample("group_size_batches") == 1.0  # the job's own K
     for synchrony in (Synchrony(4, staleness=2), Synchrony(8, staleness=1)):
         update = UpdateApplied(0, 2, (), 1, 2.0, base=0, synchrony=synchrony)
         bench.measuring.updated(update)
@@ -297,7 +299,8 @@ def test_who_leads_again_counts_on_and_begins_a_new_ledger() -> None:
     bench.compute()
     bench.feed(events.LeaseAnswered(held=False))
     bench.lead()
-    bench.read_control()  # its snapshot is the genesis: both claims once more
+    # The leader's snapshot is the genesis, so it counts both claims once more.
+    bench.read_control()
     assert bench.sample("claims_accepted_total") == 4.0
     assert bench.sample("epoch") == 3.0
 
@@ -306,7 +309,8 @@ def test_held_job_is_reported_by_the_replica_that_held_it_until_a_person_resumes
     bench = leading()
     bench.feed(events.HoldRequired("a log is shorter than it was"))
     assert (bench.sample("job_held"), bench.sample("leading")) == (1.0, 0.0)
-    bench.feed(events.WantedChanged("paused"))  # as it wrote down itself
+    # The replica receives its own record.
+    bench.feed(events.WantedChanged("paused"))
     assert bench.sample("job_held") == 1.0
     bench.feed(events.WantedChanged("running"))
     assert bench.sample("job_held") is None

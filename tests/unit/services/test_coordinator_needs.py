@@ -1,4 +1,4 @@
-"""What a leader publishes for workers to spread by."""
+"""The demand that a leader publishes so that workers can choose a job."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ FIRST = {PLACES[0]: 100, PLACES[1]: 0}
 
 
 def spec(**changes: object) -> JobSpec:
-    """A job of groups of two batches of two."""
+    """Return a job with two records per batch and two batches per group."""
     return parse_job(JOB).model_copy(update={"group_size": 2, **changes})
 
 
 def leader_status(claimed: int, waiting: int = 0, live: int = 1) -> LeaderStatus:
-    """So many records of the first partition are claimed."""
+    """Return a status with this many claimed records in the first partition."""
     positions = {PLACES[0]: 100 + claimed, PLACES[1]: 0}
     return LeaderStatus(3, 8, positions, 8, waiting, live, positions)
 
 
 def ends(arrived: int) -> dict[Partition, int]:
-    """So many records have come to the first partition."""
+    """Return log ends with this many records in the first partition."""
     return {PLACES[0]: 100 + arrived, PLACES[1]: 0}
 
 
@@ -41,7 +41,7 @@ def test_a_leader_says_what_its_job_is_and_how_far_behind() -> None:
 
     assert (demand.job, demand.backlog, demand.weight, demand.runs) == ("digits", 60, 2.5, True)
     assert (demand.most_workers, demand.target, demand.task) == (2, 0, "image-classifier")
-    assert (demand.arrivals_per_s, demand.worker_records_per_s) == (0.0, 0.0)  # nobody knows yet
+    assert (demand.arrivals_per_s, demand.worker_records_per_s) == (0.0, 0.0)  # still unknown
 
 
 def test_each_publication_has_a_number_of_its_own() -> None:
@@ -58,10 +58,12 @@ def test_each_publication_has_a_number_of_its_own() -> None:
     ("unclaimed", "waiting", "lingers", "backlog"),
     [
         (10, 0, (None, None), 10),
-        (3, 0, (None, None), 0),  # a group needs four: they wait for more to come
+        # A group takes four records, so these wait for more.
+        (3, 0, (None, None), 0),
         (1, 1, (None, None), 0),
-        (0, 2, (None, None), 4),  # claimed by somebody who left, it may be
-        (1, 0, (None, 0.5), 0),  # no batch comes of it
+        # The worker that claimed these batches may have left.
+        (0, 2, (None, None), 4),
+        (1, 0, (None, 0.5), 0),  # one record makes no batch
         (2, 0, (None, 0.5), 2),
         (1, 0, (0.5, 0.5), 1),
     ],
@@ -109,7 +111,7 @@ def test_what_one_worker_manages_is_measured_while_there_is_more_than_it_can_cla
 
 
 def test_workers_that_wait_for_records_are_not_slow() -> None:
-    # 50 records/s, of which an open batch of each worker and a group are not claimed yet
+    # 50 records/s arrive. An open batch of each worker and one group are not claimed yet.
     meter = DemandMeter(FIRST)
     for now in range(10):
         demand = meter.demand(

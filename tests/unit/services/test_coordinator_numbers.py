@@ -1,4 +1,4 @@
-"""A whole small job in memory: what a scrape of its coordinator says of it, line by line."""
+"""All metrics of a coordinator, by a complete small job in memory."""
 
 from __future__ import annotations
 
@@ -42,14 +42,12 @@ if TYPE_CHECKING:
 NAME, STREAM = "digits", "clinic-a"
 W1 = WorkerId("w1")
 OWN = {metric.name for metric in sections()["Coordinators"]}
-OF_GROUPS = {
-    "doll_group_members",
-    "doll_group_left_out_workers",
-}  # told where members hold the weights
+# Reported only if members hold the weights.
+OF_GROUPS = {"doll_group_members", "doll_group_left_out_workers"}
 
 
 class Bench:
-    """A leader of a job with K = 1, and a worker that does what a test says."""
+    """A leader of a job with K = 1, and a worker under the test's control."""
 
     def __init__(self) -> None:
         self.log, redis = MemoryLog(), MemoryRedis()
@@ -66,11 +64,11 @@ class Bench:
         self.replica.look()
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees under `doll_<name>`."""
+        """Return the sample of `doll_<name>`."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", {"job_name": NAME, **labels})
 
     def await_sample(self, value: float, name: str, **labels: str) -> None:
-        """Wait until a scrape sees this."""
+        """Wait until the sample has this value."""
         until(lambda: self.sample(name, **labels) == value, f"{name} is {value}")
 
     def produce(self, records: int) -> None:
@@ -80,7 +78,7 @@ class Bench:
         assert self._writer.flush(1.0)
 
     def claim(self, start: int, end: int, *skipped: int) -> None:
-        """Announce these records, without those that do not decode."""
+        """Claim these records, without those that do not decode."""
         claim = BatchReady(
             W1,
             (Span(STREAM, 0, start, end),),
@@ -93,13 +91,13 @@ class Bench:
         assert self._writer.flush(1.0)
 
     def trigger(self) -> UpdateTrigger:
-        """Wait for the next one."""
+        """Wait for the next trigger."""
         (newest, *_) = self.board.triggers(self._last_trigger, PATIENCE_S)
         self._last_trigger, self._replica_name = newest.id, newest.reply_to
         return newest
 
     def gradient(self, model: ModelId, order: Assignment) -> Gradient:
-        """Of an order, all zeros."""
+        """Return a gradient of zeros for an order."""
         weights = self.board.get_model(model)
         assert weights is not None
         samples = sum(batch.samples for batch in order.batches)
@@ -149,7 +147,8 @@ def test_a_scrape_says_what_became_of_each_record_claim_and_reply(bench: Bench) 
     offset = third.orders[0].batches[0].offset
     bench.send(Failed(W1, third.model, (offset,), "expired", "deleted"))
     bench.await_sample(1.0, "batches_quarantined_total", reason="expired")
-    bench.await_sample(2.0, "dead_letters_total")  # a record, and the address of a batch
+    # One record, and the address of one batch.
+    bench.await_sample(2.0, "dead_letters_total")
     bench.await_sample(0.0, "batches_waiting")
     bench.await_sample(3.0, "stream_lag_records", stream=STREAM)
 

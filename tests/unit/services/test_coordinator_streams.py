@@ -1,4 +1,4 @@
-"""What the ends of a job's logs say: arrivals, lag, and whether its workers keep up."""
+"""Arrivals, lag, and utilization of workers, computed from the ends of a job's logs."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ class Bench:
         )
 
     def lead(self, epoch: int = EPOCH) -> None:
-        """Let somebody of this process lead."""
+        """Start a leadership in this process."""
         self.measuring.done(do.Begin(epoch, genesis({A: 0, B: 0})), 0.0, 0.0)
 
     def stand(self, claimed: int, live: int) -> None:
-        """Put a leader's status."""
+        """Write a leader status."""
         epoch = 0 if claimed else -1
         known = {A: LogPosition(claimed, self.topic_id, epoch), B: LogPosition(0, self.topic_id)}
         leader_status = LeaderStatus(EPOCH, 0, {A: claimed, B: 0}, 0, 0, live, {}, known=known)
@@ -145,7 +145,7 @@ class Bench:
         assert writer.flush(1.0)
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees under `doll_<name>`."""
+        """Return the sample of `doll_<name>`."""
         return self.metrics.registry.get_sample_value(f"doll_{name}", labels)
 
 
@@ -307,7 +307,7 @@ def test_a_job_without_work_and_workers_is_looked_at_less_often(bench: Bench) ->
     bench.watch.turn()
     assert bench.sample("stream_records_total", stream="clinic-a") == 9.0
     bench.produce(1)
-    bench.watch.turn()  # now it has work
+    bench.watch.turn()  # now the worker has work
     assert bench.sample("stream_records_total", stream="clinic-a") == 10.0
 
 
@@ -340,13 +340,15 @@ def test_what_is_forgotten_is_not_looked_at(bench: Bench) -> None:
 def test_what_each_job_needs_is_published_every_second(bench: Bench) -> None:
     bench.lead()
     assert bench.watch.turn() == PUBLISH_S
-    assert bench.roster.read() == []  # nobody knows yet what is claimed
+    # The claimed offsets are unknown yet.
+    assert bench.roster.read() == []
     bench.stand(claimed=3, live=1)
     bench.produce(10)
     bench.watch.turn()
     [first] = bench.roster.read()
     bench.clock.advance(PUBLISH_S)
-    bench.log.go_away()  # what was seen last is told on
+    # The last known ends are published again.
+    bench.log.go_away()
     bench.watch.turn()
     [second] = bench.roster.read()
 
@@ -363,7 +365,8 @@ def test_less_is_work_where_updates_are_made_of_less_than_the_jobs_own_group(ben
     bench.produce(records)
     backlogs = []
     for group_size in (spec.group_size, 1):
-        bench.measuring.saw(busy=1.0, group_size=group_size)  # as a rule or the tuner has it
+        # A rule or the tuner chose this K.
+        bench.measuring.saw(busy=1.0, group_size=group_size)
         bench.watch.turn()
         backlogs += [each.backlog for each in bench.roster.read() if isinstance(each, JobDemand)]
         bench.clock.advance(PUBLISH_S)

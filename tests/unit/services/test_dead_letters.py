@@ -1,4 +1,4 @@
-"""Dead letters: each says where its record is, and has as much of it as Kafka takes."""
+"""Dead letters have the position of their record, and as much of it as Kafka accepts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_dead_letter_that_is_shortened_has_less_and_less_and_says_how_much_it_wa
 def test_of_a_record_that_is_too_large_as_much_is_written_as_is_taken(
     limit: int | None, least: int
 ) -> None:
-    # A Java producer writes up to 1,048,576 bytes; no client of ours writes more than 1,000,000.
+    # Java producers write up to 1,048,576 bytes; this project's clients write at most 1,000,000.
     log, value = kafka(limit), bytes(range(256)) * 4062  # 1,039,872 bytes
     encoded = [
         encode_dead_letter("j", TORN, 7, b"small"),
@@ -145,7 +145,7 @@ def test_dead_letters_that_do_not_arrive_in_time_are_not_taken_for_delivered() -
 
 
 class CountingSpans:
-    """A reader that remembers what it was asked for."""
+    """A reader that records the requested spans."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._spans = log.spans()
@@ -224,9 +224,10 @@ def test_a_dead_letter_topic_that_was_deleted_is_made_again_whoever_has_written_
 
 
 class ForbiddenTopics(MemoryLog):
-    """A log that refuses to create topics, and counts how often it was asked to."""
+    """A log that refuses to create topics, and counts the attempts."""
 
-    refusals = -1  # the first call makes the topics of the test
+    # The first call creates the test's own topics.
+    refusals = -1
 
     def create_topics(self, wanted: Sequence[NewTopic]) -> None:
         """See the port."""
@@ -247,7 +248,8 @@ def test_orders_do_not_hasten_the_next_attempt_at_a_topic_that_may_not_be_create
     writer = log.writer()
     writer.append("clicks", b"value")
     assert writer.flush(WAIT_S)
-    assert steps.close(WAIT_S)  # the test itself gives turns
+    # The test itself runs the turns.
+    assert steps.close(WAIT_S)
     queue = DeadLetters(
         "job",
         log=log,

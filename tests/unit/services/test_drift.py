@@ -10,11 +10,11 @@ import pytest
 from services.evaluator.drift import ErrorWatch, Rise, errors_of
 
 SEEDS = range(20)
-RECORDS = 250  # of one evaluation
+RECORDS = 250  # records of one evaluation
 
 
 def errors(rng: np.random.Generator, rate: float, count: int = RECORDS) -> list[float]:
-    """Wrong or right, at this rate."""
+    """Draw errors, 0 or 1, at this rate."""
     return [float(each) for each in rng.random(count) < rate]
 
 
@@ -35,7 +35,8 @@ def test_a_jump_is_reported_once_and_soon_with_what_errors_were_and_are() -> Non
         assert rises(watch, rng, [0.05] * 16) == []
         (rise,) = rises(watch, rng, [0.9, 0.9])
         assert rise.before < 0.2 < rise.after
-        assert rises(watch, rng, [0.9] * 16) == []  # from now on this is how it is
+        # This error rate becomes the new normal.
+        assert rises(watch, rng, [0.9] * 16) == []
 
 
 def test_a_small_rise_is_reported_too_if_it_lasts() -> None:
@@ -73,5 +74,6 @@ def test_an_error_is_what_accuracy_lacks_or_else_grows_with_the_loss() -> None:
     low, zero, high, lost = errors_of({"loss": [-3.0, 0.0, 50.0, float("nan")]})
     assert (low, zero, lost) == (0.0, 0.0, 1.0)
     assert high == pytest.approx(1.0)
-    truth = 0.25  # the probability that a model gives to it; its cross-entropy is -log of that
+    # Probability that a model gives to the true class; the cross-entropy is its -log.
+    truth = 0.25
     assert errors_of({"loss": [-float(np.log(truth))]}) == [pytest.approx(1 - truth)]

@@ -1,4 +1,4 @@
-"""What a coordinator does about its decisions when the outside is not there, or has changed."""
+"""Effects of a coordinator's decisions if external services fail or change."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ NAME = "digits"
 
 
 class Bench:
-    """A job, and the hands of its coordinator."""
+    """A job with its coordinator's command executor."""
 
     def __init__(self, options: str = "", job: str = JOB, blobs: Blobs | None = None) -> None:
         self.log = MemoryLog()
@@ -75,7 +75,7 @@ class Bench:
         self.board = MemoryBoard(self.redis, NAME)
         self.replica = MemoryReplica(self.log, self.redis, blobs=blobs)
         self.metrics = CoordinatorMetrics()
-        self.woken = 0  # how often the actor was
+        self.woken = 0  # wake-ups of the actor
         log = event_logger("test")
         self.inbox = CoordinatorInbox(self._wake, Outage(log, "redis"))
         self.job = JobContext(
@@ -90,7 +90,7 @@ class Bench:
         self.effects = Effects(self.job, 1.0)
 
     def have_weights(self) -> events.SnapshotsFound:
-        """Take the weights of the genesis in hand."""
+        """Load the weights of the genesis."""
         (found,) = self.effects.carry_out(do.FindSnapshots("genesis"))
         assert isinstance(found, events.SnapshotsFound)
         list(self.effects.carry_out(do.RestoreSnapshot(found.snapshots[0])))
@@ -100,19 +100,19 @@ class Bench:
         self.woken += 1
 
     def wakes(self, command: do.CoordinatorCommand, *expected: events.CoordinatorEvent) -> bool:
-        """Whether the actor is woken for the answer to a command, which it hears in any case."""
+        """Return True if a command's answer, which arrives in any case, wakes the actor."""
         before = self.woken
         self.carry_out(command)
         assert list(self.inbox.read()) == list(expected)
         return self.woken > before
 
     def close(self) -> None:
-        """End it."""
+        """Stop the executor."""
         self.effects.close()
         self.replica.close()
 
     def carry_out(self, command: do.CoordinatorCommand) -> None:
-        """Do it; nothing comes of it at once."""
+        """Carry out a command that has no immediate result."""
         assert list(self.effects.carry_out(command)) == []
 
 
@@ -242,7 +242,8 @@ def test_answers_that_say_what_is_known_wake_nobody(bench: Bench) -> None:
         do.ReadHeartbeats(),
         events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")}),
     )
-    bench.inbox.leadership += 1  # another leadership knows nobody yet
+    # A new leadership has seen no workers yet.
+    bench.inbox.leadership += 1
     again = events.WorkersSeen({one: Heartbeat("leaving"), two: Heartbeat("alive")})
     assert bench.wakes(do.ReadHeartbeats(), again)
     assert not bench.wakes(do.ReadHeartbeats(), again)
@@ -344,12 +345,12 @@ def test_what_could_not_be_put_on_the_board_is_reported_once_the_board_is_back(
     bench.redis.restart()
     status = LeaderStatus(3, 0, {}, 0, 0, 1, {})
     bench.board.put_leader_status(status)
-    # The next answer is waited for, although it says nothing else that is new.
+    # The executor waits for the next answer, although that one has no other news.
     assert bench.wakes(do.PutLeaderStatus(status), events.OrdersLost())
     assert not bench.wakes(do.PutLeaderStatus(status))
 
 
-# --- workers are told what changes ---------------------------------------------------------------
+# --- trigger contents ----------------------------------------------------------------------------
 
 WIDE = """
 name: digits
@@ -432,7 +433,8 @@ def test_compression_comes_and_goes_with_a_version(compressed: Bench) -> None:
     assert posted(bench, 1, 1).since == ModelId(3, 0)
     changed(bench, "")
     step_of_view = bytes(bench.job.trainer.weights())
-    assert posted(bench, 2, 1).since is UNSET  # who has version 1 has the view of it
+    # A worker with version 1 already has its view.
+    assert posted(bench, 2, 1).since is UNSET
     bench.carry_out(do.PublishModel(ModelId(3, 1)))
     assert whole(bench, 1) is not None
     step(bench, 2, [7], 1e-9)
@@ -452,7 +454,7 @@ def test_compression_comes_and_goes_with_a_version(compressed: Bench) -> None:
     assert known.tobytes() == whole(bench, 4)
 
 
-# --- what is left for evaluators -----------------------------------------------------------------
+# --- versions for evaluators ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -507,7 +509,7 @@ def test_the_last_version_is_offered_whatever_its_number(evaluated: Bench) -> No
 def test_weights_that_were_restored_are_not_offered_as_those_published_before(
     evaluated: Bench,
 ) -> None:
-    # A leader that steps down and finds another snapshot holds weights that nobody has named yet.
+    # A leader that steps down and finds another snapshot has weights without a version so far.
     begins(evaluated, 17)
     evaluated.carry_out(do.StepDown("the lease is held by another"))
     (found,) = evaluated.effects.carry_out(do.FindSnapshots("genesis"))

@@ -1,4 +1,4 @@
-"""An evaluator's part in one job, in memory: what it judges, by what, and what it tells."""
+"""An evaluator's part in one job, in memory: versions, test data and reports."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ evaluation: {{every_updates: 2, stream: held-out, records: 60}}
 
 
 def records(seed: int, count: int, *, upside_down: bool = False) -> Columns:
-    """Points in the plane; the label is the sign of their first number, or the other one."""
+    """Return points in the plane, labelled by the sign of their first number or its opposite."""
     features = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
     label = (features[:, 0] > 0).astype(np.int64)
     return {"features": features, "label": 1 - label if upside_down else label}
 
 
 class World:
-    """A job, the log that it is in, and what its leader would write and offer."""
+    """A job, its log, and the records and offers of its leader."""
 
     def __init__(self, job: str = JOB) -> None:
         self.log = MemoryLog()
@@ -93,13 +93,13 @@ class World:
         self.epoch = self.write(Lead(-1, GENESIS, "c1", 0))
 
     def model_of(self, slope: float) -> bytes:
-        """The weights as a leader offers them."""
+        """Return the weights as a leader offers them."""
         model = self.model
         kind = Kind("sgd", model.parameter_count, model.buffer_count, model.layout)
         return packed(kind, self.weights(slope), {})
 
     def weights(self, slope: float) -> Vector:
-        """The sign of the first number, the more certain the steeper."""
+        """Return weights that predict the first number's sign; steeper means more certain."""
         return np.array([-slope, 0.0, slope, 0.0, 0.0, 0.0], np.float32)
 
     def put(self, topic: str, columns: Columns) -> Span:
@@ -107,7 +107,7 @@ class World:
         return self.put_values(topic, *codec_of(self.spec.records).encode(columns))
 
     def put_values(self, topic: str, *values: bytes) -> Span:
-        """Write records as they are."""
+        """Write raw records."""
         start = self._ends[topic]
         for value in values:
             self._writer.append(topic, value)
@@ -116,30 +116,30 @@ class World:
         return Span(topic, 0, start, self._ends[topic])
 
     def hold_out(self) -> Columns:
-        """Make the test set."""
+        """Write the test set."""
         self.log.create_topics([NewTopic("held-out")])
         self.put("held-out", records(1, 70))
         return {name: column[:60] for name, column in records(1, 70).items()}
 
     def write(self, record: AuditRecord) -> int:
-        """Write an audit record; returns its offset."""
+        """Write an audit record and return its offset."""
         self._writer.append(updates_topic(NAME), wire.encode_audit(record))
         assert self._writer.flush(1.0)
         return self.log.bounds(Partition(updates_topic(NAME), 0)).end - 1
 
     def update(self, version: int, *spans: Span) -> None:
-        """Make a version of these records, or of some that are not there."""
+        """Write an update of these records, or of some that do not exist."""
         address = address_of(spans or (Span("gone", 0, version, version + 1),))
         size = sum(span.end - span.start for span in address)
         batch = Batch(version, WorkerId("w1"), address, size)
         self.write(UpdateApplied(self.epoch, version, (batch,), size, 0.5))
 
     def offer(self, version: int, slope: float = 1.0) -> None:
-        """Offer it."""
+        """Offer a version."""
         self.board.offer_model(ModelId(self.epoch, version), self.model_of(slope))
 
     def start(self) -> Evaluation:
-        """Start an evaluator, of this metrics' process."""
+        """Start an evaluator with this world's metrics."""
         started = Evaluation(self)
         self.running.append(started)
         return started
@@ -151,25 +151,25 @@ class World:
         self.running.clear()
 
     def evals(self) -> list[Evaluated]:
-        """Every result."""
+        """Return all results."""
         return [each for each in self.all_records() if isinstance(each, Evaluated)]
 
     def drifts(self) -> list[Drifted]:
-        """Every drift."""
+        """Return all drifts."""
         return [each for each in self.all_records() if isinstance(each, Drifted)]
 
     def all_records(self) -> list[AuditRecord | None]:
-        """The updates topic."""
+        """Return all records of the updates topic."""
         return [each for _, each in read_decoded(self.log, updates_topic(NAME), wire.decode_audit)]
 
     def judged(self, columns: Columns, slope: float) -> dict[str, object]:
-        """The same by other means."""
+        """Compute the metrics in another way."""
         task = task_of(self.spec, ())
         found = evaluate(task, self.model, self.weights(slope), columns, 7)
         return {name: pytest.approx(mean, rel=1e-5) for name, mean in found.items()}
 
     def count(self, outcome: str) -> float | None:
-        """How many versions came to this, by the metrics."""
+        """Return the number of versions with this outcome, from the metrics."""
         labels = {"job_name": NAME, "outcome": outcome}
         return self.metrics.registry.get_sample_value("doll_evaluations_total", labels)
 
@@ -192,16 +192,16 @@ class Evaluation:
         )
 
     def follow(self, record: JobRecord | None) -> None:
-        """Tell what the owner has made of the job."""
+        """Report the job's newest record."""
         self._record = record
         self.running.wake()
 
     def await_end(self) -> None:
-        """Wait until there is nothing left to do."""
+        """Wait until nothing is left to do."""
         assert self.running.ended.wait(PATIENCE_S)
 
     def end(self) -> None:
-        """End it as the process does."""
+        """Stop it as the process does."""
         assert self._supervisor.close(PATIENCE_S)
 
 
@@ -213,7 +213,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def logged_by(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    """Warnings, and why."""
+    """Return the warnings with their reasons."""
     return [
         (each.getMessage(), str(fields_of(each).get("reason", "")))
         for each in caplog.records
@@ -235,7 +235,8 @@ def test_a_version_is_judged_once_it_counts_by_the_test_set_and_by_what_came_nex
     world.start()
     world.offer(2, slope=3.0)
     world.update(1)
-    assert world.evals() == []  # the leader is ahead of its audit
+    # The leader is ahead of its audit.
+    assert world.evals() == []
     world.update(2)
     left, right = records(2, 40), records(3, 30)
     world.update(3, world.put("left", left), world.put("right", right))
@@ -372,7 +373,8 @@ def test_the_last_version_of_a_job_is_judged_and_then_it_is_over(world: World) -
     for version in (1, 2, 3):
         world.update(version)
     evaluator.follow(world.job_store.patch(NAME, "3 updates applied", wanted="stopped"))
-    assert not evaluator.running.ended.wait(0.5)  # somebody leads, and may have one to offer yet
+    # A live leader may still offer a version.
+    assert not evaluator.running.ended.wait(0.5)
     world.offer(3)
     world.board.release_lease("c1")
     evaluator.await_end()
@@ -487,7 +489,7 @@ def test_servers_that_are_away_are_waited_for(world: World) -> None:
 
 
 def test_updates_that_were_lost_with_their_topic_are_forgotten(world: World) -> None:
-    # updates   0: Lead  1: J=1  2: J=2   created anew   0: Lead(70)  1: J=1  2: J=2  3: J=3
+    # updates   0: Lead  1: J=1  2: J=2   recreated       0: Lead(70)  1: J=1  2: J=2  3: J=3
     world.hold_out()
     world.start()
     world.update(1)
@@ -509,4 +511,5 @@ def test_a_deleted_job_is_left(world: World) -> None:
     until(lambda: world.count("done") is not None, "it has begun")
     evaluator.follow(None)
     evaluator.await_end()
-    assert world.count("done") is None  # nothing is told of it any more
+    # The job's metrics are gone.
+    assert world.count("done") is None

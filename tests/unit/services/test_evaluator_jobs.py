@@ -1,4 +1,4 @@
-"""Which jobs an evaluator judges: the fault of one is no affair of the others."""
+"""Jobs of one evaluator: a fault in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from common.core.spans import LogPosition, Partition
     from common.kafka.memory import MemoryTail
 
-ENTRYPOINT = "mine.tasks:Task"  # allowed where the job was submitted, not here
+# Allowed on the machine that submitted the job, but not here.
+ENTRYPOINT = "mine.tasks:Task"
 
 
 def record(name: str, job: str = JOB, wanted: Wanted = "running") -> JobRecord:
@@ -41,7 +42,7 @@ def record(name: str, job: str = JOB, wanted: Wanted = "running") -> JobRecord:
 
 
 class Evaluator:
-    """What an evaluator's process has for all of its jobs."""
+    """State of an evaluator's process for all of its jobs."""
 
     def __init__(self, log: MemoryLog | None = None, redis: MemoryRedis | None = None) -> None:
         self.log = log or MemoryLog()
@@ -56,32 +57,32 @@ class Evaluator:
         )
 
     def jobs(self, only: str | None = None) -> Jobs:
-        """The jobs that it judges."""
+        """Return the jobs that it evaluates."""
         make = partial(JobEvaluator, self._process)
         return Jobs(self._supervisor, make, partial(begins, only))
 
     def judges(self, job: str) -> bool:
-        """Whether it does, by its metrics."""
+        """Return True if the metrics show that a job is evaluated."""
         return self._count("doll_evaluations_total", job_name=job, outcome="done") is not None
 
     def faults(self, job: str) -> float:
-        """How many actors of a job have ended so."""
+        """Return the number of a job's actors that failed."""
         return self._count("doll_job_faults_total", job_name=job, kind="fault") or 0.0
 
     def has(self, job: str) -> bool:
-        """Whether the supervisor has it in hand."""
+        """Return True if the supervisor runs the job."""
         return self._count("doll_job_faults_total", job_name=job, kind="fault") is not None
 
     def _count(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
 
     def end(self) -> None:
-        """End it in order."""
+        """Stop in order."""
         assert self._supervisor.close(PATIENCE_S)
 
 
 class BrokenLog(MemoryLog):
-    """Has a fault of ours, in what one job needs."""
+    """A log with a bug in one job's topics."""
 
     def tail(
         self,
@@ -105,7 +106,7 @@ def world() -> Iterator[World]:
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[tuple[object, str]]:
-    """Of which jobs it was told that they failed, and why."""
+    """Return the jobs that were reported as failed, with reasons."""
     logged = [fields_of(each) for each in caplog.records if each.getMessage() == "job_failed"]
     return [(fields["job"], str(fields["reason"])) for fields in logged]
 
@@ -156,7 +157,7 @@ def test_a_job_whose_task_may_not_be_imported_here_is_reported_once_and_tried_ag
 def test_of_a_job_that_is_over_and_judged_no_model_is_made(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # made again it would be told that this task may not be imported here
+    # A new actor would be refused, because this task may not be imported here.
     world.hold_out()
     world.update(1)
     world.offer(1)

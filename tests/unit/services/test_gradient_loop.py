@@ -1,4 +1,4 @@
-"""A worker's orders carried out, on a log and a board in memory."""
+"""Execution of a worker's orders, with log and board in memory."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ W = WorkerId("w1")
 MODEL = ModelId(3, 7)
 REPLICA = "c1-4711"
 RECORDS = 10
-DIGEST = "0123456789abcdef"  # of the layout of its model
+DIGEST = "0123456789abcdef"  # digest of its model's layout
 WALL_S = 4e9  # later than any time of a test
 IDS = tuple(range(RECORDS))
 
 
 @dataclass
 class World:
-    """A desk and everything around it."""
+    """A gradient loop and its environment."""
 
     log: MemoryLog
     board: MemoryBoard
@@ -75,14 +75,15 @@ class World:
     codec: Codec
     metrics: WorkerMetrics
     tracer: MemoryTracer
-    stream: list[str]  # of triggers, as the leader's status names it; the last is the present one
+    # Names of trigger streams, as in the leader's status; the last one is in use.
+    stream: list[str]
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees of the job."""
+        """Return the job's sample of this name."""
         return self.metrics.registry.get_sample_value(name, labels)
 
     def replies(self, timeout_s: float = 0.0) -> list[Reply]:
-        """What was sent to the leader."""
+        """Return the replies to the leader."""
         return [reply for _, reply in self.boards.replies(REPLICA).pop(10, timeout_s)]
 
     def order(
@@ -92,7 +93,7 @@ class World:
         weights: bytes | None = None,
         squared: bool = False,
     ) -> Reply:
-        """Order a gradient, carry it out, and return what came of it."""
+        """Post an order, carry it out, and return the reply."""
         order = Assignment(W, batches, squared=squared)
         self.board.post_trigger(
             UpdateTrigger(TriggerId(3, number), MODEL, (order,), weights, REPLICA)
@@ -209,7 +210,7 @@ def test_what_a_topic_is_is_asked_once_for_all_spans_of_a_batch(
 
 
 def changed(since: ModelId, to: int, numbers: SparseVector, data: bytes = b"") -> UpdateTrigger:
-    """A trigger without orders that says what has changed."""
+    """Return a trigger with the changed weights and without orders."""
     changes = data or encode_sparse(numbers)
     model = ModelId(since.epoch, to)
     return UpdateTrigger(TriggerId(3, to + 1), model, (), since=since, changes=changes)
@@ -229,7 +230,8 @@ def test_a_model_is_made_of_the_one_before_by_what_has_changed(world: World) -> 
     world.board.post_trigger(
         UpdateTrigger(TriggerId(3, 11), ModelId(3, 9), order, reply_to=REPLICA)
     )
-    world.loop.turn()  # that model is nowhere to be fetched
+    # No model of that version can be fetched.
+    world.loop.turn()
     [reply] = world.replies(1.0)
     assert used(reply) == [8, 9]
     assert world.sample("doll_worker_stage_seconds_count", stage="fetch") == 3
@@ -276,13 +278,14 @@ def test_a_model_that_was_missing_is_fetched_though_its_order_went_to_another_wo
     world.board.post_trigger(
         msgspec.structs.replace(changed(MODEL, 8, some), orders=order, reply_to=REPLICA)
     )
-    world.loop.turn()  # version 8 is nowhere to be fetched
+    # Version 8 cannot be fetched.
+    world.loop.turn()
     [reply] = world.replies(1.0)
     assert used(reply) == [0, 1]
 
 
 def test_order_for_another_model_is_not_carried_out_by_who_has_the_name_now(world: World) -> None:
-    # The process before this one, of the same name, had the leader's model.
+    # The previous process of this name had the leader's model.
     publish(world)
     order = (Assignment(W, (batch(0, 2),)),)
     for number, digest in ((1, "f" * 16), (2, DIGEST)):
@@ -312,7 +315,8 @@ def test_a_gradient_says_how_large_it_is_where_its_order_asks(world: World) -> N
     plain, squared = world.order(batch(0, 2)), world.order(batch(0, 3), number=2, squared=True)
     assert isinstance(plain, Gradient)
     assert isinstance(squared, Gradient)
-    assert (plain.square, squared.square) == (UNSET, 3.0)  # a counter of each record: 1 or 0
+    # Each record adds 1 to a counter of its own.
+    assert (plain.square, squared.square) == (UNSET, 3.0)
 
 
 def test_a_small_model_travels_inside_the_trigger(world: World) -> None:
@@ -349,7 +353,7 @@ def test_records_that_came_to_have_the_offsets_of_others_are_not_taken_for_those
     # log        0 1 2 ...   all of it of epoch 1; or of another topic, under epoch 0
     address = (Span("s", 0, 1, 3, known=3, epoch=EPOCH),)
     claimed = msgspec.structs.replace(batch(1, 3), address=address)
-    assert failure(world.order(claimed)) == ("model_missing", (0,))  # its records are here
+    assert failure(world.order(claimed)) == ("model_missing", (0,))  # it has the records
     if recreated:
         world.log.recreate("s")
         writer = world.log.writer()
@@ -406,10 +410,10 @@ def test_what_the_task_raises_is_sent_with_its_traceback_and_logged_once(
 
 
 class MeanTask(CountingTask):
-    """Forgets that losses are per sample."""
+    """Returns one loss instead of one per sample."""
 
     def losses(self, outputs: torch.Tensor, _records: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One number."""
+        """Return a single number."""
         return outputs.mean()
 
 
@@ -468,7 +472,7 @@ def test_loop_that_never_had_a_leader_leaves_silently(world: World) -> None:
 def test_each_order_is_counted_by_what_came_of_it(world: World) -> None:
     publish(world)
     world.cache.put(batch(7, 8).address, {"id": np.array([7])})
-    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read back
+    world.order(batch(0, 2, offset=1), batch(7, 8, offset=2), number=1)  # the first is read again
     world.log.expire(Partition("s", 0), 3)
     world.order(batch(0, 2), number=2)
     world.log.delete_topics(["s"])
@@ -499,14 +503,14 @@ def test_the_trace_of_each_batch_has_the_gradient_and_why_there_was_none(world: 
 
 
 class AskedAgain(GradientComputer):
-    """Takes long, so long that its order is posted once more meanwhile."""
+    """Takes long enough for its order to be posted once more."""
 
     post: Callable[[], object] = staticmethod(lambda: None)
 
     def compute(
         self, batches: Sequence[Mapping[str, npt.NDArray[Any]]], local_rate: float = 0.0
     ) -> GradientSum:
-        """Compute, and say that it took a second."""
+        """Compute, and report a second as its duration."""
         self.post()
         return replace(super().compute(batches, local_rate), seconds=1.0)
 
@@ -533,7 +537,7 @@ def test_weights_and_gradients_are_counted_and_each_message_says_what_was_before
 ) -> None:
     publish(world)
     first = world.order(batch(0, 2), number=1)
-    again = world.order(batch(2, 4), number=2)  # at the weights that it has
+    again = world.order(batch(2, 4), number=2)  # at its present weights
     inside = world.order(batch(4, 6), number=3, weights=bytes(4 * RECORDS))
 
     replies = [each for each in (first, again, inside) if isinstance(each, Gradient)]

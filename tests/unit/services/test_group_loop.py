@@ -1,4 +1,4 @@
-"""A member alone in its group, on a log and a board in memory; the test is its leader."""
+"""The only member of a group, with log and board in memory; the test is its leader."""
 
 from __future__ import annotations
 
@@ -63,12 +63,13 @@ _Reply = TypeVar("_Reply", bound="Reply")
 
 W = WorkerId("w1")
 REPLICA = "c1-4711"
-WEIGHTS = GIVEN_AWAY  # as many as it takes for a gradient's memory to be given back
+# Smallest size at which a gradient's memory is released.
+WEIGHTS = GIVEN_AWAY
 RECORDS = 6
 
 
 class _Watched(HeldWhole):
-    """Says which records a gradient is of that was added before members entered."""
+    """Records which gradients were added before the members entered."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -82,7 +83,7 @@ class _Watched(HeldWhole):
 
 
 class _Leader:
-    """Posts triggers to one member, and hears what it says."""
+    """Posts triggers to one member, and receives its replies."""
 
     def __init__(self, loop: GroupLoop, redis: MemoryRedis) -> None:
         self._loop = loop
@@ -99,7 +100,7 @@ class _Leader:
         )
 
     def await_reply(self, kind: type[_Reply]) -> _Reply:
-        """The next reply of a kind, while the member takes its turns."""
+        """Return the next reply of a kind, while the member takes turns."""
         found = list[_Reply]()
 
         def arrived() -> bool:
@@ -155,7 +156,7 @@ def member(held: HeldWhole) -> Iterator[_Leader]:
 
 
 def batch(number: int) -> Batch:
-    """The two records from this one on."""
+    """Return a batch of two records, from this one on."""
     return Batch(number, WorkerId("somebody"), (Span("s", 0, number, number + 2),), 2)
 
 

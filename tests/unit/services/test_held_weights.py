@@ -1,4 +1,4 @@
-"""Members in memory come to the weights that one process finds alone."""
+"""Members in memory compute the same weights as a single process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def numbers() -> SlicedTrainer:
 
 
 class _Members:
-    """Some that hold slices; each update is of one gradient of each."""
+    """Members with slices; an update has one gradient of each."""
 
     def __init__(self, count: int) -> None:
         self.held = [HeldSlices(numbers()) for _ in range(count)]
@@ -53,7 +53,7 @@ class _Members:
         self._updates = 0
 
     def update(self, *owners: tuple[int, ...], gradients: Sequence[Vector]) -> set[int]:
-        """Enter and apply; returns the digests."""
+        """Enter and apply an update; return the digests."""
         self._updates += 1
         attempt = AttemptId(1, self._updates, self._updates)
         members = tuple(Member(WorkerId(f"w{n}"), n) for n in range(len(self.held)))
@@ -96,7 +96,7 @@ def weights(held: HeldSlices | Trainer) -> Vector:
 
 
 def test_owners_step_their_slices_and_all_have_the_weights_that_one_finds_alone() -> None:
-    # Slices 0 to 3; who owns which is another one in the second update, as far as they hold it.
+    # Slices 0 to 3. Some have another owner in the second update, if that one holds them.
     group, updates = _Members(3), [[drawn(10 * n + m) for m in range(3)] for n in range(2)]
     assert len(group.update((2, 0), (1, 2), (2, 1), (0, 1), gradients=updates[0])) == 1
     assert len(group.update((0,), (2,), (1,), (1,), gradients=updates[1])) == 1
@@ -136,7 +136,8 @@ def test_another_goes_on_with_slices_that_it_copied_and_with_those_that_were_sto
 
     assert_within_ulps(weights(third), weights(alone(updates)), 4)
     trainer = Trainer(drawn(0), PARAMETERS, ADAM)
-    trainer.restore(stored)  # as a checkpoint has it
+    # The trainer has the checkpoint's state.
+    trainer.restore(stored)
     assert weights(trainer).tobytes() != weights(alone(updates)).tobytes()
     assert_within_ulps(weights(trainer), weights(alone(updates[:1])), 4)
 
@@ -168,7 +169,8 @@ def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
         parts = [(drawn(10 * number), 3), (drawn(10 * number + 1), 5)]
         kept = [vector.copy() for vector, _ in parts]
         reduce = Reduce(AttemptId(1, 1, number), (), 8, learning_rate=0.1 * number, measured=True)
-        for _ in range(2):  # what an attempt found that is given up is found again
+        # The attempt after a failed one has the same result.
+        for _ in range(2):
             held.add_up(formed, reduce, parts)
             found, square = held.result(reduce)
         held.apply()
@@ -186,7 +188,7 @@ def test_a_step_from_the_sum_has_the_bits_of_one_trainers(
 
 def test_adams_moments_go_from_the_board_to_replicas_and_back_bit_for_bit() -> None:
     #   one trainer   1  2 | 3  4 | 5  6
-    #   who steps     board| both | board
+    #   steps by      board| both | board
     #                      stored stored
     updates = [[drawn(2 * n), drawn(2 * n + 1)] for n in range(6)]
     kept, store = Trainer(drawn(0), PARAMETERS, ADAM), CheckpointStore(MemoryBlobs(), "job")
@@ -241,7 +243,7 @@ def test_a_sum_that_is_not_finite_is_no_result() -> None:
 
 
 def of_one(number: int) -> tuple[Formed, Reduce]:
-    """A group of one, and its attempt at an update."""
+    """Return a group of one, and its attempt at an update."""
     group = MemoryNetwork().groups().group("one", [Peer("w", "")], 0)
     membership = Membership(1, (Member(WorkerId("w"), 1),), ((0,),) * COUNT)
     attempt = AttemptId(1, 1, number)
@@ -257,7 +259,7 @@ def sliced() -> HeldSlices:
 
 
 def updated(held: HeldSlices | HeldWhole, number: int, mine: Sequence[tuple[Vector, int]]) -> bytes:
-    """The weights, and what was found, after an update of a group of one."""
+    """Return weights and results after an update of a group of one."""
     formed, reduce = of_one(number)
     held.add_up(formed, reduce, mine)
     found = held.result(reduce)
@@ -284,7 +286,8 @@ def test_an_update_has_the_bits_of_those_gradients_that_it_names_whatever_was_ad
     parts = {name: (drawn(10 + n), 8 // len(wanted)) for n, name in enumerate("abc")}
     mine = [parts[name] for name in wanted]
     plain, held = make(), make()
-    for number in (1, 2):  # nothing of the first is left in the second
+    # No part of the first update is left in the second.
+    for number in (1, 2):
         for name in early:
             held.add_own(*parts[name])
         assert updated(held, number, mine) == updated(plain, number, mine)
@@ -297,7 +300,8 @@ def test_a_gradient_whose_memory_another_has_now_is_not_taken_for_that_one(
     plain, held, memory = make(), make(), drawn(1)
     held.add_own(memory[:], 8)
     memory[:] = drawn(2)
-    another = memory[:]  # its update is over: its memory was given back
+    # The update is over, so its memory was released.
+    another = memory[:]
     assert updated(held, 1, [(another, 8)]) == updated(plain, 1, [(drawn(2), 8)])
 
 

@@ -1,4 +1,4 @@
-"""What is left of a job that was purged finds and changes nothing of the next job of its name."""
+"""Leftovers of a purged job do not affect the next job of the same name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIRST, SECOND = "digits", "digits.I2"
 
 
 class Lives(Bench):
-    """A name whose first job was purged while the process that led it stood still."""
+    """A name whose first job was purged while the process that led it was paused."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
@@ -51,11 +51,11 @@ class Lives(Bench):
         self.submit(NAME)
 
     def decided(self, job: str) -> list[AuditRecord | None]:
-        """What the updates topic of a job has."""
+        """Return the records of a job's updates topic."""
         return [each for _, each in read_decoded(self.log, updates_topic(job), decode_audit)]
 
     def leads_of(self, job: str) -> list[Lead]:
-        """Who stood to lead a job."""
+        """Return the Lead records of a job."""
         return [each for each in self.decided(job) if isinstance(each, Lead)]
 
 
@@ -67,7 +67,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
 
 
 def test_the_next_job_begins_with_nothing_of_the_first(lives: Lives) -> None:
-    """Neither its decisions, nor its lease, which a zombie holds, nor its snapshots."""
+    """The first job's decisions, snapshots and lease, which a zombie holds, have no effect."""
     fresh = lives.replica("fresh")
     fresh.look()
     until(lambda: fresh.leads(NAME), "the second job is led, though the zombie leads on")
@@ -114,7 +114,8 @@ def test_what_a_worker_of_the_first_job_says_does_not_reach_the_leader_of_the_ne
     def speaks(board: MemoryBoard, worker: str) -> None:
         board.beat(WorkerId(worker), "alive", 60.0)
         failed = Failed(WorkerId(worker), ModelId(0, 7), (3,), "raised")
-        board.push_reply(failed, "fresh")  # of the same epoch and version
+        # The reply has the same epoch and version.
+        board.push_reply(failed, "fresh")
         board.put_snapshot(10**6, b"of a later leader", "c1")
         board.put_leader_status(LeaderStatus(10**6, 10**6, {}, 0, 0, 0, {}))
 

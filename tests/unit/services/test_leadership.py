@@ -1,4 +1,4 @@
-"""What a leader listens to, and which of it wakes the job's actor."""
+"""Inputs of a leader, and those that wake the job's actor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GRADIENT = Gradient(
 
 
 class Bench:
-    """A leadership of a job, and at which ends of the control topic it woke the job's actor."""
+    """A leadership, and the control topic's ends at which it woke the job's actor."""
 
     def __init__(self) -> None:
         self.log, self.redis, self.woken = MemoryLog(), MemoryRedis(), list[int]()
@@ -56,7 +56,7 @@ class Bench:
         record = JobOperations(self.log).submit(parse_job(JOB))
         self._control = Partition(control_topic(NAME), 0)
         self.replica = MemoryReplica(self.log, self.redis)
-        # Of its own, that reads when a test says so.
+        # A separate reader that reads on demand of a test.
         self.reader = ReplyReader(MemoryBoards(self.redis).replies("own"), event_logger("test"))
         metrics = CoordinatorMetrics()
         log = event_logger("test")
@@ -73,23 +73,23 @@ class Bench:
             self.inbox.outage,
             members=True,
         )
-        # Nothing is found, and nothing restored.
+        # The test restores no snapshot.
         self.leadership = Leadership(job, Lease(job, 1.0), cast("SnapshotStore", None))
         self.leadership.begin(do.Begin(1, Snapshot(1, ModelId(1, 0), 0, 0, {})))
         self.inbox.sound = SoundReplies(4, metrics, log)
         self.woken.clear()
 
     def append(self) -> None:
-        """Write something to the control topic."""
+        """Append a record to the control topic."""
         self.log.writer().append(self._control.topic, b"garbage")
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, and let it be heard."""
+        """Send a reply, and wait until it is received."""
         MemoryBoards(self.redis).board(NAME).push_reply(reply, "own")
         self.reader.turn()
 
     def close(self) -> None:
-        """End it all."""
+        """Stop everything."""
         self.leadership.end()
         self.replica.close()
 
@@ -125,7 +125,7 @@ def test_gradients_wake_nobody_before_all_are_there_that_are_awaited(bench: Benc
 
 
 def test_gradients_that_came_while_more_were_awaited_are_not_missed(bench: Bench) -> None:
-    # One comes while two are awaited; then a turn that has not read it finds that it awaits one.
+    # One arrives while two are awaited. Then a turn that has not read it awaits only one.
     bench.inbox.await_gradients(2)
     bench.send(GRADIENT)
     assert bench.inbox.await_gradients(1)

@@ -1,4 +1,4 @@
-"""A worker that the leader leaves out says why: once in the log, again and again on the board."""
+"""A worker that the leader leaves out logs the reason once and publishes it repeatedly."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DIFFERENCE = (
 
 
 def hot(optimizer: str = "sgd") -> bytes:
-    """A leader's hot snapshot, with the layers in the other order."""
+    """Return a leader's hot snapshot, with the layers in the other order."""
     kind = Kind(optimizer, 6, 0, LAYOUT[::-1])
     trainer = packed(kind, np.zeros(6, np.float32), {})
     return to_bytes(SnapshotFile(Snapshot(5, ModelId(5, 1), 0, 0, {}), trainer))
 
 
 def forged(header: bytes) -> bytes:
-    """A hot snapshot with weights that begin with a header of any kind."""
+    """Return a hot snapshot whose weights begin with this header."""
     trainer = len(header).to_bytes(8, "little") + header
     return to_bytes(SnapshotFile(Snapshot(5, ModelId(5, 1), 0, 0, {}), trainer))
 

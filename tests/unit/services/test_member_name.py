@@ -1,4 +1,4 @@
-"""A spare's worker works under its slot's name, from when it is seated on and no earlier."""
+"""A spare's worker takes its slot's name once it is assigned, and not before."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def record(on_preemption: str = "hold") -> JobRecord:
 
 
 class Topic:
-    """A plans topic to which somebody writes while a worker waits."""
+    """A plans topic with records that arrive while a worker waits."""
 
     def __init__(self, records: list[PlanRecord]) -> None:
         self.log = MemoryLog()
@@ -78,7 +78,7 @@ class Topic:
             self._writer.append(plans_topic("digits"), data)
 
     def wait(self, name: str, *steps: Callable[[], None]) -> str | None:
-        """Let a worker wait, and do a step each time that it asks to stay; then it is to leave."""
+        """Let a worker wait, with one step per poll; after the last step, it must leave."""
         left = [lambda: None, *steps]
 
         def stays() -> bool:
@@ -93,7 +93,8 @@ class Topic:
 def test_spare_waits_until_it_has_a_slot_and_takes_the_slots_name() -> None:
     topic = Topic(ORDERED)
     steps = lambda: topic.write(assigned(0, 3)), lambda: topic.write(assigned(1, 3))
-    assert topic.wait("digits-m3", *steps[:1]) is None  # slot 0 has a machine of its own
+    # Slot 0 has a machine of its own.
+    assert topic.wait("digits-m3", *steps[:1]) is None
     assert topic.wait("digits-m3", *steps) == "digits-w1"
     assert topic.wait("digits-m2") is None
 

@@ -1,4 +1,4 @@
-"""A worker holds no more weights than there is room for."""
+"""A worker holds only weights that fit into its memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def test_weights_that_fit_are_let_through() -> None:
 
 @pytest.mark.parametrize(
     ("numbers", "allowed"),
-    [(MIB, 12 << 20), (MIB << 24, group_bytes())],  # of which no machine has as many
+    # No machine has this much memory.
+    [(MIB, 12 << 20), (MIB << 24, group_bytes())],
 )
 def test_weights_that_do_not_fit_are_refused(numbers: int, allowed: int) -> None:
     with pytest.raises(UserError, match="half of its machine or container"):
@@ -30,7 +31,8 @@ def test_weights_that_do_not_fit_are_refused(numbers: int, allowed: int) -> None
 
 
 def test_a_member_owns_as_many_slices_as_it_has_memory_for() -> None:
-    # Of a million numbers: 48 MiB whatever it owns, and of Adam 4 * (4 * 2 + 2 + 6) / 32 a slice.
+    # A million numbers take 48 MiB on any member, and with Adam 4 * (4 * 2 + 2 + 6) / 32 MiB per
+    # slice.
     def room(mib: int) -> int:
         return room_for_slices(MIB << 2, 2, 32, 6, mib << 20)
 
@@ -39,7 +41,7 @@ def test_a_member_owns_as_many_slices_as_it_has_memory_for() -> None:
         room(47)
 
 
-# Memory that is still there counts as faults, of 4,096 bytes or of 2 MiB each.
+# Memory that is written for the first time counts as faults: one per 4,096 bytes or per 2 MiB.
 _FAULTS = """
 from resource import RUSAGE_SELF, getrusage
 from services.worker.memory import keep_freed_memory

@@ -1,4 +1,4 @@
-"""A notice makes the worker leave, is told once, and its absence or nonsense harms nobody."""
+"""A notice makes the worker leave and is reported once; a missing or broken one does no harm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 120.0
 
 
 class Bench:
-    """A watch with everything around it in its hands."""
+    """A watch with all its inputs and outputs."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -29,15 +29,15 @@ class Bench:
         self._caplog = caplog
 
     def watch(self) -> NoticeWatch:
-        """Make the watch."""
+        """Return the watch."""
         return NoticeWatch(self.notices, self.leaving, event_logger("worker"))
 
     def events(self) -> list[str]:
-        """What was logged."""
+        """Return the logged events."""
         return [record.getMessage() for record in self._caplog.records]
 
     def fields(self) -> list[Mapping[str, object]]:
-        """The keys and values of each event."""
+        """Return the keys and values of each event."""
         return [fields_of(record) for record in self._caplog.records]
 
 

@@ -1,4 +1,4 @@
-"""Which offered versions count, by what name, and what was told of them already."""
+"""Offered versions that count, their names, and what was reported of them before."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_a_leader_began_with_goes_by_the_name_of_whoever_made_it() -> None:
     versions = fed(Lead(-1, GENESIS, "c1", 0), update(0, 1), update(0, 2))
     assert versions.name(ModelId(0, 0)) == GENESIS
     assert versions.name(ModelId(3, 2)) is None
-    assert versions.may_come(ModelId(3, 2))  # its Lead is not read yet
+    assert versions.may_come(ModelId(3, 2))  # its Lead is unread
     versions.feed(3, Lead(0, made, "c2", 3))
     assert versions.name(ModelId(3, 2)) == versions.name(made) == made
     versions.feed(4, update(3, 3))
@@ -74,7 +74,8 @@ def test_a_version_that_was_taken_back_counts_no_more_and_never_will() -> None:
     )
     assert versions.name(ModelId(0, 2)) is None
     assert not versions.may_come(ModelId(0, 2))
-    assert not versions.may_come(ModelId(0, 3))  # a leader that has not heard of the other
+    # Its leader does not know yet that it was deposed.
+    assert not versions.may_come(ModelId(0, 3))
     assert versions.may_come(ModelId(3, 2))
 
 
@@ -105,7 +106,8 @@ def test_of_each_stream_the_first_batches_after_a_version_are_known() -> None:
     assert versions.after(GENESIS) == {"a": (a,), "b": (b,)}
     assert versions.after(ModelId(0, 3)) == {"a": (a,), "b": (late,), "c": (c,)}
     assert versions.after(ModelId(0, 6)) == {"a": (a,)}
-    assert versions.after(ModelId(0, 4)) == {}  # never offered but at a job's end
+    # Version 4 would be offered only at the job's end.
+    assert versions.after(ModelId(0, 4)) == {}
     assert versions.after(ModelId(0, 9)) == {}
 
 
@@ -145,7 +147,8 @@ def test_what_was_written_before_is_known_but_not_of_versions_that_were_taken_ba
         *(update(0, version) for version in range(1, 5)),
         evaluated(ModelId(0, 2), streams=True),
         evaluated(ModelId(0, 4)),
-        evaluated(ModelId(9, 3), streams=True),  # of a version that nobody made
+        # No leader made this version.
+        evaluated(ModelId(9, 3), streams=True),
         Drifted(ModelId(0, 4), 1.0, "clicks", 0.1, 0.3),
     )
     assert (versions.tested, versions.predicted) == (4, 2)

@@ -1,4 +1,4 @@
-"""Which jobs a provisioner looks after: the fault of one is no affair of the others."""
+"""Jobs of one provisioner: a fault in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 
 
 class BrokenLog(MemoryLog):
-    """Has a fault of ours, in what one job needs."""
+    """A log with a bug in one job's topics."""
 
     def tail(
         self,
@@ -57,7 +57,7 @@ class BrokenLog(MemoryLog):
 
 
 class Process:
-    """A provisioner whose fleet cannot be opened where its directory is a file."""
+    """A provisioner whose fleet cannot be opened if its directory is a file."""
 
     def __init__(self, log: MemoryLog, folder: Path) -> None:
         self.redis, self.metrics = MemoryRedis(), ProcessMetrics("provisioner")
@@ -85,13 +85,13 @@ class Process:
         self.jobs = Jobs(self.supervisor, partial(JobProvisioner, replica), begins)
 
     def faults(self, job: str, kind: str = "fault") -> float:
-        """How many actors of a job have ended so."""
+        """Return the number of a job's actors that failed in this way."""
         labels = {"job_name": job, "kind": kind}
         found = self.metrics.registry.get_sample_value("doll_job_faults_total", labels)
         return found or 0.0
 
     def provisions(self, job: str) -> bool:
-        """Whether somebody holds the lease of a job's provisioning."""
+        """Return True if a provisioner holds the lease of a job."""
         return MemoryBoard(self.redis, provisioning_board(job)).is_leased()
 
 
@@ -110,7 +110,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def logged(event: str, caplog: pytest.LogCaptureFixture) -> list[tuple[object, object]]:
-    """Of which jobs this was told, and why."""
+    """Return the jobs of this event, with reasons."""
     found = [fields_of(each) for each in caplog.records if each.getMessage() == event]
     return [(fields["job"], fields["reason"]) for fields in found]
 
@@ -125,7 +125,7 @@ def test_a_job_whose_fleet_cannot_be_opened_is_reported_once_and_tried_again(
         until(lambda: process.faults("digits", "unavailable") >= 3, "it is tried again and again")
         assert [job for job, _ in logged("job_waits", caplog)] == ["digits"]
 
-        machines.unlink()  # somebody has mended it
+        machines.unlink()  # fixed by an operator
         until(machines.is_dir, "it goes on")
         until(lambda: process.provisions("digits"), "it is provisioned")
     assert logged("job_failed", caplog) == []
@@ -150,7 +150,7 @@ def test_a_job_that_was_deleted_is_over_once_its_machines_are_given_back(tmp_pat
         until(lambda: process.provisions("digits"), "it is provisioned")
         process.jobs.follow({})
         until(lambda: not process.provisions("digits"), "it is given up")
-        process.jobs.follow({})  # forgets it
+        process.jobs.follow({})  # it drops the job
 
 
 def test_a_job_without_provisioning_is_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the provisioner takes from a job and the market file."""
+"""The provisioner's settings, from a job and the market file."""
 
 from __future__ import annotations
 

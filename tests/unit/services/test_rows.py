@@ -1,4 +1,4 @@
-"""Rows in order of arrival, then by batch: nothing lost, nothing mixed up."""
+"""Rows keep their order of arrival, then their batch: none is lost or mixed up."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What is sampled of an update is of the update, each record once, of every stream enough."""
+"""Samples of an update: its own records, each once, enough of every stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLACES = [Partition("clicks", index) for index in range(3)]
 
 @st.composite
 def spans_of_an_update(draw: st.DrawFn) -> list[Span]:
-    """Spans that tile their partitions."""
+    """Draw spans that tile their partitions."""
     ends, spans = dict[Partition, int](), list[Span]()
     for _ in range(draw(st.integers(1, 30))):
         place = draw(st.sampled_from(PLACES))
@@ -26,7 +26,7 @@ def spans_of_an_update(draw: st.DrawFn) -> list[Span]:
 
 
 def offsets_of(spans: list[Span]) -> list[tuple[int, int]]:
-    """Every record, by its partition."""
+    """Return every record with its partition."""
     return [(span.partition, at) for span in spans for at in range(span.start, span.end)]
 
 

@@ -1,4 +1,4 @@
-"""Snapshots come and go whatever object storage does, and nothing begins again in silence."""
+"""Snapshots survive every failure of object storage, and no job starts over in silence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MANY = 10**6
 
 
 def saved(version: int, by: int = 3, loss: float = 0.5) -> SnapshotFile:
-    """A snapshot whose weights tell whose it is."""
+    """Return a snapshot whose weights name its leader and version."""
     snapshot = Snapshot(by, ModelId(by, version), version, 0, FIRST, losses=(loss,))
     return SnapshotFile(snapshot, b"weights of %d-%d" % (by, version))
 
@@ -61,7 +61,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Bench:
-    """Stores of one job, and everything around them."""
+    """Stores of one job, and their environment."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0)
@@ -75,7 +75,7 @@ class Bench:
     def store(
         self, blobs: Blobs | None, origin: StartCheckpoint | None = None, spec: JobSpec = SPEC
     ) -> SnapshotStore:
-        """A replica's store."""
+        """Return a replica's store."""
         record = JobRecord(spec, "running", by_stream(FIRST), "", 0.0, origin, seal=SEAL)
         self._stores.append(
             SnapshotStore(
@@ -96,12 +96,12 @@ class Bench:
         return self._stores[-1]
 
     def failures(self) -> float:
-        """Checkpoints that could not be written."""
+        """Return the number of checkpoints that could not be written."""
         found = self.metrics.registry.get_sample_value("doll_checkpoint_failures_total")
         return found or 0.0
 
     def close(self) -> None:
-        """End all."""
+        """Close all stores."""
         for store in self._stores:
             store.end()
         assert self.steps.close(PATIENCE_S)
@@ -128,7 +128,7 @@ def part(blobs: Blobs, version: int, name: str) -> str:
     return found
 
 
-# --- what a leader leaves ------------------------------------------------------------------------
+# --- checkpoints of a leader ---------------------------------------------------------------------
 
 
 def test_a_checkpoint_says_how_good_it_is_and_too_many_are_cleared_away(bench: Bench) -> None:
@@ -143,14 +143,14 @@ def test_a_checkpoint_says_how_good_it_is_and_too_many_are_cleared_away(bench: B
 
 
 class HangingBlobs(MemoryBlobs):
-    """Writes nothing until it is let."""
+    """Storage that writes only with permission."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked, self.let = threading.Event(), threading.Event()
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write, when it is let."""
+        """Write after permission."""
         self.asked.set()
         assert self.let.wait(PATIENCE_S)
         super().put(name, data)
@@ -175,7 +175,7 @@ def test_while_storage_hangs_hot_snapshots_go_on_and_the_newest_checkpoint_is_ne
 
 
 class RefusingBlobs(MemoryBlobs):
-    """Does not let us in, until it does."""
+    """Storage that refuses access at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,10 +215,10 @@ def test_a_store_that_is_ended_in_an_outage_tries_no_more(bench: Bench) -> None:
 
 
 class BrokenBlobs(MemoryBlobs):
-    """Has a bug."""
+    """Storage with a bug."""
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Fail as no store may."""
+        """Raise an error that no store may raise."""
         raise RuntimeError(f"{len(data)} bytes of {name}: a bug")
 
 
@@ -262,7 +262,7 @@ def test_checkpoint_counts_as_stored_once_it_was_read_back(bench: Bench, lie: Li
     assert bench.faults == []
 
 
-# --- how old the newest one is -------------------------------------------------------------------
+# --- age of the newest checkpoint ----------------------------------------------------------------
 
 
 def test_the_age_is_that_of_the_newest_checkpoint_whoever_wrote_it(bench: Bench) -> None:
@@ -300,11 +300,11 @@ def test_without_object_storage_there_is_no_age(bench: Bench) -> None:
     assert "set DOLL_BLOBS" in store.lasting().said
 
 
-# --- what a candidate finds ----------------------------------------------------------------------
+# --- search of a candidate -----------------------------------------------------------------------
 
 
 def found(store: SnapshotStore) -> dict[int, bytes | str]:
-    """Weights by version, or why they cannot be read."""
+    """Return weights by version, or the reason why they cannot be read."""
     results = dict[int, bytes | str]()
     for stored in store.lasting().found:
         try:
@@ -347,7 +347,8 @@ def test_where_all_are_torn_nothing_begins_again_until_a_person_has_looked(bench
     blobs.put(part(blobs, 20, "manifest.json"), b"")
     blobs.delete(part(blobs, 10, "trainer.safetensors"))
     store = bench.store(blobs)
-    for _ in range(2):  # a search begins anew after each that is torn
+    # A search starts over after each torn snapshot.
+    for _ in range(2):
         found(store)
     assert "none to go on from (3-10: trainer.safetensors is missing" in store.unreadable
     assert "3-20: manifest.json does not parse" in store.unreadable
@@ -365,7 +366,8 @@ def test_one_that_was_never_finished_hinders_nobody(bench: Bench) -> None:
     blobs = MemoryBlobs()
     wrote(blobs, saved(10))
     blobs.delete(part(blobs, 10, "manifest.json"))
-    blobs.delete(FOLDER + "latest")  # which is moved when all is there
+    # `latest` is moved only after all files are written.
+    blobs.delete(FOLDER + "latest")
     store = bench.store(blobs)
     assert found(store) == {}
     assert store.unreadable == ""
@@ -408,7 +410,7 @@ def test_a_torn_hot_snapshot_is_passed_over(bench: Bench) -> None:
     assert (hot.title, hot.trainer()) == ("the hot snapshot 3-10", b"weights of 3-10")
 
 
-# --- what it begins with -------------------------------------------------------------------------
+# --- start from other weights --------------------------------------------------------------------
 
 
 def test_a_job_begins_with_the_weights_of_another(bench: Bench) -> None:
@@ -442,7 +444,8 @@ def test_who_has_lost_the_lease_leaves_no_hot_snapshot_and_goes_on(bench: Bench)
 
     store.put(saved, checkpoint=True)
 
-    until(lambda: store.all_uploaded, "the checkpoint is there")  # by the audit it counts or not
+    # The audit decides if it counts.
+    until(lambda: store.all_uploaded, "the checkpoint is there")
     assert store.hot() == []
     assert [each.snapshot for each in store.lasting().found] == [saved.snapshot]
 
@@ -466,7 +469,8 @@ def test_a_checkpoint_of_members_is_made_of_what_one_has_stored(bench: Bench) ->
     offered = bench.board.offered_model()
     assert offered == (made, data)
     [hot] = store.hot()
-    assert hot.trainer() == data  # though the board has none
+    # The board has no trainer state.
+    assert hot.trainer() == data
     later = Snapshot(3, ModelId(2, 8), 10, 0, FIRST, stored=(made,), slices=0)
     store.put(SnapshotFile(later, b""), checkpoint=False)
     [hot] = store.hot()

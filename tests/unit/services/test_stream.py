@@ -1,4 +1,4 @@
-"""A worker's stream thread on a log and a board in memory, with time in a test's hand."""
+"""A worker's stream thread with log and board in memory, and a manual clock."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ WALL_S = 4e9  # later than any time of a test
 
 
 class FullBoard(MemoryBoard):
-    """Redis that is out of memory: it can be read, and takes nothing."""
+    """Redis without free memory: it answers reads and refuses writes."""
 
     full = False
 
     def beat(self, worker: WorkerId, status: str, ttl_s: float, digest: str = "") -> None:
-        """Beat while there is room.
+        """Write a heartbeat while there is memory.
 
         Raises:
-            UnavailableError: If there is none.
+            UnavailableError: If Redis is out of memory.
         """
         if self.full:
             raise UnavailableError("Redis refused SET")
@@ -69,14 +69,14 @@ class FullBoard(MemoryBoard):
 
 
 class WatchedLog(MemoryLog):
-    """Says when something is appended, and to which topic."""
+    """Reports each append with its topic."""
 
     def __init__(self) -> None:
         super().__init__()
         self.appends: Callable[[str], object] = str
 
     def append(self, record: NewRecord) -> int:
-        """Append a record and give its offset; the lock must be held."""
+        """Append a record and return its offset; the lock must be held."""
         self.appends(record.topic)
         return super().append(record)
 
@@ -123,24 +123,24 @@ class Bench:
         assert writer.flush(1.0)
 
     def sample(self, name: str, **labels: str) -> float | None:
-        """What a scrape sees of the job."""
+        """Return the job's sample of this name."""
         return self.metrics.registry.get_sample_value(name, labels)
 
     def stand(self, control_position: int, claimed: int) -> None:
-        """Let the leader say where the partition is claimed up to."""
+        """Report in the leader's status that the partition is claimed up to here."""
         at = {P: claimed}
         self.board.put_leader_status(
             LeaderStatus(0, control_position, at, control_position, 0, 1, at)
         )
 
     def turn(self, times: int = 10, step_s: float = 0.01) -> None:
-        """Let the stream thread go round."""
+        """Run turns of the stream thread."""
         for _ in range(times):
             self.stream.turn()
             self.clock.advance(step_s)
 
     def claims(self) -> list[BatchReady]:
-        """What it announced."""
+        """Return the announced batches."""
         topic = Partition(control_topic(JOB), 0)
         tail = self.log.tail(topic, 0)
         records = tail.read(100, 0.0)
@@ -161,7 +161,7 @@ def test_a_partial_batch_goes_when_its_time_has_come() -> None:
 
 
 def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None:
-    # b=8      3 batches are cut and decoded, each of which takes its time: then they go at once
+    # b=8      3 batches are cut and decoded, which takes time for each; then all are sent at once
     bench = Bench()
     bench.produce(*make_codec("tensor", [Field("id", "int64")]).encode({"id": np.arange(19)}))
     cut = list[float | None]()
@@ -173,7 +173,7 @@ def test_the_batches_of_a_turn_are_announced_one_right_after_the_other() -> None
 
 
 def test_a_claim_of_which_kafka_does_not_say_where_it_is_is_decided_with_all_up_to_there() -> None:
-    """Somebody else's claim follows it: it lies at 0 or at 1, and is decided for sure at 2."""
+    """Another worker's claim follows, so this one is at 0 or at 1, and certainly decided at 2."""
     bench = Bench()
     bench.log.reports_no_offsets = True
     bench.stand(control_position=0, claimed=0)
@@ -239,7 +239,7 @@ def test_after_a_record_below_its_place_that_came_after_a_cut_nothing_is_claimed
 
 
 def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
-    # Both are due at once: the batch is closed, and others have its records by the leader's status.
+    # Both are due at once: the batch is closed, and the status says that others have its records.
     bench = Bench()
     bench.stand(control_position=0, claimed=0)
     bench.turn()
@@ -247,7 +247,8 @@ def test_a_place_that_is_lost_as_a_partial_batch_goes_stops_nothing() -> None:
     bench.clock.advance(LINGER_S)
     bench.turn()
     first, *_ = bench.claims()
-    assert (first.address[0].start, first.samples) == (0, RECORDS)  # refused by the ledger, later
+    # The ledger will refuse it.
+    assert (first.address[0].start, first.samples) == (0, RECORDS)
     bench.stand(control_position=2, claimed=3)
     bench.clock.advance(LINGER_S)
     bench.turn()

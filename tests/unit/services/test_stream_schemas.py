@@ -26,7 +26,7 @@ def framed(*ids: int, schema: int = 7) -> list[bytes]:
 
 
 def turn_until(bench: Bench, condition: Callable[[], bool], what: str) -> None:
-    """Go round, in which little time passes, until another thread has done something."""
+    """Turn, with little time per turn, until another thread meets the condition."""
 
     def turned() -> bool:
         bench.turn(1, step_s=1e-3)
@@ -36,7 +36,7 @@ def turn_until(bench: Bench, condition: Callable[[], bool], what: str) -> None:
 
 
 def waiting(registry: Registry, *ids: int) -> Bench:
-    """A stream whose first records wait, because the registry is away."""
+    """Return a stream whose first records wait for the unavailable registry."""
     registry.schemas = None
     bench = Bench(registry)
     bench.produce(*framed(*ids))
@@ -49,7 +49,7 @@ def waiting(registry: Registry, *ids: int) -> Bench:
 
 
 def claimed(bench: Bench) -> None:
-    """Let the linger pass, with what was read meanwhile."""
+    """Let the linger pass, so that all waiting records are claimed."""
     bench.clock.advance(LINGER_S)
     bench.turn()
 
@@ -101,7 +101,7 @@ def test_a_heartbeat_says_why_a_schema_is_missing(error: Exception, status: str)
 
 
 def test_what_was_read_before_a_place_was_lost_is_not_taken_for_what_is_there_now() -> None:
-    """While 0 to 2 wait, somebody else claims up to 2: what is read on begins there."""
+    """While 0 to 2 wait, another worker claims up to 2, so reading continues there."""
     registry = Registry()
     bench = waiting(registry, 1, 2, 3)
     bench.stand(control_position=5, claimed=2)
@@ -116,7 +116,7 @@ def test_what_was_read_before_a_place_was_lost_is_not_taken_for_what_is_there_no
 
 
 def test_a_place_below_what_waits_is_read_from_its_beginning() -> None:
-    """The place goes back, as after a loss: what waits does not follow what is read there."""
+    """The position goes back, as after a loss: the waiting records do not follow it."""
     registry = Registry()
     registry.schemas = dict(SEVEN)
     bench = Bench(registry)

@@ -1,4 +1,4 @@
-"""A partition that lags far behind the others in time is reported once, and when that is over."""
+"""A partition far behind the others in time is reported once, and again when it has caught up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOW_S = 1_800_000_000.0
 
 
 class Bench:
-    """What one worker reads of three partitions."""
+    """One worker's reader of three partitions."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -27,18 +27,18 @@ class Bench:
         self.time_lag = TimeLag(("old", "new"), event_logger("test"), self._metrics)
 
     def read(self, *partitions: Partition, at_s: float) -> None:
-        """Records of this age came."""
+        """Receive records of this age."""
         for partition in partitions:
             self.time_lag.read(Fetched(partition, [0], [b""], at_s - 1, at_s, [0]))
 
     def behind_s(self, stream: str) -> float | None:
-        """What a scrape sees."""
+        """Return the sample of a stream."""
         return self._metrics.registry.get_sample_value(
             "doll_stream_behind_seconds", {"stream": stream}
         )
 
     def events(self) -> list[str]:
-        """What was logged."""
+        """Return the logged events."""
         return self._caplog.messages
 
 

@@ -1,4 +1,4 @@
-"""Which points a tracker is told, of which records: the same ones whoever reads them, and when."""
+"""A tracker's points and their records: the same in every process, at any time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def update(version: int, loss: float, samples: int = 10, epoch: int = E1) -> Upd
 
 
 def points(records: Sequence[AuditRecord | None], every_updates: int = 2) -> list[Metric]:
-    """Of records that were written a second apart."""
+    """Return the points of records that were written a second apart."""
     fold = TrackedMetrics(every_updates)
     return [
         point
@@ -54,7 +54,8 @@ def test_metrics_of_updates_are_means_over_the_records_of_so_many() -> None:
     assert found == [
         Metric("train/loss", 0.625, 102.0, 2),
         Metric("train/accuracy", 0.375, 102.0, 2),
-        Metric("train/auc", 0.5, 102.0, 2),  # of the last minute already, so that it is the newest
+        # The score already covers the last minute, so the newest value counts.
+        Metric("train/auc", 0.5, 102.0, 2),
     ]
 
 

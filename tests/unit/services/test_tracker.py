@@ -1,4 +1,4 @@
-"""What a tracker comes to know of a job, whatever is away, refuses, or dies in between."""
+"""A tracker's view of a job despite failures, refusals and crashes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ PACE = TrackingPace(look_s=1e6, away_s=2e6, refused_s=3e6, quiet_s=0.0, every_up
 
 @dataclass
 class Tracked:
-    """A job, its checkpoints, a tracker's server, and trackers of it one after the other."""
+    """A job, its checkpoints, a tracking server, and successive trackers."""
 
     world: World = field(default_factory=partial(World, TRACKED))
-    tracking: Tracking | None = None  # else the server
+    tracking: Tracking | None = None  # None: `server`
     server: MemoryTracking = field(default_factory=MemoryTracking)
     blobs: Blobs = field(default_factory=MemoryBlobs)
     url: str = "s3://bucket/models"
@@ -56,7 +56,7 @@ class Tracked:
         self.store = CheckpointStore(self.blobs, NAME)
 
     def start(self, settings: Settings | None = None) -> JobTracker:
-        """A tracker, as a process that starts has one."""
+        """Return a tracker as a new process has it."""
         used = settings or Settings(blobs=self.url, mlflow=URL)
         process = TrackerProcess(
             used,
@@ -73,7 +73,7 @@ class Tracked:
         return self.begun[-1]
 
     def learn(self, *versions: int) -> None:
-        """Make versions, and judge each."""
+        """Make versions, and evaluate each."""
         for version in versions:
             self.world.update(version)
             self.judge(version)
@@ -94,17 +94,17 @@ class Tracked:
         self.store.keep(keep, name)
 
     def losses(self) -> list[tuple[int, float]]:
-        """What the server was told of the test set."""
+        """Return the server's points of the test loss."""
         [run] = self.server.runs.values()
         return [(each.step, each.value) for each in run.metrics if each.name == "test/loss"]
 
     def count(self, name: str) -> float | None:
-        """A metric of the process."""
+        """Return a metric of the process."""
         registry = self.world.metrics.registry
         return registry.get_sample_value(f"doll_tracking_{name}", {"job_name": NAME})
 
     def versions(self) -> dict[str, str]:
-        """Registered versions, and which checkpoint each is."""
+        """Return the registered versions with their checkpoints."""
         found = self.server.models.get(NAME, {})
         return {number: each.tags["doll.version"] for number, each in found.items()}
 
@@ -119,7 +119,7 @@ def tracked() -> Iterator[Tracked]:
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Why the tracker was unavailable, each time that it was said."""
+    """Return the reason of each report that the tracker is unavailable."""
     records = [each for each in caplog.records if each.getMessage() == "tracking_unavailable"]
     return [str(fields_of(each)["reason"]) for each in records]
 
@@ -137,7 +137,8 @@ def test_run_has_the_job_s_settings_its_curves_and_its_position(tracked: Tracked
     assert not any(name.startswith("tracking") for name in run.parameters)
     assert tracked.losses() == [(1, 1.0), (2, 0.5)]
     assert [each.step for each in run.metrics if each.name == "train/loss"] == [2]
-    assert run.tags["doll.position"] == "5"  # the Lead, two updates, two evaluations
+    # The Lead, two updates, two evaluations.
+    assert run.tags["doll.position"] == "5"
     assert (tracked.count("points_total"), tracked.count("waiting_records")) == (3.0, 0.0)
 
 
@@ -173,7 +174,8 @@ def test_whoever_comes_after_a_tracker_that_died_goes_on_with_its_run(tracked: T
     tracked.start().turn()
     sent.append(tracked.count("points_total"))
     assert tracked.losses() == [(1, 1.0), (2, 0.5)]
-    assert sent == [1.0, 2.0]  # the evaluation of version 1 was not sent again
+    # The evaluation of version 1 was not sent again.
+    assert sent == [1.0, 2.0]
 
 
 def test_what_was_sent_without_an_answer_is_there_once(tracked: Tracked) -> None:
@@ -181,7 +183,8 @@ def test_what_was_sent_without_an_answer_is_there_once(tracked: Tracked) -> None
     tracked.save(2)
     tracker = tracked.start()
     tracked.server.loses_answers = True
-    for _ in range(8):  # each call does what it should, and is made again by the next turn
+    # Each call takes effect, and the next turn repeats it.
+    for _ in range(8):
         tracker.turn()
     tracked.server.loses_answers = False
     tracked.start().turn()
@@ -221,7 +224,7 @@ def test_newcomer_to_a_long_topic_asks_for_nothing_while_it_reads_what_was_writt
     again = tracked.start()
     again.turn()
     again.turn()
-    assert tracked.server.calls == calls + 1  # its run was found
+    assert tracked.server.calls == calls + 1  # it found its run
 
 
 def test_a_refusal_is_reported_once_and_tried_again_until_a_person_has_seen_to_it(
@@ -272,12 +275,14 @@ def test_a_run_ends_with_the_job_and_goes_on_with_it(
     running = tracked.record
     assert running is not None
     tracked.record = replace(running, wanted="stopped", finished=finished)
-    tracked.judge(3)  # of the last version, by an evaluator that came late
+    # A late evaluator reports the last version.
+    tracked.judge(3)
     assert tracker.turn() is None
     [run] = tracked.server.runs.values()
     assert run.status == status
     train = [each.step for each in run.metrics if each.name == "train/loss"]
-    assert train == [2, 3]  # all updates, those of the last half window, too
+    # All updates are there, including those of the last half window.
+    assert train == [2, 3]
     tracked.record = running
     tracked.start().turn()
     assert run.status == "RUNNING"

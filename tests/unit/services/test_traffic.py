@@ -1,4 +1,4 @@
-"""What collectives of a group are counted for: of all members, as much is sent as received."""
+"""Traffic of a group's collectives: over all members, sent and received bytes are equal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from common.collectives.port import Group
 
 NUMBER = 4  # bytes
-LENGTHS = [3, 0, 7]  # of parts by rank
+LENGTHS = [3, 0, 7]  # lengths of parts by rank
 
 
 class Members:
-    """Some in one group, each with its own count."""
+    """Members of one group, each with its own count."""
 
     def __init__(self, members: int) -> None:
         network = MemoryNetwork()
@@ -41,7 +41,7 @@ class Members:
             list(pool.map(call, self.groups, range(len(self.groups))))
 
     def sample(self, direction: str) -> list[float | None]:
-        """What a scrape sees of each."""
+        """Return the sample of each member."""
         labels = {"direction": direction}
         name = "doll_worker_moved_bytes_total"
         return [each.registry.get_sample_value(name, labels) for each in self.metrics]

@@ -1,4 +1,4 @@
-"""The functions that a claim passes, from the thread that delivers it to the leader's decision."""
+"""The functions that a claim passes, from the receiving thread to the leader's decision."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 NAME = "digits"
 ROOT = Path(__file__).parents[3]
-# A turn looks at the job first, as it always does; Kafka and the bytes of a record have ports.
+# Excluded: a turn's first look at the job, and code behind the ports of Kafka and wire formats.
 BESIDE = ("common/kafka/", "common/wire/", "common/jobs/", "common/telemetry/", "tests/")
 PREPARES = {"turn", "_begin", "_see_hold", "_follow"}
 LISTED = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
 
 
 class Walk:
-    """Functions of ours in the order in which they are called first, up to the decision."""
+    """Functions of this project up to the decision, by their first call."""
 
     def __init__(self) -> None:
         self.stops = list[str]()
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
-        """Note a call; for `sys.setprofile`."""
+        """Record a call; for `sys.setprofile`."""
         code, file = frame.f_code, Path(frame.f_code.co_filename)
         if event != "call" or not file.is_relative_to(ROOT) or code.co_name.startswith("<"):
             return

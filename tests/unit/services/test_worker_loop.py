@@ -1,4 +1,4 @@
-"""Whatever ends a worker's work on one job, nothing of it is left, and it can take up another."""
+"""The end of a worker's work on a job leaves nothing behind, and another job can follow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ENTRYPOINT = "common.testing.counting:CountingTask"
 
 
 def job(**task: object) -> JobSpec:
-    """The job, with other options of its task."""
+    """Return the job, with these options of its task."""
     return job_from_json(
         as_json(
             {
@@ -64,13 +64,14 @@ SETTINGS = Settings(tasks=(ENTRYPOINT,), leave_s=5.0)
 
 
 class FailingLog(MemoryLog):
-    """Kafka, of which a part refuses."""
+    """Kafka with one failing part."""
 
     refuses_spans = False
-    deletes = ""  # a topic, as soon as somebody asks where it ends
+    # A topic that is deleted as soon as its end is requested.
+    deletes = ""
 
     def bounds(self, partition: Partition) -> Bounds:
-        """As ever, but of a topic that is deleted just then."""
+        """Delete the topic first, if it is the one."""
         if partition.topic == self.deletes:
             self.delete_topics([partition.topic])
         return super().bounds(partition)
@@ -99,12 +100,12 @@ class FailingBoard(MemoryBoard):
 
 
 def _nobody(_: JobSpec) -> GroupAccess:
-    """Other workers are not reached here."""
+    """Fail, because these jobs need no other workers."""
     raise AssertionError("the coordinator holds the weights")
 
 
 class Bench:
-    """A process with a job, and what is left of it afterwards."""
+    """A process with a job, and what remains of it afterwards."""
 
     def __init__(self) -> None:
         self.log = FailingLog()
@@ -115,7 +116,7 @@ class Bench:
         self.observers = Observers(self.metrics, MemoryTracer(), self.watchdogs, Watchdog())
 
     def worker(self, spec: JobSpec | None = None, settings: Settings = SETTINGS) -> JobWorker:
-        """Make one."""
+        """Return a worker for the job."""
         record = JobRecord(spec or job(), "running", {}, "submitted", 0.0)
         logger = event_logger("worker")
         return JobWorker(
@@ -124,7 +125,7 @@ class Bench:
         )
 
     def produce(self) -> None:
-        """Let records wait, and a leader let them be read."""
+        """Append records, and a leader status that lets them be read."""
         writer = self.log.writer()
         for place in PLACES:
             for number in range(6):
@@ -134,13 +135,13 @@ class Bench:
         self.board.put_leader_status(LeaderStatus(0, 0, start, 0, 0, 1, start))
 
     def run(self, count: int = 1_000_000) -> None:
-        """Work until it fails, or so many turns."""
+        """Work until an error, or for this many turns."""
         spec = job()
         looks = chain(repeat(spec, count), repeat(None))
         self.worker(spec).run(lambda: next(looks))
 
     def is_clean(self) -> bool:
-        """Whether no thread, no member of the group and no metric is left."""
+        """Return True if no thread, group member or metric is left."""
         other = self.log.stream(group_name(NAME), [STREAM], "other")
         events = other.poll(1, 1.0)
         other.close()
@@ -204,7 +205,7 @@ def test_a_control_topic_that_is_gone_ends_the_work_and_leaves_nothing(bench: Be
 def test_a_control_topic_that_is_gone_before_a_claim_is_found_in_it_ends_the_work(
     bench: Bench,
 ) -> None:
-    # claim   sent, and Kafka has it without saying where: so it is asked where the topic ends
+    # claim   sent, and Kafka has it without an offset, so the worker requests the topic's end
     bench.produce()
     bench.log.reports_no_offsets = True
     bench.log.deletes = control_topic(NAME)
@@ -237,7 +238,8 @@ def test_the_process_goes_on_with_the_job_once_it_is_mended(bench: Bench) -> Non
         bench.worker()
     bench.log.refuses_spans = False
     bench.run(count=50)
-    assert claims(bench.log) == 6  # batches of two, of twelve records
+    # Batches of two, from twelve records.
+    assert claims(bench.log) == 6
     assert bench.is_clean()
 
 

@@ -1,4 +1,4 @@
-"""Which job a worker works for, what it tells others, and what a job that fails here means."""
+"""A worker's choice of a job, its reports, and its reaction to a job that fails here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Bench:
-    """A worker among jobs and others, in a world whose time passes by hand."""
+    """A worker among jobs and other workers, with a manual clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(selection, "JOBS_S", 0.0)
@@ -49,13 +49,13 @@ class Bench:
         self.numbers = dict[str, int]()
 
     def submit(self, *names: str, **changes: object) -> None:
-        """Jobs that run."""
+        """Submit jobs that run."""
         for name in names:
             spec = parse_job(JOB.replace("name: digits", f"name: {name}", 1))
             self.job_store.submit(spec.model_copy(update=changes))
 
     def worker(self, name: str = "w0", only: str = "", roster: Roster | None = None) -> JobSelector:
-        """One that has just started."""
+        """Return a worker that has just started."""
         return JobSelector(
             SelectingWorker(name, only, ("image-classifier",)),
             JobOperations(self.log),
@@ -67,7 +67,7 @@ class Bench:
         )
 
     def demand(self, job: str, backlog: int, **more: object) -> None:
-        """What a leader publishes."""
+        """Publish a leader's demand."""
         self.numbers[job] = self.numbers.get(job, 0) + 1
         fields = {
             "job": job,
@@ -81,7 +81,7 @@ class Bench:
         self.roster.put([msgspec.convert(fields, JobDemand)])
 
     def turns(self, worker: JobSelector, seconds: int = 5, **backlogs: int) -> None:
-        """Let a worker look for some seconds, while leaders publish."""
+        """Let a worker poll for some seconds, while leaders publish."""
         for _ in range(seconds):
             for job, backlog in backlogs.items():
                 self.demand(job, backlog)
@@ -89,7 +89,7 @@ class Bench:
             self.clock.advance(selection.LOOK_S)
 
     def placement(self, worker: str = "w0") -> WorkerPlacement:
-        """What a worker has published."""
+        """Return the worker's published placement."""
         return next(
             it
             for it in self.roster.read()
@@ -97,7 +97,7 @@ class Bench:
         )
 
     def events(self, name: str) -> list[dict[str, object]]:
-        """Lines of the log with this event."""
+        """Return the log lines with this event."""
         lines = [json.loads(line) for line in self.said.getvalue().splitlines()]
         return [line for line in lines if line["event"] == name]
 
@@ -111,7 +111,7 @@ def named(record: JobRecord | None) -> str:
     return record.spec.name if record is not None else ""
 
 
-# --- how it begins -------------------------------------------------------------------------------
+# --- start ---------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_starts_joins_at_its_first_look_though_nobody_leads_yet(
@@ -157,7 +157,7 @@ def test_a_worker_does_not_begin_with_a_job_that_does_not_run(bench: Bench, want
     assert worker.selected() is None
 
 
-# --- where it goes -------------------------------------------------------------------------------
+# --- choice of a job -----------------------------------------------------------------------------
 
 
 def test_a_worker_leaves_a_drained_job_for_one_that_has_work(bench: Bench) -> None:
@@ -227,7 +227,8 @@ def test_nobody_moves_while_redis_is_away_or_comes_back_empty(bench: Bench) -> N
     bench.turns(worker, 10)
     assert named(worker.selected()) == "a"
     bench.redis.restart()
-    bench.turns(worker, 3, b=9000)  # its leader is back first
+    # The leader of b returns first.
+    bench.turns(worker, 3, b=9000)
     assert named(worker.selected()) == "a"
     assert [line["event"] for line in bench.events("redis_unavailable")] == ["redis_unavailable"]
 
@@ -266,7 +267,7 @@ def test_caller_that_redis_refuses_gets_an_error_at_once(bench: Bench) -> None:
         worker.turn()
 
 
-# --- the job that it has -------------------------------------------------------------------------
+# --- the worker's job ----------------------------------------------------------------------------
 
 
 def test_worker_learns_that_its_job_was_changed(bench: Bench) -> None:
@@ -324,7 +325,7 @@ def test_records_that_nobody_keeps_are_removed_by_whoever_sees_them(bench: Bench
 
 
 def failed(worker: JobSelector, error: BaseException) -> None:
-    """Something ends the job, where it was raised."""
+    """Raise an error, and report it for the job."""
     job = worker.selected()
     assert job is not None
     try:
@@ -345,7 +346,7 @@ def test_a_job_that_fails_here_is_left_to_others_for_a_while(bench: Bench) -> No
     assert named(worker.selected()) == "good"
     assert bench.placement().avoided == ("bad",)
     bench.turns(worker, 8, bad=90_000, good=1)
-    assert bench.placement().avoided == ()  # and it is tried again
+    assert bench.placement().avoided == ()  # the job may be tried again
     assert named(worker.selected()) == "bad"
 
 

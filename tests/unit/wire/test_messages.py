@@ -72,7 +72,7 @@ from common.wire import messages as wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# --- what can be said ----------------------------------------------------------------------------
+# --- strategies ----------------------------------------------------------------------------------
 
 counts = st.integers(0, 2**63 - 1)
 some = st.integers(1, 2**63 - 1)
@@ -85,7 +85,7 @@ partitions = st.builds(Partition, names, st.integers(0, 1000))
 epochs = st.integers(-1, 2**31 - 1)
 positions = st.dictionaries(partitions, counts, max_size=4)
 metrics = st.dictionaries(texts, finite, max_size=3)
-# Of messages of one sample or more, of which one has a value.
+# Sums for messages with at least one sample; exactly one sample has a value.
 metric_sums = st.dictionaries(texts, st.builds(MetricSum, sums, st.just(1)), max_size=3)
 models = st.builds(ModelId, counts, counts) | st.just(GENESIS)
 
@@ -332,7 +332,7 @@ schemas = st.builds(
 
 
 class Way(NamedTuple):
-    """One kind of message, there and back."""
+    """Encoder and decoder of one kind of message."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -357,7 +357,7 @@ every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
 
 def reason_of(way: Way, data: bytes) -> str:
-    """What the door says to these bytes: nothing, or its reason for refusing them."""
+    """Return the decoder's reason for refusing these bytes, or an empty string."""
     try:
         way.decode(data)
     except WireError as error:
@@ -365,7 +365,7 @@ def reason_of(way: Way, data: bytes) -> str:
     return ""
 
 
-# --- there and back ------------------------------------------------------------------------------
+# --- round trips ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", sorted(WAYS.keys() - {"reply"}))
@@ -472,7 +472,8 @@ def test_of_how_an_update_is_made_nothing_is_said_where_that_is_as_always() -> N
 
 # --- what fits into Kafka ------------------------------------------------------------------------
 
-KAFKA_BYTES = 1_000_000  # a producer refuses more, unless told otherwise
+# A producer's default limit.
+KAFKA_BYTES = 1_000_000
 
 
 @pytest.mark.parametrize("group_size", [1, 30, most_group_size(["t" * 249])])
@@ -480,7 +481,7 @@ KAFKA_BYTES = 1_000_000  # a producer refuses more, unless told otherwise
 def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kafka(
     group_size: int, reason: str
 ) -> None:
-    # 3,000 partitions of the longest name, at the end of their logs; each bad record is another's.
+    # 3,000 partitions with the longest names, at the end of their logs, with one bad record each.
     batcher = Batcher(10**6, None, group_size)
     cuts = list[Cut]()
     for index in range(3000):
@@ -515,7 +516,7 @@ def test_the_largest_claims_and_the_update_of_a_whole_group_of_them_fit_into_kaf
     assert len(wire.encode_audit(update)) < KAFKA_BYTES
 
 
-# --- nothing else gets through -------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 @every_way

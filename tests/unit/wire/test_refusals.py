@@ -1,7 +1,7 @@
-"""Each field of each wire type is broken in the bytes: what a reader refuses stands in a file.
+"""Each field of each wire type is broken in the bytes; a file lists what readers refuse.
 
 A line of `refusals.txt` is one place in a message of `full_messages` and the values that no reader
-takes there. `python -m tests.unit.wire.test_refusals` writes the file anew.
+accepts there. `python -m tests.unit.wire.test_refusals` rewrites the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE = Path(__file__).with_name("refusals.txt")
 
 
 def decode_reply(data: bytes) -> object:
-    """Read a reply's header; a gradient has a vector behind it."""
+    """Decode a reply's header; a gradient has a vector behind it."""
     kind = msgspec.msgpack.decode(data)["type"]
     body = bytes(8) if kind == Gradient.__struct_config__.tag else b""
     header = msgspec.msgpack.encode(("digits", msgspec.Raw(data)))
@@ -45,15 +45,14 @@ IN_REDIS = {
     "job demand": wire.decode_demand,
     "worker placement": wire.decode_placement,
 }
-INTEGERS = {str(n): n for n in (-2, -1, 0, 3, 8, 21, 51)} | {
-    f"2^{n}": 2**n for n in (31, 32, 63)
-}  # of the messages, 8 is between two offsets, 21 above an end, 51 above a position
+# 8 is between two offsets of the messages, 21 above an end, and 51 above a position.
+INTEGERS = {str(n): n for n in (-2, -1, 0, 3, 8, 21, 51)} | {f"2^{n}": 2**n for n in (31, 32, 63)}
 FLOATS = {str(n): n for n in (math.nan, math.inf, -1.0, 0.0, 2e9, 2e11, 2e12, 2e300, -2e300)}
 TEXTS = {"''": "", "65 characters": "x" * 65, "4001 characters": "x" * 4001}
 
 
 def values(found: object) -> dict[str, Any]:
-    """Values of the same type, by what a line of the file calls them."""
+    """Return values of the same type, by their names in the file."""
     if isinstance(found, list):
         return {"[]": [], "the last one twice": found + found[-1:], "backwards": found[::-1]}
     if isinstance(found, dict):
@@ -63,7 +62,7 @@ def values(found: object) -> dict[str, Any]:
 
 
 def places(message: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:  # noqa: ANN401 -- raw data
-    """All that stands in a message, and where; of long lists, what stands first."""
+    """Yield the places and values in a message; of a long list, only the first ones."""
     yield path, message
     if isinstance(message, (dict, list)):
         pairs = message.items() if isinstance(message, dict) else enumerate(message[:9])
@@ -72,7 +71,7 @@ def places(message: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 
 def replaced(message: Any, path: tuple[Any, ...], new: object) -> Any:  # noqa: ANN401 -- raw data
-    """A message in which something else stands at one place."""
+    """Return a message with another value at one place."""
     if not path:
         return new
     copy = message.copy()
@@ -81,12 +80,13 @@ def replaced(message: Any, path: tuple[Any, ...], new: object) -> Any:  # noqa: 
 
 
 def refusals() -> Iterator[str]:
-    """The lines of the file."""
+    """Yield the lines of the file."""
     for kind, decode in (IN_KAFKA | IN_REDIS).items():
         codec = msgspec.json if kind in IN_KAFKA else msgspec.msgpack
         for message in MESSAGES[kind]:
             raw = codec.decode(codec.encode(message))
-            decode(codec.encode(raw))  # as it is, it is taken
+            # The unchanged message is accepted.
+            decode(codec.encode(raw))
             for path, found in places(raw):
                 refused = [
                     name
@@ -103,7 +103,7 @@ def refusals() -> Iterator[str]:
 
 
 def is_refused(decode: Any, data: bytes) -> bool:  # noqa: ANN401 -- of any message
-    """Whether a reader refuses these bytes as a message that makes no sense."""
+    """Return True if a reader refuses these bytes."""
     try:
         decode(data)
     except WireError:

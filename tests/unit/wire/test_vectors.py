@@ -1,4 +1,4 @@
-"""Sparse vectors come back bit by bit, never longer than dense ones; nonsense is refused."""
+"""Sparse vectors survive bit by bit and are never longer than dense ones; others are refused."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ ODD = np.array([0x80000000, 0x7FC01234, 0xFF800000, 0x00000001], np.uint32)  # -
 
 @st.composite
 def vectors(draw: st.DrawFn) -> Vector:
-    """Blocks of some width, some of them zero; now and then an accidental zero inside one."""
+    """Draw blocks of some width, some of them zero, and sometimes with a zero inside a block."""
     width, every = draw(st.integers(1, 9)), draw(st.integers(1, 200))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     share = draw(st.sampled_from([0.0, 0.01, 0.05, 0.3, 0.9, 1.0]))
     values = random.normal(size=(every, width)).astype(np.float32)
     values[random.random((every, width)) < draw(st.sampled_from([0.0, 0.05]))] = 0
-    values *= random.random((every, 1)) < share  # of a negative number this leaves -0.0
+    # The product leaves -0.0 for negative numbers.
+    values *= random.random((every, 1)) < share
     flat = values.ravel()
     if draw(st.booleans()):
         odd = random.integers(0, len(flat), len(ODD))
@@ -41,7 +42,7 @@ def dense(vector: SparseVector) -> Vector:
 
 
 def embedded(rows: int, width: int, touched: int, seed: int = 0) -> Vector:
-    """The gradient of an embedding of which some rows were looked up."""
+    """Return the gradient of an embedding with lookups of `touched` rows."""
     random = np.random.default_rng(seed)
     table = np.zeros((rows, width), np.float32)
     table[random.choice(rows, touched, replace=False)] = random.normal(size=(touched, width))
@@ -108,7 +109,7 @@ def test_a_sum_of_sparse_vectors_has_the_bits_of_the_dense_sum(several: list[Vec
         (embedded(50_000, 20, 120), 20 + 120 * (2 + 80)),
         (every_hundredth(100_000), 20 + 1000 * (1 + 4)),
         (far_apart(), 20 + 2 * (4 + 4)),
-        # a bit for each block, where more than one in 8 is there
+        # One bit per block, because more than one block in 8 is there.
         (embedded(1_120, 20, 200), 20 + 1_120 // 8 + 200 * 80),
         (embedded(3_200, 1, 1600), 20 + 3_200 // 8 + 1600 * 4),
         (np.zeros(10**6, np.float32), 20),
