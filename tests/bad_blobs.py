@@ -37,7 +37,7 @@ class DyingBlobs:
         return self._blobs.where
 
     def revive(self, calls: int) -> None:
-        """Come back, for so many calls."""
+        """Answer this number of calls again."""
         self._left = calls
 
     def put(self, name: str, data: bytes | memoryview) -> None:
@@ -84,7 +84,7 @@ class LyingBlobs(MemoryBlobs):
 
     @property
     def lie(self) -> Lie | None:
-        """How it answers now; None: rightly."""
+        """Return how the storage answers the next call. None: correctly."""
         return self._lie
 
     @lie.setter

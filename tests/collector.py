@@ -37,7 +37,8 @@ class Collector:
     def __init__(self) -> None:
         self.spans = list[Received]()
         self.requests = 0
-        self.status = 200  # of its answers; another than 200 takes nothing
+        # Status of the collector's answers. Any status but 200 rejects the data.
+        self.status = 200
         self.answering = threading.Event()  # cleared: requests wait
         self.answering.set()
         collector = self

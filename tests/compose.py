@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docker-compose.yml"
 EXAMPLE = ROOT / ".env.example"
-SECRETS = "/run/secrets/"  # where a container finds its own
+# Directory in which a container finds its secrets.
+SECRETS = "/run/secrets/"
 OURS = ("admin", "coordinator", "evaluator", "provisioner", "serve", "worker", "worker-gpu")
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+):-([^}]*)\})")
 
-Part = dict[str, Any]  # of the file: Compose's own schema says what is in it, and is asked
+# A part of the file. Compose's own schema validates it.
+Part = dict[str, Any]
 
 
 class Bind(NamedTuple):
@@ -71,7 +73,7 @@ def environment_of(service: Part) -> dict[str, str]:
 
 
 def binds(service: Part) -> list[Bind]:
-    """What of the repository is mounted."""
+    """Return the mounts of files of the repository."""
     found = [each.split(":") for each in service.get("volumes", ()) if each.startswith(".")]
     return [Bind(ROOT / source, target, options == ["ro"]) for source, target, *options in found]
 
@@ -82,7 +84,7 @@ def volumes(service: Part) -> list[str]:
 
 
 def dependencies(service: Part) -> dict[str, str]:
-    """What it waits for, and until that is how."""
+    """Return the services that this one depends on, with their conditions."""
     return {name: each["condition"] for name, each in service.get("depends_on", {}).items()}
 
 

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 1 << 17  # bytes of a request
-WITH_THREADS = (".parquet",)  # of whose library the import begins one, which no fork would have
-# What a shell starts. It asks for a fork, passes signals on, and ends as the fork does.
+# The library of such a file starts a thread at its import. A forked process would lack the thread.
+WITH_THREADS = (".parquet",)
+# Program that a shell starts. It requests a fork, passes signals on, and exits as the fork does.
 PROGRAM = """\
 #!{python} -ISE
 import os, signal, socket, sys
@@ -70,12 +71,14 @@ def doll_program() -> Iterator[Path]:
         own = os.pathsep.join([str(ROOT), str(ROOT / "common" / "public")])
         with subprocess.Popen(  # noqa: S603 -- our own command line
             [sys.executable, "-P", "-m", __name__, str(asked.fileno())],
-            stdin=subprocess.PIPE,  # which ends with us, and so does the server
+            # The pipe closes when this process ends. The server ends then, too.
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": own, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[asked.fileno()],
         ) as server:
-            asked.close()  # so that nobody waits for a server that has ended
+            # Nobody waits for a server that has ended.
+            asked.close()
             yield program
             assert server.stdin is not None
             server.stdin.close()
@@ -102,7 +105,7 @@ class Server:
         self._selector.register(0, selectors.EVENT_READ)
 
     def serve(self) -> list[str] | None:
-        """Serve until whoever started this ends, which gives None."""
+        """Serve until the parent process ends. Returns arguments in a fork, None in the server."""
         while True:
             for key, _ in self._selector.select():
                 if key.fd == 0:
@@ -112,12 +115,13 @@ class Server:
                     with suppress(BrokenPipeError):
                         if words := self._fork(asked):
                             return words
-                    break  # of those that were selected some may be gone
+                    # A selected connection may be closed by now.
+                    break
                 self._on_ready(key.data, ended=key.fd == key.data.pidfd)
                 break
 
     def _fork(self, asked: socket.socket) -> list[str]:
-        """Fork, and give what is asked for in the new process, and nothing in this one."""
+        """Fork. Returns the request's arguments in the new process, and nothing in the server."""
         said, fds, _, _ = socket.recv_fds(asked, LONGEST, 3)
         if len(fds) < 3:
             asked.close()

@@ -1,6 +1,6 @@
-"""Groups in memory (`common.collectives.port`): members are threads, the network breaks.
+"""Groups in memory (`common.collectives.port`): members are threads, and a test breaks the network.
 
-As gloo does, a group breaks as a whole: whoever raises or leaves breaks it for all the others.
+A group breaks as a whole, as with gloo: a member that raises or leaves breaks it for all others.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _Parts: TypeAlias = "Sequence[Vector]"
 
 @dataclass
 class _Meeting:
-    """What members of one group share."""
+    """State that the members of one group share."""
 
     joined: set[int] = field(default_factory=set)  # ranks
     broken: bool = False
-    parts: dict[tuple[int, int], _Parts] = field(default_factory=dict)  # by call and rank
+    # Keyed by call and rank.
+    parts: dict[tuple[int, int], _Parts] = field(default_factory=dict)
 
 
 class MemoryNetwork:
-    """What connects members; a test breaks it. Members are known by their addresses."""
+    """Connects members, which it knows by their addresses. A test can break it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()  # guards all that follows

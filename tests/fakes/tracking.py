@@ -36,10 +36,13 @@ class MemoryTracking:
     def __init__(self) -> None:
         self.experiments = {"Default"}
         self.runs = dict[str, MemoryRun]()
-        self.models = dict[str, dict[str, MemoryVersion]]()  # by name and number
+        # Keyed by name and version number.
+        self.models = dict[str, dict[str, MemoryVersion]]()
         self.aliases = dict[tuple[str, str], str]()
-        self.error: DollError | None = None  # what each call raises
-        self.loses_answers = False  # does what is asked, and says nothing
+        # Raised by each call.
+        self.error: DollError | None = None
+        # True: carries each call out, but loses the answer.
+        self.loses_answers = False
         self.calls = 0
 
     def begin(
@@ -103,7 +106,7 @@ class MemoryTracking:
         self._answers()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
     def _run(self, run: str) -> MemoryRun:
         if run not in self.runs:

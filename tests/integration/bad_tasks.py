@@ -1,4 +1,4 @@
-"""Tasks that can be submitted where they are listed, and are wrong each in its way."""
+"""Tasks that pass submission if they are registered, each with a bug of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RefusesOptions(CountingTask):
 
 
 class RaisesInBuild(CountingTask):
-    """Has a bug where it makes its model."""
+    """Raises where it builds its model."""
 
     def build(self) -> nn.Module:
         """Raise.
@@ -40,7 +40,7 @@ class RaisesInBuild(CountingTask):
 class _Huge(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.empty(2**50))  # 4 PiB: more than any process can address
+        self.weights = nn.Parameter(torch.empty(2**50))  # 4 PiB
 
     def forward(self, ids: Tensor) -> Tensor:
         found: Tensor = self.weights[ids]
@@ -101,7 +101,7 @@ class Normalised(CountingTask):
         return module
 
     def forward(self, module: nn.Module, records: Mapping[str, Tensor]) -> Tensor:
-        """(n,) the weights, to which the normalized ones add nothing."""
+        """Return the weights (n,), plus the normalized ones, which add zero."""
         outputs = super().forward(module, records)
         normalised: Tensor = module.get_submodule("norm")(outputs[:, None])
         return outputs + 0 * normalised[:, 0].detach()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from common.jobs.store import JobRecord
 
 PATIENCE_S = 120.0
-PAUSE_S = 0.02  # between looks at a condition
+PAUSE_S = 0.02  # seconds between two polls
 
 
 @contextmanager
@@ -83,14 +83,14 @@ class Cluster:
     """Coordinators and workers as processes, all for one job of the counting model.
 
     Args:
-        settings: Of the servers.
-        folder: For logs.
-        name: The job's name; its streams are `<name>-a` and `<name>-b`, two partitions each.
-        records: Ids from 0.
+        settings: Settings of the servers.
+        folder: Folder for logs.
+        name: The job's name. Its streams are `<name>-a` and `<name>-b`, two partitions each.
+        records: Number of records. Ids start at 0.
         options: Further lines of the job file.
         poison: See `CountingTask`.
-        seconds: Likewise.
-        entrypoint: Of a counting task.
+        seconds: See `CountingTask`.
+        entrypoint: Entry point of a counting task.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 -- whatever of a cluster a test wants another of
@@ -174,7 +174,7 @@ class Cluster:
         os.kill(self._children[name].pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let it go on as if nothing had happened."""
+        """Continue a frozen process."""
         os.kill(self._children[name].pid, signal.SIGCONT)
 
     def stop(self, name: str) -> None:
@@ -201,11 +201,11 @@ class Cluster:
         return True
 
     def said(self, name: str) -> str:
-        """What a process logged."""
+        """Return the log of a process."""
         return (self.folder / f"{name}.log").read_text()
 
     def has_led(self, name: str) -> bool:
-        """Whether a coordinator says that it led this job, or does."""
+        """Return True if a coordinator logged that it leads this job, now or earlier."""
         lines = self.said(name).splitlines()
         return any(" leader_elected " in line and f" job={self.job} " in line for line in lines)
 
@@ -225,7 +225,8 @@ class Cluster:
 
     def produce_to(self, stream: str, ids: range, partition: int | None = None) -> None:
         """Write these ids to one stream, of two partitions, or to one of them."""
-        log = open_log(self.settings)  # a producer that knows nothing of what was before
+        # This producer has no state of earlier records.
+        log = open_log(self.settings)
         writer = log.writer()
         values = codec_of(self.spec.records).encode({"id": np.array(ids)})
         for number, value in enumerate(values):
@@ -239,7 +240,7 @@ class Cluster:
         return self._job_store.get(self.job)
 
     def wanted(self) -> str:
-        """What the jobs topic wants of the job."""
+        """Return the job's desired state in the jobs topic."""
         return self.record().wanted
 
     def want(self, wanted: Wanted) -> None:
@@ -258,7 +259,7 @@ class Cluster:
         return self._counting.record.id
 
     def resume_after_loss(self, read_from: ReadFrom = "") -> None:
-        """Let the job go on after it was held for a loss."""
+        """Resume the job after it was held for lost records."""
         self._job_store.patch(
             self.job, "the test says so", after_loss=AfterLoss(read_from=read_from)
         )
@@ -281,7 +282,7 @@ class Cluster:
         return len(self.audit().updates)
 
     def drained(self) -> bool:
-        """Whether everything produced is settled."""
+        """Return True if every produced record is settled."""
         return self._counting.drained()
 
     def audit(self) -> Audit:

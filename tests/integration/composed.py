@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KAFKA = ROOT / "deploy/compose/kafka/server.properties"
-CLI = (sys.executable, "-m", "services.cli")  # what the entry point of the images starts
+CLI = (sys.executable, "-m", "services.cli")  # the entry point of the images
 STOP_S = 20.0
 
 
@@ -56,7 +56,7 @@ def kafka_variables(kafka: Part) -> dict[str, str]:
 
 
 def kafka_properties(kafka: Part) -> dict[str, str]:
-    """What of them the image adds to the file of properties."""
+    """Return the variables of Kafka that its image writes into the properties file."""
     names = {name: name.removeprefix("KAFKA_").lower() for name in kafka_variables(kafka)}
     return {
         property_.replace("_", "."): kafka_variables(kafka)[name]
@@ -67,7 +67,7 @@ def kafka_properties(kafka: Part) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where this machine has what the file calls by name."""
+    """Addresses on this machine of the servers that the file names."""
 
     kafka: str
     redis: str
@@ -86,7 +86,8 @@ class Stack:
     def __init__(self, servers: Servers, folder: Path) -> None:
         self.servers = servers
         self.api_port = free_port()
-        self.metrics_ports = dict[str, int]()  # by container
+        # Keyed by container.
+        self.metrics_ports = dict[str, int]()
         self._folder = folder
         self._children = dict[str, Child]()
 
@@ -127,13 +128,14 @@ class Stack:
         }
 
     def well(self) -> bool:
-        """Whether the health check of every container says so."""
+        """Return True if the health checks of all containers pass."""
         return all(self._well(container) for container in self.metrics_ports)
 
     def _well(self, container: str) -> bool:
         with (
             socket.socket() as probe
-        ):  # a process for each look would keep the others from starting
+            # Each poll starts a process. Frequent polls would slow the services down.
+        ):
             if probe.connect_ex(("127.0.0.1", self.metrics_ports[container])) != 0:
                 return False
         service = compose.services()[container.rpartition("-")[0]]
@@ -148,7 +150,7 @@ class Stack:
         return done.returncode == 0
 
     def scraped(self, container: str) -> str:
-        """What Prometheus would get from it."""
+        """Return the metrics that Prometheus would scrape from a container."""
         address = f"http://127.0.0.1:{self.metrics_ports[container]}/metrics"
         with urlopen(address, timeout=5.0) as answer:
             return str(answer.read().decode())
@@ -190,5 +192,5 @@ def compose_program(folder: Path, stack: Stack, doll: Path) -> None:
 
 
 def _known(replaced: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """What the container has a variable for: it gets no other."""
+    """Return the replaced values of variables that the container has. It gets no others."""
     return {name: value for name, value in replaced.items() if name in variables}

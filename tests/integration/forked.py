@@ -1,4 +1,4 @@
-"""What a process of the fork server sees of itself: run as a module, in a process of its own."""
+"""Report what a process of the fork server sees of itself. Runs as a module in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job is and how far, read from Kafka and Redis as the admin service does."""
+"""Read a job's state and progress from Kafka and Redis, as the admin service does."""
 
 from __future__ import annotations
 

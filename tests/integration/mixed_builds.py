@@ -1,4 +1,4 @@
-"""The counting task in two builds: the environment says in which order the model has its layers."""
+"""Counting task with two builds. An environment variable sets the order of the model's layers."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlainContainer:
-    """An image, and the variables that somebody gives to it.
+    """A process in an image's directory, with the variables that a user sets.
 
     Args:
-        image: It is built.
+        image: An image that is built already.
         given: Variables besides the image's own.
-        own_user: As whoever runs the test, who reaches embedded servers; else as the image's user
-            wherever that can be.
+        own_user: True: run as the user of the test, who can connect to embedded servers. False: run
+            as the image's user if possible.
     """
 
     image: PlainImage
@@ -35,8 +35,9 @@ class PlainContainer:
 
     @property
     def user(self) -> int:
-        """Who its processes are."""
-        torch = self.image.packages / "torch"  # linked from where only we may read, perhaps
+        """Return the user id of the processes."""
+        # Perhaps a link to a folder that only our user may read.
+        torch = self.image.packages / "torch"
         readable = not torch.exists() or may_enter(torch.resolve() / "__init__.py")
         able = os.getuid() == 0 and python_for_everybody() is not None and readable
         return self.image.user if able and not self.own_user else os.getuid()

@@ -1,17 +1,16 @@
-"""An image's steps, taken from the Dockerfile, in a plain directory: for where no engine builds.
+"""Run an image's steps from the Dockerfile in a plain directory, without a container engine.
 
-What differs from a real build, and nothing else:
+These are all differences to a real build:
 
-- `FROM` an image of Python is a virtual environment of a Python of this machine; Debian is this
-  machine's too.
-- The directories below `/` that the steps name lie below the image's directory, and the stages of
-  a target share them. Before anything is started, all goes that the last stages do not copy.
-- `RUN useradd` is not run: the process gets the number, and a home that does not exist.
-- pip may use its cache. What takes gigabytes, PyTorch and its libraries, is linked into the image
-  from the environment of the tests where it is there in the pinned version; pip then finds it
-  installed.
-- The root file system is not read-only: the process is a user that owns nothing and can write
-  nothing but where everybody can, in /tmp.
+- `FROM` an image of Python creates a virtual environment of a Python of this machine. Debian is
+  this machine's, too.
+- Directories that the steps name below `/` are below the image's directory, and the stages of a
+  target share them. Files that the last stages do not copy are deleted before anything starts.
+- `RUN useradd` is skipped. The process gets the user id, and a home that does not exist.
+- pip may use its cache. PyTorch and its libraries, which take gigabytes, are linked into the image
+  from the environment of the tests if it has the pinned version. pip then finds them installed.
+- The root file system is not read-only. Instead the process runs as a user that owns nothing and
+  can write only to /tmp, as everybody can.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = DOCKERFILE.parent.parent
-OURS = ("/opt/doll", "/src", "/wheels")  # directories that steps may name
-_BASE = "base-python"  # stands for the image that we begin with
+OURS = ("/opt/doll", "/src", "/wheels")  # Directories that steps may name.
+_BASE = "base-python"  # name of the base image
 _PATH = re.compile(r"(?<![\w.*:/}$-])/[a-z][\w.-]*(?:/[\w.*-]+)*")
 _USER = re.compile(
     r"groupadd --gid (\d+) doll && useradd --uid (\d+) --gid (\d+) --no-create-home"
@@ -94,7 +93,7 @@ class PlainImage:
 
     @property
     def packages(self) -> Path:
-        """Where what is installed lies."""
+        """Return the folder of the installed packages."""
         (found,) = (self.root / "opt/doll/lib").glob("python3.*/site-packages")
         return found
 
@@ -181,7 +180,8 @@ class PlainImage:
         pins = set((ROOT / "constraints.txt").read_text().splitlines())
         large = [found for found in distributions() if _LARGE.fullmatch(found.name)]
         if any(f"{found.name}=={found.version}" not in pins for found in large):
-            return  # pip would take ours for the image's own, to be replaced
+            # pip would replace our packages because it takes them for the image's own.
+            return
         entries = dict[str, Path]()
         for found in large:
             for file in found.files or ():
@@ -214,7 +214,7 @@ def python_for_everybody() -> Path | None:
 
 
 def may_enter(path: Path) -> bool:
-    """Whether everybody may enter the directories above a path, and read what it names."""
+    """Return True if everybody may enter the directories above a path and read the path itself."""
     above = all(parent.stat().st_mode & 0o001 for parent in path.parents)
     return above and bool(path.stat().st_mode & 0o004)
 

@@ -43,7 +43,7 @@ def real(apache_kafka: ApacheKafka, system_redis: EmbeddedRedis, tmp_path: Path)
 
 
 def has_real_servers() -> bool:
-    """Whether a real Kafka and a real Redis can be had, or must be."""
+    """Return True if a real Kafka and a real Redis are installed or required."""
     here = shutil.which("java") and shutil.which("mvn") and system_redis_server()
     required = os.environ.get("TEST_REQUIRE_SERVERS") == "1"
     return bool(here or required) and os.environ.get("TEST_WITHOUT_KAFKA") != "1"
@@ -51,7 +51,7 @@ def has_real_servers() -> bool:
 
 @pytest.fixture(
     params=[
-        # Processes on the embedded servers wait for the night where there are real ones: the demo,
+        # If there are real servers, processes on the embedded ones run at night only: the demo,
         # the guides and the contracts use them by day.
         pytest.param("embedded", marks=[pytest.mark.nightly] * has_real_servers()),
         pytest.param("real", marks=[pytest.mark.kafka, pytest.mark.redis]),
@@ -64,7 +64,7 @@ def settings(request: pytest.FixtureRequest) -> Settings:
 
 @pytest.fixture
 def likest_to_production(request: pytest.FixtureRequest) -> Settings:
-    """Real servers where they can be had, else the embedded ones: for tests that take long."""
+    """Return real servers if they are installed, else embedded ones. For tests that take long."""
     found: Settings = request.getfixturevalue("real" if has_real_servers() else "embedded")
     return found
 

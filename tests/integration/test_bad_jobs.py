@@ -33,14 +33,16 @@ pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
 BAD = "tests.integration.bad_tasks"
-TASKS = {  # that every process may import; the submitter may import one more
+# Tasks that every process may import. The submitter may import one more.
+TASKS = {
     "imports": "tests.integration.bad_import:Task",
     "options": f"{BAD}:RefusesOptions",
     "builds": f"{BAD}:RaisesInBuild",
     "too-large": f"{BAD}:TooLarge",
 }
 UNLISTED = f"{BAD}:Unlisted"
-HELD = {  # what the reason or its detail says
+# Expected text in the reason or its detail.
+HELD = {
     "imports": "the task's package needs a licence file",
     "options": "100 records are odd",
     "builds": "KeyError: 'layers'",
@@ -49,8 +51,8 @@ HELD = {  # what the reason or its detail says
     "no-control": control_topic("no-control"),
     "no-updates": updates_topic("no-updates"),
 }
-LARGE_BYTES = 1_040_000  # a default Java producer writes it, no client of ours does
-GROUP, SKIPPED = 30, 1_000  # batches of an update, bad records in each
+LARGE_BYTES = 1_040_000  # Java's default producer writes it, ours do not
+GROUP, SKIPPED = 30, 1_000  # batches of an update, bad records of a batch
 INNOCENT_RECORDS = 3_000
 
 
@@ -172,7 +174,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(
-    apache_kafka: ApacheKafka,  # the embedded one deletes no topics
+    apache_kafka: ApacheKafka,  # embedded Kafka deletes no topics
     likest_redis: EmbeddedRedis,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[World]:

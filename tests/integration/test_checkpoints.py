@@ -1,4 +1,4 @@
-"""A job that stands still goes on from what storage holds, or waits for a person; on processes."""
+"""A stopped job resumes from the checkpoints in storage, or is held until an operator acts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 OFTEN = "checkpoint: {every_updates: 4, keep: 3}"
 TRAINER = "trainer.safetensors"
-TORN_PATIENCE_S = PATIENCE_S + TORN_S  # a torn checkpoint is read again for a while
+TORN_PATIENCE_S = PATIENCE_S + TORN_S  # retries of a torn checkpoint take a while
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_the_leader_reports_the_age_of_its_newest_checkpoint_and_no_other(make: 
 
 
 def scraped(port: int) -> str:
-    """What a process serves, nothing while it does not."""
+    """Return the metrics of a process. Empty while it does not answer."""
     try:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as answer:
             return str(answer.read().decode())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.nightly  # packages are installed first
 
 ROOT = Path(__file__).parents[2]
-STRANGERS = ("common==0.1.2", "services==0.1.1")  # packages of others, called as ours are
+STRANGERS = ("common==0.1.2", "services==0.1.1")  # unrelated packages of these names
 GENERATOR = "openapi-python-client==0.29.1"
 MYPY = """
 [mypy]
@@ -105,7 +105,8 @@ def test_a_client_that_is_generated_from_the_document_has_types(
 ) -> None:
     document = create_app(world.outside).openapi()
     bodies = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
-    del bodies["application/yaml"]  # this generator knows no bodies of text
+    # This generator does not support text bodies.
+    del bodies["application/yaml"]
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     (tmp_path / "mypy.ini").write_text(MYPY)
     (tmp_path / "typed.py").write_text(TYPED)

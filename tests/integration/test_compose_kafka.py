@@ -45,7 +45,8 @@ def test_the_image_makes_properties_that_kafka_takes_and_a_disk_that_a_restart_k
     assert f"cluster.id={kafka_variables(kafka)['CLUSTER_ID']}" in identity
 
     again = set_up(tmp_path, kafka_variables(kafka))
-    assert "already formatted" in again.stdout + again.stderr  # the entry point goes on then
+    # The entry point continues then.
+    assert "already formatted" in again.stdout + again.stderr
     assert (tmp_path / "data/meta.properties").read_text() == identity
 
 

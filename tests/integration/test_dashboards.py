@@ -86,5 +86,5 @@ def test_every_query_of_every_panel_gives_a_number_and_every_alert_can_be_judged
 
 
 def number_of(prometheus: Prometheus, query: str) -> float:
-    """What a query gives, 0 where nothing."""
+    """Return the result of a query. 0 if it is empty."""
     return max((line.points[0][1] for line in prometheus.now(query)), default=0.0)

@@ -43,7 +43,7 @@ END_S = 60.0
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Where the command puts its temporary files; short, since sockets are among them."""
+    """Yield a folder for temporary files. Its name is short because it holds sockets."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     yield folder
     shutil.rmtree(folder)
@@ -92,10 +92,11 @@ def _state(pid: int) -> str:
 
 
 def machines_of(owner: int) -> set[int]:
-    """Rented machines that end with a process, whoever started them."""
+    """Return the rented machines that end with a process, no matter which process started them."""
     found = set[int]()
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # somebody else's, or it ended while we looked
+        # A process of another user, or one that has just ended.
+        with suppress(OSError):
             variables = path.read_bytes().split(b"\0")
             mine = b"DOLL_OWNER_PID=%d" % owner in variables
             if mine and any(each.startswith(b"FLEET_MACHINE=") for each in variables):
@@ -104,7 +105,7 @@ def machines_of(owner: int) -> set[int]:
 
 
 def name_of(pid: int) -> str:
-    """What `ps` calls a process."""
+    """Return the name that `ps` shows for a process."""
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
@@ -165,7 +166,8 @@ def test_demo_on_rented_machines_reports_their_cost_and_releases_all(
     assert 0 < summary["spent_usd"] < 4 * longest_s * 0.478 / 3600
     assert summary["on_demand_only_usd"] == pytest.approx(2 * 12 * 0.239 / 3600, rel=0.05)
     assert "live page: http://127.0.0.1:" in said
-    assert len(seen) >= 6  # two servers, coordinator, provisioner, admin, a machine
+    # Two servers, coordinator, provisioner, admin and a machine.
+    assert len(seen) >= 6
     await_condition(lambda: not left(seen), "all machines are given back")
 
 
@@ -228,7 +230,7 @@ def test_a_worker_that_dies_unasked_ends_the_demo_and_is_named(
 
 @pytest.fixture(params=["Java", "no Java"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """What PATH says on a machine, and which Kafka `doll up` starts there, and why."""
+    """Return a PATH, and the Kafka that `doll up` starts with it, and why."""
     if request.param == "Java":
         kafka_jars()
         started = "Apache Kafka itself (--kafka-built-in starts the small one)"
@@ -253,7 +255,7 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
             text=True,
             check=False,
         )
-        assert "no jobs yet" in listed.stdout, listed.stderr  # by the API
+        assert "no jobs yet" in listed.stdout, listed.stderr  # from the API
         assert (folder / "environment").stat().st_mode & 0o077 == 0  # it holds a key
         assert f"Kafka: {started}\n" in said.read_text()
         bootstrap = re.search(r"for any other client: (127\.0\.0\.1:\d+)\n", said.read_text())

@@ -99,7 +99,7 @@ class Training:
         self.board.close()
 
     def produce(self, updates: int, *, turned: bool = False) -> None:
-        """Write enough for so many updates; the second stream's labels may be turned around."""
+        """Write records for this number of updates. turned: swap the second stream's labels."""
         each = updates * PER_UPDATE // 2
         for index, stream in enumerate(self.streams):
             self._write(stream, self._records(index, each, turned=turned and index == 1))

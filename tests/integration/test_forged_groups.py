@@ -1,6 +1,6 @@
-"""What somebody forges in the Redis of a group, and a second process of a name: updates go on.
+"""Updates continue despite forged values in a group's Redis and a second process of the same name.
 
-The table in docs/howto/security.md says what comes of each.
+The table in docs/howto/security.md lists the effect of each forgery.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GROUP = """
             checkpoint: {every_s: 0.5}
 """
 FORGER = WorkerId("forger")
-GOES_ON_S = 30.0  # 10 on a machine that has nothing else to do
+GOES_ON_S = 30.0  # 10 s on an idle machine
 UPDATES = 5
 RECORDS_OF_A_CASE = 2 * UPDATES * 32
 

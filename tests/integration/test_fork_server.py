@@ -38,7 +38,7 @@ def forked(log: Path, *arguments: str, **environment: str) -> Child:
 
 
 def read_state(child: Child, log: Path) -> dict[str, Any]:
-    """What it says of itself."""
+    """Return the state that a child reports of itself."""
     child.await_ready(lambda: log.read_text().endswith("\n"), PATIENCE_S)
     found: dict[str, Any] = json.loads(log.read_text())
     return found
@@ -54,7 +54,7 @@ def waiting(tmp_path: Path) -> Iterator[Child]:
 
 
 def state(pid: int) -> str:
-    """Of a process, as the kernel names it; empty if there is none."""
+    """Return the state of a process in the kernel's letters. Empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # it ended while we looked

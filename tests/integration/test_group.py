@@ -1,4 +1,4 @@
-"""Workers that hold the weights, as processes: whatever is killed, each record counts once."""
+"""Groups of workers that hold the weights, as processes: each record counts once despite kills."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
         cluster.kill(name)
     cluster.start("worker", "w3")
     await_condition(lambda: cluster.version() >= 30, "thirty updates")
-    cluster.stop("w3")  # on notice: what it holds is stored first
+    cluster.stop("w3")  # on notice: it first stores its part
     taken_back = cluster.audit().taken_back
     cluster.start("worker", "w4")
     assert_each_record_counts_once(cluster, 2000)
@@ -231,7 +231,7 @@ def switch(cluster: Cluster, **aggregation: str) -> None:
 
 
 def held_by(cluster: Cluster, slices: int | UnsetType) -> bool:
-    """Whether the newest leader is one whose workers hold the weights so."""
+    """Return True if the workers of the newest leader hold the weights in this number of slices."""
     records = read_decoded(cluster.log, updates_topic(cluster.job), wire.decode_audit)
     return [lead.slices for _, lead in records if isinstance(lead, Lead)][-1] == slices
 

@@ -1,4 +1,4 @@
-"""A megabyte that is no valid request costs little memory and time, whatever it is made of."""
+"""An invalid request of a megabyte costs little memory and time, whatever its content."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import pytest
 from services.admin.routes.requests import JOB
 
 BYTES = 1_000_000
-MOST_MB = 40  # that peak memory may grow by, over all kinds of requests
+MOST_MB = 40  # growth of peak memory over all kinds of requests
 MOST_MB_OF_FOUR = 100
-PATIENCE_S = 30.0  # for an answer; a quiet machine takes less than 1 s
+PATIENCE_S = 30.0  # per answer; an idle machine takes less than 1 s
 HALF_OPEN = 1000
 CLOSED_WITHIN_S = 10.0
 DATATYPES = {"image": ("UINT8", [1, 8, 8]), "features": ("FP32", [2])}
@@ -36,7 +36,7 @@ def filled(before: bytes, unit: bytes, after: bytes = b"") -> bytes:
 
 
 PLACE = "of the large value"
-VALUES = {  # each is what may stand where JSON has a value
+VALUES = {  # possible contents of a JSON value
     "empty lists": (b"[", b"[],", b"[]]"),
     "empty objects": (b"[", b"{},", b"{}]"),
     "texts for numbers": (b"[", b'"1",', b'"1"]'),
@@ -96,7 +96,8 @@ def job_bodies() -> Iterator[tuple[str, bytes]]:
     fields = cycle(JOB)
     for what, parts in VALUES.items():
         yield what, filled(*parts)
-        for field in islice(fields, 2):  # with the plain one, three: each kind as JSON and as YAML
+        # With the plain one, three fields: each kind as JSON and as YAML.
+        for field in islice(fields, 2):
             yield f"{field}: {what}", placed(JOB | {field: PLACE}, parts)
 
 
@@ -150,7 +151,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         process.wait()
 
 
-Sent = tuple[str, str, str, str, bytes]  # what it is, method, path, content type, body
+Sent = tuple[str, str, str, str, bytes]  # kind, method, path, content type, body
 
 
 def check(target: Target, valid: Sent, others: list[Sent]) -> None:
