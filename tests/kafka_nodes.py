@@ -24,7 +24,7 @@ authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
 """
 
-# Of that listener, for those who come with what an issuer signed.
+# The same listener, for clients with a token of an issuer.
 _ISSUER_PROPERTIES = """\
 listener.name.safe.oauthbearer.sasl.server.callback.handler.class=\
 org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler
@@ -40,11 +40,14 @@ sasl.oauthbearer.jwks.endpoint.url={issuer}/jwks
 class Safe:
     """One more listener, with TLS and one user, who comes by SCRAM-SHA-512, without rights."""
 
-    keystore: Path  # key, then chain of certificates, in PEM
+    # PEM: the private key, then the chain of certificates.
+    keystore: Path
     username: str
     password: str
-    issuer: str = ""  # URL of whose tokens let in, too, whoever they name; empty: none do
-    audience: str = ""  # for whom such a token must be
+    # URL of an issuer. A token of this issuer lets its subject in. Empty: none does.
+    issuer: str = ""
+    # Audience that the token must have.
+    audience: str = ""
 
 
 class GuardedKafka(ApacheKafka):
@@ -57,7 +60,7 @@ class GuardedKafka(ApacheKafka):
 
     @property
     def safe_address(self) -> str:
-        """Where clients find the listener with TLS and a password."""
+        """Return the address of the listener with TLS and a password."""
         return f"127.0.0.1:{self._safe_port}"
 
     def _configuration(self) -> str:

@@ -28,7 +28,8 @@ class Kernel(NamedTuple):
 
     variable: str
     value: str
-    needs: str = ""  # a group of instructions, as numpy names it
+    # Group of CPU instructions, in numpy's spelling. Empty: none.
+    needs: str = ""
 
 
 def kernels(has: frozenset[str]) -> list[Kernel]:
@@ -69,7 +70,7 @@ def main() -> int:
         name = f"{kernel.variable}={kernel.value}"
         sys.stdout.write(f"--- {name}\n")
         sys.stdout.flush()
-        # As in CI, each property tries the same few examples each time.
+        # CI=1: each property tries the same few examples each time.
         environment = {**os.environ, "CI": "1", kernel.variable: kernel.value}
         command = [*tests, *computing_tests()]
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:  # noqa: S603 -- ours

@@ -1,7 +1,7 @@
-"""Rented machines and their prices in memory, in whatever time a clock shows.
+"""Rented machines and their prices in memory, on any clock.
 
-A market in which machines are preempted by two-state chains, or by hand. It may be shared by any
-number of provisioners, as a real provider is; tests look at `rented` for what really happened.
+Machines of this market are preempted by two-state chains, or by a test. Any number of provisioners
+may share a fleet, as with a real provider. Tests compare with `rented`, the true record.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from common.spot.theory.billing import HOUR_S
 
 
 class Chain(NamedTuple):
-    """When a slot can have a machine of a pool: on and off for exponential times."""
+    """When a slot can have a machine of a pool: alternating exponential times, on and off."""
 
     availability: float  # alpha
-    cycle_s: float  # mean time from one preemption to the next
+    cycle_s: float  # mean time between preemptions
 
 
 class _Offer:
@@ -38,7 +38,7 @@ class _Offer:
         self._off_s: list[float] = []  # when it went off, so far
 
     def on(self, now_s: float) -> bool:
-        """Whether a machine can be had now; time does not go back."""
+        """Return True if a machine is available now. Later calls must not go back in time."""
         while self._until_s <= now_s:
             if self._on:
                 self._off_s.append(self._until_s)
@@ -47,7 +47,7 @@ class _Offer:
         return self._on
 
     def lost_s(self, since_s: float, now_s: float) -> float | None:
-        """When a machine that was had at some time was lost, if it was by now."""
+        """Return when the machine of a time was lost. None if it still runs."""
         self.on(now_s)
         index = bisect_right(self._off_s, since_s)
         return self._off_s[index] if index < len(self._off_s) else None
@@ -58,7 +58,7 @@ class _Offer:
 
 @dataclass
 class _Token:
-    """What became of an order."""
+    """Result of an order."""
 
     machine: Machine | None
     refused: Refused | None
@@ -68,13 +68,17 @@ class _Token:
 
 @dataclass
 class Faults:
-    """What a test may do to the provider; everything is well at first."""
+    """Faults of the provider that a test can set. Initially there are none."""
 
     away: bool = False  # every call fails
-    without: set[str] = field(default_factory=set)  # pools that have no machine to give
-    broken: set[str] = field(default_factory=set)  # pools for which no order can be carried out
-    hidden: set[int] = field(default_factory=set)  # launches that `machines` does not name
-    answers_lost: bool = False  # launches are carried out, and then the call fails
+    # Pools without capacity.
+    without: set[str] = field(default_factory=set)
+    # Pools in which every order fails.
+    broken: set[str] = field(default_factory=set)
+    # Launches that `machines` omits.
+    hidden: set[int] = field(default_factory=set)
+    # Launches are carried out, but the call fails.
+    answers_lost: bool = False
 
 
 class MemoryFleet:
@@ -107,7 +111,8 @@ class MemoryFleet:
         self._begun_s = clock()
         self._offers: dict[tuple[str, int], _Offer] = {}
         self._tokens: dict[str, _Token] = {}
-        self._alive: list[_Token] = []  # those that have a machine which may still run
+        # Tokens whose machines may still run.
+        self._alive: list[_Token] = []
         self._usd_per_hour: dict[Offer, float] = {}
         self.faults = Faults()
 
@@ -143,7 +148,7 @@ class MemoryFleet:
         return tuple(sorted(named, key=lambda machine: machine.launch))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
     # --- what tests do and see -----------------------------------------------------------------
 
@@ -259,7 +264,7 @@ class MemoryFleet:
 
 
 class MemoryPrices:
-    """Prices that stand until they are set anew."""
+    """Prices that stay until a test changes them."""
 
     def __init__(self, usd_per_hour: Mapping[str, float]) -> None:
         self._usd_per_hour = {Offer(pool): usd for pool, usd in usd_per_hour.items()}
@@ -272,10 +277,10 @@ class MemoryPrices:
         return dict(self._usd_per_hour)
 
     def past(self) -> dict[str, PriceHistory]:
-        """Say what machines have cost: what they cost now, for an hour.
+        """Return histories that have the current price of each pool for the past hour.
 
         Raises:
-            UnavailableError: If the source is away.
+            UnavailableError: If the source is unavailable.
         """
         return {
             offer.pool: PriceHistory((0.0,), (usd,), HOUR_S)

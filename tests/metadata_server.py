@@ -19,7 +19,8 @@ ZONE_ID = "/latest/meta-data/placement/availability-zone-id"
 _TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 -- a header's name
 _TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 _LONGEST_TTL_S = 21_600
-_POLL_S = 0.01  # how soon the server notices that it is closed
+# Delay in seconds after which the server notices that it is closed.
+_POLL_S = 0.01
 
 
 class MetadataServer:
@@ -33,9 +34,12 @@ class MetadataServer:
         self.issued = 0  # tokens
         self.refused = 0  # requests without a valid one
         self._clock = clock
-        self._valid_until = dict[str, float]()  # by token
-        self._answers = dict[str, tuple[int, bytes]]()  # by path, instead of the usual one
-        self._raw: bytes | None = None  # sent in place of any answer, then the connection is closed
+        # Keyed by token.
+        self._valid_until = dict[str, float]()
+        # Keyed by path. They replace the usual answers.
+        self._answers = dict[str, tuple[int, bytes]]()
+        # Sent in place of any answer. The server then closes the connection.
+        self._raw: bytes | None = None
         self._free = threading.Event()  # unset while the server is frozen
         self._free.set()
         self._server = _Server(self)
@@ -44,7 +48,7 @@ class MetadataServer:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens."""
+        """Return the server's address."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     # --- what a test tells it ------------------------------------------------------------------
@@ -54,7 +58,7 @@ class MetadataServer:
         self.answer(INTERRUPTION, _json(action=action, time=_instant(at_s)))
 
     def place(self, zone_id: str) -> None:
-        """Say in which zone the machine is."""
+        """Set the zone of the machine."""
         self.answer(ZONE_ID, zone_id.encode())
 
     def talk_nonsense(self) -> None:
@@ -62,11 +66,11 @@ class MetadataServer:
         self.answer(INTERRUPTION, b"nonsense")
 
     def answer(self, path: str, body: bytes, status: int = HTTPStatus.OK) -> None:
-        """From now on answer so at a path, to who has a token."""
+        """Answer with this body at a path, if the request has a valid token."""
         self._answers[path] = status, body
 
     def say(self, raw: bytes) -> None:
-        """From now on send these bytes, be they HTTP or not, and hang up."""
+        """Send these bytes for each request, and close the connection. They need not be HTTP."""
         self._raw = raw
 
     def go_away(self) -> None:
@@ -102,7 +106,7 @@ class MetadataServer:
     # --- what a request gets -------------------------------------------------------------------
 
     def outburst(self) -> bytes | None:
-        """What is sent in place of an answer, if anything is; waits while the server is frozen."""
+        """Return the bytes to send instead of an answer, if any. Waits while frozen."""
         self._free.wait()
         return self._raw
 
@@ -153,7 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, answer: Callable[[], tuple[int, bytes]]) -> None:
         raw = self.server.service.outburst()
-        with contextlib.suppress(ConnectionError):  # who asked would not wait
+        # The client may have closed the connection.
+        with contextlib.suppress(ConnectionError):
             if raw is not None:
                 self.wfile.write(raw)
                 return

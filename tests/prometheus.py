@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     """An alert's rule, as Prometheus tells how it does."""
 
     name: str
-    health: str  # `ok`, `err`, or `unknown` before it was evaluated
+    health: str  # `ok`, `err`, or `unknown` before its evaluation
     state: str  # `inactive`, `pending` or `firing`
 
 
@@ -73,7 +73,7 @@ class Prometheus:
         }
         (folder / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
         self._port = free_port()
-        self.rate_interval_s = 4 * scrape_s  # as Grafana makes $__rate_interval
+        self.rate_interval_s = 4 * scrape_s  # Grafana's $__rate_interval
         command = (
             program,
             f"--config.file={folder / 'prometheus.yml'}",
@@ -89,10 +89,10 @@ class Prometheus:
             raise
 
     def now(self, expression: str) -> list[Line]:
-        """What a query gives at this moment.
+        """Return the current result of a query.
 
         Raises:
-            OSError: If it makes no sense to Prometheus, or there is no answer.
+            OSError: If Prometheus rejects the query or does not answer.
         """
         return _lines(self._ask("query", query=expression))
 
@@ -142,7 +142,7 @@ def filled(expression: str, job: str, rate_interval_s: int) -> str:
 
 
 def finite(lines: Sequence[Line]) -> bool:
-    """Whether there is a number in them."""
+    """Return True if a line has a finite number."""
     return any(math.isfinite(value) for line in lines for _, value in line.points)
 
 

@@ -1,6 +1,6 @@
-"""Redis servers for a test session: the embedded one, and the system's where there is one.
+"""Redis servers for a test session: the embedded one, and the system's if it is installed.
 
-A test module asks for them with `pytest_plugins = ["tests.redis_servers"]`.
+A test module requests them with `pytest_plugins = ["tests.redis_servers"]`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def system_redis() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="session")
 def likest_redis(request: pytest.FixtureRequest) -> EmbeddedRedis:
-    """The system's own where there is one or must be, else the embedded one."""
+    """Return the system's Redis if it is installed or required, else the embedded one."""
     own = system_redis_server() or os.environ.get("TEST_REQUIRE_SERVERS") == "1"
     found: EmbeddedRedis = request.getfixturevalue("system_redis" if own else "embedded_redis")
     return found

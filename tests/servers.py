@@ -49,7 +49,7 @@ def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKaf
 
 
 def kafka_jars() -> Path:
-    """Where Apache Kafka is; skips where it cannot be had."""
+    """Return the folder of Apache Kafka's jars. Skips the test if they are not available."""
     if os.environ.get("TEST_WITHOUT_KAFKA") == "1":
         pytest.skip("TEST_WITHOUT_KAFKA=1: Maven cannot fetch Apache Kafka here")
     try:

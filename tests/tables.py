@@ -16,7 +16,8 @@ _FILES = {
     "connections": "streams/nsl-kdd-train-20percent.csv.gz",
     "clicks": "ctr/criteo-kaggle-train-head-1400.csv.gz",
 }
-_HEADERS = {  # of files without one
+# Headers of files without a header line.
+_HEADERS = {
     "connections": (
         "duration,protocol_type,service,flag,src_bytes,dst_bytes,land,wrong_fragment,urgent,hot,"
         "num_failed_logins,logged_in,num_compromised,root_shell,su_attempted,num_root,"

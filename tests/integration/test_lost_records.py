@@ -36,9 +36,11 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 pytestmark = [pytest.mark.kafka, pytest.mark.redis, pytest.mark.nightly]
 
 CHECKPOINTS = "checkpoint: {every_updates: 5, keep: 20}"
-GRADIENT_S = 0.05  # of a batch: so much is under way when the broker dies
-PRODUCED = 500  # twice before each loss, and after it
-UPDATES = 10  # of the 15 that are made of them at least; so some batches are always under way
+# Seconds per batch. Many batches are in flight when the broker dies.
+GRADIENT_S = 0.05
+PRODUCED = 500  # twice before each loss and once after it
+# At least 15 updates come of these records, so some batches are always in flight.
+UPDATES = 10
 WAY_ON = re.compile(r"`doll job resume ([^`]*)`")
 
 
@@ -84,7 +86,8 @@ def resume(cluster: Cluster, reason: str) -> None:
         subprocess.run(  # noqa: S603 -- our own command line
             [sys.executable, "-m", "services.cli", "job", "resume", cluster.job, *options],
             env={**os.environ, **settings.environ()},
-            check=False,  # it says no where the job is not held any more
+            # The command fails if the job is not held any more.
+            check=False,
             capture_output=True,
         )
 

@@ -1,8 +1,8 @@
-"""Jobs go on from their newest checkpoint, however object storage answers meanwhile; on processes.
+"""Jobs resume from their newest checkpoint despite wrong answers of object storage; on processes.
 
 Redis         full             empty: both coordinators start again
 storage       right            mistyped | wrong in eight ways | right
-three jobs    train            wait, and say for what         | go on from the newest
+three jobs    train            wait, and say for what         | resume from the newest
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 BUCKET = "models"
 JOBS = ("lied-a", "lied-b", "lied-c")
 OFTEN = "checkpoint: {every_updates: 2, keep: 3}"
-# In turn, one for each job: coordinators look again every ten seconds.
+# Each row is one turn, with one lie per job. Coordinators retry every ten seconds.
 TURNS: tuple[tuple[Lie, Lie, Lie], ...] = (
     ("empty", "cut", "half"),
     ("stale", "late", "page"),
@@ -161,7 +161,8 @@ def test_jobs_wait_for_their_newest_checkpoint_and_go_on_from_it(
     for turn in TURNS:
         store.lies = dict(zip(JOBS, turn, strict=True))
         await_all(jobs, [SAID[lie] for lie in turn])
-    store.lies = dict.fromkeys(JOBS, "latest")  # which hinders nobody
+    # This lie delays nobody.
+    store.lies = dict.fromkeys(JOBS, "latest")
     for cluster in jobs:
         await_condition(cluster.board.is_leased, "somebody leads it")
     assert store.deleted == []

@@ -47,7 +47,7 @@ class Scraped(NamedTuple):
             connection.close()
 
     def well(self) -> bool:
-        """Whether it is there and says that it is well."""
+        """Return True if the process answers that it is healthy."""
         try:
             return self.ask("/healthz") == (200, "healthy\n")
         except OSError:
@@ -65,11 +65,11 @@ class Scraped(NamedTuple):
         }
 
     def sum(self, name: str) -> float:
-        """Of all values of a metric."""
+        """Return the sum of all values of a metric."""
         return sum(self.values(name).values())
 
     def checked(self) -> subprocess.CompletedProcess[str]:
-        """What the health check of its container says."""
+        """Run the health check of the process's container."""
         environment = {**os.environ, "DOLL_METRICS_PORT": str(self.port)}
         return subprocess.run(
             [sys.executable, "-m", "common.runtime.healthcheck"],
@@ -142,7 +142,9 @@ def test_every_service_reports_all_that_it_declares(
         len(update.batches) for update in updates
     )
     said = [update.moved for update in updates if update.moved is not UNSET]
-    # All but the first count, which is what the others are told from; the last one is not told yet.
+    # An update reports the bytes since the previous report. So the first update has no count, and
+    # the
+    # last count is not reported yet.
     assert len(said) == len(updates) - 1
     assert 0 < sum(said) < worker.sum("doll_worker_moved_bytes_total")
     assert worker.values("doll_worker_reading") == {(): 1.0}
@@ -156,7 +158,7 @@ def test_every_service_reports_all_that_it_declares(
         lambda: not missing_from("Admin services", admin), "the admin service tells of the job, too"
     )
     assert admin.values("doll_api_requests_total")["GET", "/healthz", "200"] >= 1
-    assert Scraped(api).ask("/metrics")[0] == 401  # that of the API needs a key as before
+    assert Scraped(api).ask("/metrics")[0] == 401  # the API's metrics still need a key
 
     provisioner = start("provisioner", "p1")
     await_condition(
@@ -198,7 +200,8 @@ def test_every_service_reports_all_that_it_declares(
     assert per_update == pytest.approx(spent / cluster.version(), rel=0.2)
     assert 0 < provisioner.values("doll_deadline_left_seconds")[()] < 3600
 
-    cluster.produce(RECORDS)  # of what does not arrive there is no ratio to what can be done
+    # Without these records the utilization ratio has no value.
+    cluster.produce(RECORDS)
     # The counting model has no metrics, and the coordinator adds up.
     others = {"doll_training_metric", "doll_group_members", "doll_group_left_out_workers"}
     await_condition(

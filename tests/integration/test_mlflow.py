@@ -86,7 +86,7 @@ class MlflowProcess:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.programs = environment(folder, MLFLOW, "boto3")  # by which its client reads S3
+        self.programs = environment(folder, MLFLOW, "boto3")  # with boto3, by which MLflow reads S3
         self._folder = folder
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"

@@ -55,11 +55,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / package, site / Path(package).name, ignore=left_out)
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
-    (root / "bin/doll").write_text(START.format(entry=entry))  # as pip makes it, to its effect
+    (root / "bin/doll").write_text(START.format(entry=entry))  # has the effect of pip's script
     return root / "bin"
 
 
-# Of two places one is tried where nothing changed that says where packages are looked for.
+# If no file that sets the search path changed, only one of the two places is tested.
 ONCE = marks_of(
     *("common/config/program", "common/embedded/", "common/public/", "services/cli/__main__"),
     "tests/integration/test_names_of_ours.py",
@@ -77,7 +77,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 def said(command: Sequence[object], place: str, folder: Path, packages: Sequence[str]) -> str:
-    """What a command says where a user has packages of these names."""
+    """Return a command's output on a machine where a user has packages of these names."""
     for package in packages:
         (folder / "of_a_user" / package).mkdir(parents=True)
         (folder / "of_a_user" / package / "__init__.py").write_text("raise SystemExit('theirs')")

@@ -1,4 +1,4 @@
-"""A worker that hears of its machine's end leaves well, and the job goes on without it."""
+"""A worker that is notified of its machine's end leaves cleanly, and the job continues."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 
 LONG_S = 20.0
 AUDIENCE = "kafka"
-LIFE_S = 10  # of a token: some are renewed while the test reads
+# Lifetime of a token in seconds. Clients renew some tokens during the test.
+LIFE_S = 10
 
 
 class Issued(NamedTuple):
@@ -134,7 +135,7 @@ def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> 
     settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
     with closing(KafkaStreamLog(settings)) as log:
         everything_works(log, "doll.signed.control")
-    assert len(made) > 5  # one for each client, and some renewed
+    assert len(made) > 5  # one per client, and some renewed
 
 
 @pytest.mark.parametrize(

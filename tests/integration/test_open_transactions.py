@@ -74,7 +74,7 @@ class Watched:
         return self.progress.state(now)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._history.close()
         self._poller.close()
 

@@ -59,7 +59,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.redis]
 COPIES = "default.replication.factor=2\noffsets.topic.replication.factor=2\n"
 BUCKET, JOB, AVRO_JOB = "models", "outages", "avro-outages"
 SHORT_S, LONG_S = 20.0, 300.0
-REPORTED_S = 15.0  # after which everything says that a server is unavailable, and since when
+# Time after which every surface reports that a server is unavailable, and since when.
+REPORTED_S = 15.0
 SLOW = 4  # times slower a machine may be
 RECORDS = 60_000
 SHORT_RATE, LONG_RATE = 64, 8  # records a second
@@ -81,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryServer:
-    """A schema registry in which every schema is `SCHEMA`; always at the same address."""
+    """A schema registry at a fixed address, in which every schema is `SCHEMA`."""
 
     def __init__(self) -> None:
         self._port = free_port()
@@ -270,18 +271,18 @@ checkpoint: {{every_updates: 100000}}
         return str(answer)
 
     def listed(self) -> list[str]:
-        """What `doll job list` prints."""
+        """Return the lines of `doll job list`."""
         command = [sys.executable, "-m", "services.cli", "job", "list"]
         ran = subprocess.run(command, capture_output=True, text=True, env=self.environ, check=False)  # noqa: S603 -- our own command line
         return (ran.stdout + ran.stderr).splitlines()
 
     def readiness(self) -> dict[str, Any]:
-        """What /readyz answers."""
+        """Return the answer of /readyz."""
         found: dict[str, Any] = self.client.get("/readyz").json()
         return found
 
     def log_lines(self, event: str) -> dict[str, int]:
-        """How often each process logged an event."""
+        """Return how often each process logged an event."""
         return {name: self.cluster.said(name).count(f" {event} ") for name in self.processes}
 
     def outage_s(self, server: str) -> float:
@@ -440,7 +441,7 @@ def stack(system_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory)
 
 
 class Watch:
-    """What everything says about an outage, as it is seen first."""
+    """Records how soon each surface (logs, metrics, API, command line) reports an outage."""
 
     def __init__(self, stack: Stack, case: Case) -> None:
         self._stack, self._case = stack, case
@@ -506,7 +507,7 @@ class Watch:
         )
 
     def picture(self) -> str:
-        """What was seen and what everything says now, for a failure."""
+        """Describe what was seen and what is reported now, for a failure message."""
         says = {
             server: (self._stack.job(job), self._stack.jobs(job))
             for server, job in self._case.servers.items()
@@ -596,7 +597,7 @@ def test_page_of_a_job_shows_an_outage_until_it_is_over(stack: Stack) -> None:
         banner.wait_for(state="detached")
 
 
-# These differ little from others: a frozen broker, a full Redis, a storage that is away.
+# These differ little from others: a frozen broker, a full Redis, an unavailable storage.
 AT_NIGHT = ("kafka killed", "redis is a replica", "storage read-only")
 
 

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
     from common.core.messages import AuditRecord
 
-SEEN = once_changed(  # what there is to see comes to the same where nothing of this changed
+# If none of these files changed, the page shows the same.
+SEEN = once_changed(
     *("services/admin/", "common/api/", "tests/page/", "tests/integration/test_page.py"),
 )
 SOON_MS = 60_000.0
@@ -103,7 +104,7 @@ class Site:
         return page
 
     def get(self, path: str) -> Any:  # noqa: ANN401 -- JSON
-        """What the API says."""
+        """Return the API's answer."""
         answer = httpx2.get(self.address + path, auth=("me", self.service.key))
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -160,7 +161,7 @@ def tile(page: Page, name: str) -> str:
 
 
 def drawn(page: Page, selector: str) -> list[dict[str, Any]]:
-    """What Plotly drew in an element, once it has."""
+    """Return the traces that Plotly drew in an element, as soon as there are any."""
     chart = page.locator(selector)
     chart.scroll_into_view_if_needed()
     chart.locator(".main-svg").first.wait_for()
@@ -505,7 +506,7 @@ def test_a_page_that_loses_its_service_says_so_and_comes_back(site: Site) -> Non
     page.context.set_offline(offline=True)
     expect(page.locator("#pulse")).to_have_text("Disconnected: trying again")
     expect(page.locator(".problem")).to_contain_text("does not answer")
-    assert tile(page, "Version")  # what was known stays
+    assert tile(page, "Version")  # the last known values stay
 
     page.context.set_offline(offline=False)
     expect(page.locator("#pulse")).to_have_text("Live")

@@ -1,7 +1,7 @@
-"""The provisioner on processes and servers: no machine twice, whoever is in charge.
+"""The provisioner on processes and servers orders each machine once, whichever replica leads.
 
-Spares, bids and bills are decided without processes: that is tested on every change in
-tests/unit/spot/provisioning, tests/unit/spot/policies and tests/system.
+Tests in tests/unit/spot/provisioning, tests/unit/spot/policies and tests/system check spares, bids
+and bills without processes, on every change.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def cluster(
 
 
 def ledger_of(cluster: Cluster) -> FleetLedger:
-    """What the plans topic says as it stands."""
+    """Return the fleet ledger, read from the plans topic."""
     ledger, place = FleetLedger(), Partition(plans_topic(cluster.job), 0)
     try:
         bounds = cluster.log.bounds(place)

@@ -62,7 +62,8 @@ FIELDS = [{"name": "a", "type": ["null", "double"]}, {"name": "label", "type": "
 ROW = {"type": "record", "name": "shop.Row", "fields": FIELDS}
 LATER = {**ROW, "fields": [*FIELDS, {"name": "new", "type": ["null", "string"], "default": None}]}
 ROWS = 1_400  # of the table of connections
-LOSS = 0.55  # as of JSON: tests/integration/test_table_examples.py
+# As with JSON, see tests/integration/test_table_examples.py.
+LOSS = 0.55
 VALUE = SerializationContext("rows", MessageField.VALUE)
 
 
@@ -156,11 +157,11 @@ class Training:
         self.log.close()
 
     def said(self, name: str) -> str:
-        """What a process logged."""
+        """Return the log of a process."""
         return (self._folder / f"{name}.log").read_text()
 
     def state(self) -> str:
-        """How the job is, as `doll job list` says it."""
+        """Return the job's state as `doll job list` shows it."""
         with closing(JobOperations(self.log)) as jobs:
             record = jobs.read()[self.spec.name]
         board = partial(open_board, self._settings)
@@ -184,11 +185,11 @@ class Training:
         return sum(update.samples for update in self._updates())
 
     def losses(self) -> list[float]:
-        """Of the updates."""
+        """Return the losses of the updates."""
         return [update.loss for update in self._updates()]
 
     def await_samples(self, count: int) -> None:
-        """Wait until so many records were learned."""
+        """Wait until the model was trained on this number of records."""
         await_condition(lambda: self.samples() >= count, f"{count} samples, not {self.samples()}")
         assert self.samples() == count
 

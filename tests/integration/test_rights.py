@@ -61,7 +61,7 @@ MARKER = "s3cr3t"
 SERVICES = ("admin", "coordinator", "evaluator", "provisioner", "worker")
 DLQ = "doll dlq"
 WRONG = "field 'x': a text is not an array of shape [2], each a number that fits float32"
-# Time in which a right that is in force again must be used.
+# Time within which a process must use a right that was granted again.
 RETURN_S = 15.0
 MARKET = """
 fleet: process
@@ -273,7 +273,7 @@ class Guarded:
         return said.rfind(" kafka_recovered ") > said.rfind(" kafka_unavailable ")
 
     def said(self, name: str) -> str:
-        """What a process logged."""
+        """Return the log of a process."""
         return (self._folder / f"{name}.log").read_text()
 
     def doll(self, *arguments: str) -> Result:
@@ -314,7 +314,7 @@ class Guarded:
         return any(text in (each.value or b"") for each in records)
 
     def audit(self) -> Audit:
-        """What both topics prove."""
+        """Return what the control topic and the updates topic prove."""
         control = read_decoded(self.log, control_topic("clinic"), decode_claim)
         updates = read_decoded(self.log, updates_topic("clinic"), decode_audit)
         return audit(self._record.first, control, updates, known=self._record.known)
@@ -452,7 +452,8 @@ def test_service_without_a_right_names_it_waits_and_goes_on(guarded: Guarded, ri
         """True if the right is named; asks the service for all that it does."""
         if creates_dead_letters:
             guarded.log.delete_topics([right.name])
-        guarded.produce(10, bad=row != "admin")  # whose topic the coordinator would make
+        # The coordinator would create the dead-letter topic.
+        guarded.produce(10, bad=row != "admin")
         if row == "admin":
             paths = ("/v1/jobs/clinic", "/v1/jobs/clinic/dead-letters")
             answers.extend(guarded.client.get(path).text for path in paths)

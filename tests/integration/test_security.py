@@ -64,7 +64,7 @@ def rights(beginnings: tuple[str, ...]) -> list[str]:
 
 
 def all_text(error: BaseException) -> str:
-    """What a traceback may show of an error: of it and of what it came from."""
+    """Return all text of an error and its causes that a traceback may show."""
     return "".join(traceback.format_exception(error))
 
 
@@ -153,7 +153,8 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     board.offer_model(ModelId(3, 1), b"weights.")
     assert board.offered_model() == (ModelId(3, 1), b"weights.")
     assert board.post_trigger(trigger)
-    assert board.post_trigger(trigger)  # again, which looks at what is there
+    # The second call compares with the existing trigger.
+    assert board.post_trigger(trigger)
     assert board.triggers(TriggerId(0, 0), LONG_S) == [trigger]
     assert board.triggers(TriggerId(3, 1), 0.01) == []
     board.put_leader_status(
@@ -179,7 +180,8 @@ def test_the_rights_in_the_guide_are_all_that_a_board_needs(
     board.close()
     boards.close()
     refused = {entry["object"] for entry in safe_redis.admin.acl_log()}
-    assert refused <= {"client|setinfo"}  # which the guide speaks of
+    # The guide mentions this refusal.
+    assert refused <= {"client|setinfo"}
 
 
 @pytest.mark.redis
@@ -306,7 +308,7 @@ def safe_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafeKafka]:
             for line in rights(("topic ", "group ", "transactional_id "))
             for acl in acls_of(line)
         }
-        # What may be described may neither be created nor written.
+        # A topic that a user may describe can still be neither created nor written by that user.
         for topic in ("salaries", "ledgers"):
             allowed |= {*acls_of(f"topic literal {topic} describe")}
         for answer in admin.create_acls([*allowed]).values():

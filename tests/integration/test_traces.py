@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.servers"]
 
-RECORDS = 24_000  # 3,000 batches: that none of them is traced does not happen
+# 3,000 batches, so that some of them are certain to be traced.
+RECORDS = 24_000
 SPANS = {"batch", "batch.read", "batch.announce", "batch.wait", "batch.gradient", "batch.apply"}
 OF_A_WORKER = {"batch.read", "batch.announce", "batch.gradient"}
 # Clocks are the machine's own here; but Kafka tells an arrival in whole milliseconds.
@@ -93,7 +94,7 @@ def in_order(spans: list[Received]) -> None:
 
     An order's gradient may be told to be sent only after it was applied: the leader is quick.
     """
-    first = dict[str, Received]()  # gradients of one batch may be several
+    first = dict[str, Received]()  # a batch may have several gradients
     for span in sorted(spans, key=lambda span: span.start_s):
         assert span.start_s <= span.end_s
         first.setdefault(span.name, span)

@@ -75,7 +75,8 @@ def train_through_deaths(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("block", "staleness"),
-    [  # by day all three in one job: it switches between them, while its leader dies
+    # By day one job runs all three modes: it switches between them, and its leader dies.
+    [
         pytest.param("{mode: stale, staleness: 2}", 2, id="stale", marks=pytest.mark.nightly),
         pytest.param("{mode: asynchronous, staleness: 8, local_rate: 0.5}", 8, id="asynchronous"),
         pytest.param(
@@ -160,7 +161,8 @@ def test_every_record_is_used_once_though_the_synchronisation_changes_while_it_r
         },
         {"synchronisation": None, "compression": None},
     ]
-    allowed: dict[int, set[int | None]] = {}  # by revision; a successor may take updates back
+    # Keyed by revision. A successor may roll updates back.
+    allowed: dict[int, set[int | None]] = {}
     for revision, change in enumerate([{}, *changes]):
         if change:
             cluster.change(**change)
@@ -312,7 +314,7 @@ def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: M
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
     with closing(JobOperations(cluster.log)) as job_store:
-        job_store.delete("deleted")  # before anybody has heard that it is stopped
+        job_store.delete("deleted")  # before any process reads that it is stopped
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
         await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
         cluster.stop("c1")

@@ -151,7 +151,7 @@ def await_commits(cluster: Cluster) -> None:
 
 
 def test_transactions_in_our_own_topics_hold_nobody_up(cluster: Cluster) -> None:
-    """As an exactly-once mirror writes: committed, then open; jobs are read, changed, led.
+    """Transactions as an exactly-once mirror writes them: first a committed one, then an open one.
 
     jobs             │ marker            │ open │ aborted
     control, updates        │ marker

@@ -68,7 +68,7 @@ class World(NamedTuple):
     bootstrap: str
     log: Log
     job_store: JobOperations
-    operators: list[httpx2.Client]  # of an admin service each
+    operators: list[httpx2.Client]  # one admin service each
     admins: list[EmbeddedService]
     coordinator: EmbeddedService
 
@@ -129,7 +129,8 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
     held = 0
     with ThreadPoolExecutor(2) as pool:
         for number in range(rounds):
-            if number % 3 == 0:  # and between, the coordinator writes when it pleases
+            # Between these writes, the coordinator may write.
+            if number % 3 == 0:
                 await_condition(
                     lambda: world.job_store.get(NAME).held, "the job is held", PATIENCE_S
                 )
@@ -153,7 +154,8 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
             assert sorted(statuses) == ([200, 409] if same_revision else [200, 200])
             check(world.job_store.get(NAME), before, bodies, statuses)
 
-    # Whoever resumes the job last, the coordinator holds it again: no hold was lost either.
+    # Whichever operator resumes the job last, the coordinator holds it again. No hold was lost
+    # either.
     world.operators[0].patch(f"/v1/jobs/{NAME}", json={"wanted": "running"})
     await_condition(lambda: world.job_store.get(NAME).held, "the job is held", PATIENCE_S)
     assert held >= rounds // 3

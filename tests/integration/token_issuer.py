@@ -53,7 +53,7 @@ def token_issuer(
 
 
 def answers(url: str) -> bool:
-    """Whether something is there."""
+    """Return True if a server answers."""
     try:
         with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310 -- our own http
             return bool(answer.read())

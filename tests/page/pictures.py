@@ -25,7 +25,7 @@ _SIZES = {
     "laptop": (ViewportSize(width=1280, height=800), 1.0),
     "phone": (ViewportSize(width=390, height=844), 2.0),
 }
-_CARDS = {"laptop": 7, "phone": 3}  # that a picture shows, each of them whole
+_CARDS = {"laptop": 7, "phone": 3}  # cards that each picture shows completely
 _MARGIN = 8  # below the last one
 
 
@@ -73,7 +73,7 @@ def main() -> int:
                 chart.scroll_into_view_if_needed()
                 chart.locator(".main-svg").first.wait_for()
             page.evaluate("scrollTo(0, 0)")
-            page.wait_for_timeout(12_000)  # rates are those of the last 10 s
+            page.wait_for_timeout(12_000)  # rates cover the last 10 s
             last = page.locator(".card").nth(_CARDS[name] - 1)
             bottom: float = last.evaluate("card => card.getBoundingClientRect().bottom")
             clip = FloatRect(x=0, y=0, width=size["width"], height=bottom + _MARGIN)

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
     from services.admin.service import AdminService
 
-_RECORDS = 200_000_000  # in every partition, so that no lag is longer than the stream
+# In every partition, so that no lag is longer than the stream.
+_RECORDS = 200_000_000
 _FOREVER_S = 1e9
 _PATIENCE_S = 15.0
 
@@ -66,7 +67,8 @@ class PageService:
 
     def __init__(self, worlds: Mapping[str, World]) -> None:
         self.worlds = dict(worlds)
-        self._at_s: float | None = None  # what the clock of the log says; None: what time it is
+        # Time of the log's clock. None: the real time.
+        self._at_s: float | None = None
         self._log = MemoryLog(lambda: time.time() if self._at_s is None else self._at_s)
         self._redis = MemoryRedis()
         self._board = partial(MemoryBoard, self._redis)
@@ -164,7 +166,8 @@ class PageService:
     def _fill(self, name: str, world: World) -> None:
         own = (topics.control_topic(name), topics.updates_topic(name), topics.plans_topic(name))
         self._log.create_topics([NewTopic(topic) for topic in own])
-        # Claims are not made up: as where they are gone, the leader's status says how far it is.
+        # There are no claims, as if they had expired. The leader's status reports the progress
+        # instead.
         self._append(own[0], b"{}")
         self._log.expire(Partition(own[0], 0), 1)
         self._append(topics.JOBS, encode_entry(world.record), name.encode(), [(NUMBER, b"1")])
@@ -186,7 +189,8 @@ class PageService:
         """Have the service know the lag of times when it did not run: no topic tells of it."""
         service: AdminService = self.app.state.service
         present = deepcopy(self._redis.jobs)
-        self._redis.kill()  # or its first look would come before those of the past
+        # Otherwise its first probe would precede those of the made-up past.
+        self._redis.kill()
         service.start()
         until = time.monotonic() + _PATIENCE_S
         while name not in service.stores.jobs or not service.followers.of(name).ready:

@@ -46,11 +46,12 @@ STEP_S = 5.0
 REVIEW_S = 15.0
 SLOTS = 16
 UPDATES_PER_S = 1.1  # with all slots at work
-EVALUATED = 100  # each such version, by an evaluator
+EVALUATED = 100  # updates between evaluated versions
 DRIFTED = 3200  # when a stream did
 POOLS = ("on-demand", "spot-a", "spot-b")
 ON_DEMAND_USD_PER_HOUR = 0.286
-_SAMPLES = 20 * 256  # of an update, as one batch here: nobody looks at single ones
+# Records per update. They make one batch because the page shows no single batches.
+_SAMPLES = 20 * 256
 STREAMS = ("payments-eu", "payments-us", "payments-asia")
 _JOB = """
 name: {name}
@@ -69,7 +70,8 @@ provisioning: {{workers: 16, policy: adaptive}}
 
 
 class _Decision(NamedTuple):
-    share: float  # of the job's age, when it was made
+    # Time at which it was made, as a share of the job's age.
+    share: float
     spot: int  # slots
     why: str
     reason: str
@@ -120,7 +122,7 @@ class World:
     updates: list[tuple[float, AuditRecord]] = field(default_factory=list)  # when each was written
     plans: list[PlanRecord] = field(default_factory=list)
     lags: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # records, by stream
-    statuses: dict[str, str] = field(default_factory=dict)  # by worker
+    statuses: dict[str, str] = field(default_factory=dict)  # keyed by worker
 
 
 def make_record(
@@ -161,7 +163,7 @@ def make_world(name: str, now_s: float, seed: int = 7, *, rented: bool = True) -
 def leader_status_of(
     world: World, lag: tuple[int, ...], ends: dict[Partition, int]
 ) -> LeaderStatus:
-    """What the leader would say, so that each stream lags by so much."""
+    """Return a leader's status with this lag in each stream."""
     claimed = {
         place: max(0, end - lag[STREAMS.index(place.topic)] // 3) for place, end in ends.items()
     }
@@ -212,7 +214,7 @@ class _Learning:
             self._evaluated(at_s)
 
     def _evaluated(self, at_s: float) -> None:
-        """What an evaluator tells; it takes no chance from the rest."""
+        """Append an evaluation. It draws no random numbers from the shared generator."""
         model = ModelId(0, self.version)
         wave = 0.002 * sin(self.version / 170)
         test = {"accuracy": 0.957 - 0.31 * exp(-self.version / 430) + wave, "loss": 0.171}
@@ -231,7 +233,8 @@ class _Market:
         self._world, self._start_s, self._random = world, start_s, random
         self._plans = list(_PLANS)
         self._spot = 0
-        self._back_s = dict[int, float]()  # by slot: when a machine can be had again
+        # Keyed by slot: when a machine is available again.
+        self._back_s = dict[int, float]()
         self._reviewed_s = 0.0
         self._prices = {"on-demand": ON_DEMAND_USD_PER_HOUR, "spot-a": 0.131, "spot-b": 0.161}
         self._write(plans.ProvisionerLead(-1, "p1", start_s))
