@@ -61,7 +61,7 @@ _GARBAGE_EVERY = 500  # records
 
 
 class Demo(NamedTuple):
-    """What runs."""
+    """The running job, Prometheus and workers."""
 
     job: str
     prometheus: Prometheus
@@ -72,16 +72,16 @@ class Demo(NamedTuple):
 def watched_demo(
     program: str, folder: Path, records_per_s: float, coordinators: int
 ) -> Iterator[Demo]:
-    """Start it all, and end it.
+    """Start a job with its services and Prometheus, and stop them at the end.
 
     Args:
-        program: Prometheus.
-        folder: For logs and data; there is none of this name yet, or it is empty.
-        records_per_s: Of both streams together.
-        coordinators: One leads.
+        program: Path of Prometheus.
+        folder: Folder for logs and data. It must be empty or not exist.
+        records_per_s: Rate of both streams together.
+        coordinators: Number of coordinators. One of them leads.
 
     Raises:
-        UnavailableError: If something does not start.
+        UnavailableError: If a process does not start.
     """
     logs = folder / "logs"
     logs.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What tests of the pure parts share."""
+"""Fixtures for all unit tests."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def process_logging() -> Iterator[None]:
     before = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before
-    root.setLevel(root.level)  # what loggers remember of it is forgotten
+    root.setLevel(root.level)  # clears the levels that loggers cached
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()

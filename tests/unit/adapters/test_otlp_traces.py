@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 JOB = "digits"
 AT_S = 1_700_000_000.25
 PATIENCE_S = 120.0
-NOBODY = "http://127.0.0.1:9"  # the port of a service that no machine has any more
+NOBODY = "http://127.0.0.1:9"  # no service uses this port any more
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -167,7 +167,8 @@ def test_more_spans_than_the_queue_holds_are_lost_without_a_wait_or_a_word(
     monkeypatch.setattr(otlp_traces, "REQUEST_SPANS", 16)
     monkeypatch.setattr(otlp_traces, "CLOSE_S", 0.1)
     with Collector() as collector, tracing(collector.url) as (tracer, _):
-        collector.answering.clear()  # it takes the request, and is silent
+        # The collector accepts the request, but does not answer.
+        collector.answering.clear()
         for number in range(2_000):
             tracer.span(traced(tracer, number), "batch.wait", AT_S, AT_S)
         assert collector.requests <= 1 + 2_000 // 64

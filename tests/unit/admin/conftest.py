@@ -59,7 +59,7 @@ class World:
 
     @property
     def outside(self) -> Outside:
-        """What a service reaches."""
+        """Return the servers that a service uses."""
         return Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
 
     @property

@@ -1,4 +1,4 @@
-"""What strangers and other sites try, and what it gets them: nothing."""
+"""Attacks by strangers and by other web sites fail."""
 
 from __future__ import annotations
 

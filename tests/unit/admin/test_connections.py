@@ -24,7 +24,8 @@ from tests.unit.admin.conftest import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOON_S = 1.0  # that a request may take here: long enough for one that is sent at once
+# A request that is sent at once is read within this time.
+SOON_S = 1.0
 LONG_S = 30.0
 LARGE = "x" * 30_000_000 + " the end"  # no buffer of a system takes it
 
@@ -42,7 +43,7 @@ class Connection:
         self.was_cut = True
 
 
-# --- who makes place for whom --------------------------------------------------------------------
+# --- which connections make room for new ones ----------------------------------------------------
 
 
 def begun(connections: Connections, *addresses: str, needed: bool = False) -> list[Connection]:
@@ -58,7 +59,8 @@ def cut(opened: list[Connection]) -> list[bool]:
 def test_whoever_waits_longest_makes_place_for_a_new_one_of_its_address() -> None:
     connections = Connections(10, 2)
     opened = begun(connections, "192.0.2.1", "192.0.2.9", "192.0.2.1")
-    connections.waits(opened[0])  # its request was answered meanwhile
+    # Its request has been answered by now.
+    connections.waits(opened[0])
 
     begun(connections, "192.0.2.1")
 
@@ -96,12 +98,12 @@ def test_what_has_ended_counts_no_more() -> None:
 @pytest.mark.parametrize(
     ("proxies", "addresses", "places"),
     [
-        ((), ("2001:db8::1", "2001:db8::ffff:2"), 1),  # a subscriber has as many as it likes
+        ((), ("2001:db8::1", "2001:db8::ffff:2"), 1),  # no limit for a subscriber
         ((), ("2001:db8::1", "2001:db8:0:1::1"), 2),
         ((), ("::ffff:192.0.2.1", "192.0.2.1"), 1),
         (("192.0.2.0/24",), ("192.0.2.1", "::ffff:192.0.2.1"), 2),  # a proxy speaks for many
         (("2001:db8::/32",), ("2001:db8::1", "2001:db8::1"), 2),
-        ((), ("", ""), 2),  # a socket of the same machine that has no address
+        ((), ("", ""), 2),  # local sockets have no address
     ],
 )
 def test_addresses_of_one_client_count_together(
@@ -154,7 +156,7 @@ class Client:
         self.socket.sendall(said)
 
     def say(self, more: bytes) -> None:
-        """Go on."""
+        """Send more."""
         self.socket.sendall(more)
 
     def read_until(self, until: bytes) -> bytes:
@@ -172,7 +174,7 @@ class Client:
         try:
             while piece := self.socket.recv(65_536):
                 received += piece
-        except ConnectionResetError:  # it was cut while there was more to read
+        except ConnectionResetError:  # cut before everything was read
             pass
         return received
 
@@ -247,7 +249,7 @@ def test_a_request_that_is_not_whole_in_time_is_cut_off(
 def test_who_goes_on_after_an_answer_must_come_to_an_end_too(port: int) -> None:
     client = Client(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
     client.read_until(b'{"ok":true}')
-    client.say(b"\r\n")  # which no request begins with
+    client.say(b"\r\n")  # no request begins with this
     assert client.last_words().startswith(b"HTTP/1.1 408 ")
 
 
@@ -258,7 +260,8 @@ def test_a_body_that_comes_byte_by_byte_is_cut_off(world: World, port: int) -> N
         while True:
             client.say(b"1\r\n \r\n")
     except ConnectionError:
-        pass  # it is gone: pytest's timeout is the limit
+        # The connection is closed. pytest's timeout limits the wait.
+        pass
 
 
 def test_a_key_does_not_help_who_never_ends_a_body(world: World, port: int) -> None:

@@ -91,10 +91,10 @@ class Stream:
         self.comments = 0
 
     def next(self) -> tuple[str, Any]:
-        """Name and data of the next event.
+        """Return the name and data of the next event.
 
         Raises:
-            EOFError: If there is none.
+            EOFError: If the stream has ended.
         """
         fields = dict[str, str]()
         for line in self._lines:
@@ -105,7 +105,7 @@ class Stream:
                 self.last_id = fields["id"]
                 EVENT_DATA[fields["event"]].model_validate_json(
                     fields["data"]
-                )  # as the document says
+                )  # the URL is as in the document
                 return fields["event"], json.loads(fields["data"])
             else:
                 self.comments += "" in fields
@@ -125,7 +125,7 @@ def served(world: World) -> Iterator[Served]:
         names = [thread.name for thread in set(threading.enumerate()) - before]
         return [name for name in names if not name.startswith("asyncio_")]
 
-    eventually(lambda: not left())  # a check of a server may be under way
+    eventually(lambda: not left())  # a check of a server may be in flight
 
 
 def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Served) -> None:
@@ -324,7 +324,7 @@ def test_a_reader_that_is_overtaken_has_to_come_back(world: World) -> None:
         stream = module.EventStream(follower)
         task = asyncio.ensure_future(stream({"type": "http"}, reader.receive, reader.send))
         await happens(lambda: bool(reader.parts))
-        for _ in range(EVENTS + 1):  # without a chance to read in between
+        for _ in range(EVENTS + 1):  # no chance to read in between
             follower.feed.publish("update", b"{}")
         await asyncio.wait_for(task, PATIENCE_S)
         assert reader.ended

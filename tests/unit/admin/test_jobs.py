@@ -1,4 +1,4 @@
-"""Job routes: created once, listed, changed, deleted; what makes no sense is told by field."""
+"""Job routes: jobs are created once, listed, changed and deleted. Errors name the wrong fields."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
 
 def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
-    for _ in range(2):  # the second answer is of the job that is there
+    for _ in range(2):  # the second answer returns the existing job
         answer = post(world, "k1", task={"entrypoint": "os:system"})
         assert answer.status_code == 201
         body = answer.json()

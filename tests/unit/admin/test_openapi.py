@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     Case: TypeAlias = AnyCase[Any]
     Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 
-# Of each route and kind: enough for what is wrong with a route, not with pydantic. They are the
-# same each time: few do where neither routes nor what they take and give have changed.
+# Examples per route and kind. They test routes, not pydantic, so a few suffice. They are the same
+# in each run. If neither routes nor their types have changed, even fewer run.
 CHANGED = has_changed("common/api/", "common/config/", "common/jobs/", "services/admin/")
 EXAMPLES = 8 if CHANGED else 3
 ALWAYS = ("400", "401", "403", "413", "422", "429")
@@ -75,7 +75,8 @@ def sent(world: World, case: Case, key: str | None = "operator") -> httpx2.Respo
 
 def compare(world: World, case: Case, *more: Any) -> None:  # noqa: ANN401 -- checks, a class of theirs
     """Send a request and hold the answer against the document."""
-    if case.path.endswith("/events"):  # of a job that is there it would never end
+    # The events of an existing job never end.
+    if case.path.endswith("/events"):
         case.path_parameters["job"] = "nobody"
     answer = sent(world, case)
     assert answer.status_code < 500, answer.text
@@ -194,7 +195,7 @@ def test_every_field_of_every_model_is_described() -> None:
 
 
 def described(schema: dict[str, Any], models: dict[str, Any]) -> bool:
-    """Whether a field says what it is; one that is a model may leave that to the model's words."""
+    """Return True if a field has a description. The description of its model counts, too."""
     model = models.get(schema.get("$ref", "").rpartition("/")[2], {})
     return bool(schema.get("description") or model.get("description"))
 
@@ -220,5 +221,5 @@ def boundless(schema: dict[str, Any], path: str) -> list[str]:
 
 
 def takes_anything(operation: Operation) -> bool:
-    """Whether a request of this route can be wrong in any way."""
+    """Return True if a request of this route has parameters or a body, which can be wrong."""
     return any(True for _ in islice(operation.iter_parameters(), 1)) or bool(operation.body)

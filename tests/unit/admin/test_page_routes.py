@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def links(world: World) -> list[str]:
-    """What the page loads, as its HTML says."""
+    """Return the files that the page's HTML loads."""
     answer = world.ask("GET", "/", key="viewer")
     assert answer.status_code == 200
     return re.findall(r'(?:href|src|content)="(/[^"]*)"', answer.text)

@@ -71,7 +71,7 @@ def decide(world: World, *records: PlanRecord) -> None:
 
 @pytest.fixture
 def rented(world: World) -> World:
-    """A job for which machines are rented; a candidate has taken charge."""
+    """A job with rented machines. A candidate is in charge of them."""
     world.streams("clinic-a")
     spec = SPEC.model_dump(mode="json") | {"provisioning": {"workers": 4, "policy": "adaptive"}}
     answer = world.ask("POST", "/v1/jobs", json=spec)

@@ -1,4 +1,4 @@
-"""People's access tokens: who gets in, who does not, and what holds while their issuer is away."""
+"""Access tokens of users: valid ones are accepted, others refused, even if the issuer is down."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FakeIssuer:
     gives: str = ""
 
     def rotate(self, *names: str) -> None:
-        """From now on these are its keys."""
+        """Replace the issuer's keys."""
         self.keys = {name: self.keys.get(name) or new_key(name) for name in names}
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
@@ -127,7 +127,7 @@ def test_a_group_makes_an_operator_and_everybody_else_looks(office: Office) -> N
     assert office.world.ask("POST", "/v1/jobs", key=token, json=JOB).status_code == 201
     answer = office.world.ask("PATCH", "/v1/jobs/digits", key=token, json={"wanted": "paused"})
     assert answer.json()["reason"] == "paused by oidc:ada"
-    assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # by a key, as before
+    assert office.world.get("/v1/me") == {"name": "eve", "role": "viewer"}  # keys still work
 
 
 def test_what_is_not_for_this_service_or_not_signed_or_over_is_refused(office: Office) -> None:
@@ -159,7 +159,8 @@ def test_what_is_not_for_this_service_or_not_signed_or_over_is_refused(office: O
 
     assert office.as_whom(good) == (200, "viewer")
     assert found == dict.fromkeys(bad, 401)
-    assert office.issuer.asked == 2  # for all of these: once, its document and its keys
+    # The service requested the discovery document and the keys once for all tokens.
+    assert office.issuer.asked == 2
 
 
 def test_a_new_key_is_learnt_and_a_withdrawn_one_forgotten(office: Office) -> None:
@@ -300,7 +301,7 @@ def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
             office.clock.advance(AGAIN_S)
             return office.as_whom(office.issuer.token(iss=server.url))[0] == 200
 
-        assert any(may_come_in() for _ in range(20))  # a busy machine is not always in time
+        assert any(may_come_in() for _ in range(20))  # a busy machine may be late for some
 
 
 @pytest.mark.parametrize(

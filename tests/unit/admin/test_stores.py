@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def test_lost_records_that_stand_last_are_repaired() -> None:
-    log = MemoryLog(lambda: 0.0)  # so all that is written is old
+    log = MemoryLog(lambda: 0.0)  # an old time for all records
     log.create_topics([NewTopic("clinic-a"), NewTopic("clinic-b")])
     job = JobOperations(log).submit(parse_job(TEXT))
     _, key = KeyStore(log).create("ci", "viewer")

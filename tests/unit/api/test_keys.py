@@ -1,4 +1,4 @@
-"""API keys: whoever holds one gets in by its role, and nobody else, whatever the topic holds."""
+"""A valid API key gives its role, and nothing else is accepted, whatever the topic contains."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class RacingLog(MemoryLog):
         self.meanwhile: Callable[[], object] | None = None
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
-        """As ever; the first to ask is the writer, who checks its topic once."""
+        """Return the partitions. The writer asks first, once; the other acts before its answer."""
         if self.meanwhile:
             act, self.meanwhile = self.meanwhile, None
             act()
@@ -233,7 +233,7 @@ def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one
         made.append(KeyStore(log).create("ci", "viewer")[0])
 
     log.meanwhile = replace
-    key_store.revoke("ci")  # of the key that there is when it is made
+    key_store.revoke("ci")  # the key that exists when it is revoked
     keys = Keys(KeyStore(log).read().values())
     assert keys.role_of(leaked) is None
     assert keys.role_of(made[0]) is None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from common.config.settings import Settings
 
-KEY = "operator"  # of the caller, by name
+KEY = "operator"  # name of the caller's key
 
 
 class Bridge(httpx2.BaseTransport):
@@ -71,7 +71,7 @@ class Bridge(httpx2.BaseTransport):
 
 @dataclass
 class World:
-    """What the commands see, and how to run one."""
+    """The servers behind the commands, and a way to run a command."""
 
     log: MemoryLog = field(default_factory=MemoryLog)
     redis: MemoryRedis = field(default_factory=MemoryRedis)
@@ -88,15 +88,15 @@ class World:
         key: str = KEY,
         end: httpx2.BaseTransport | None = None,
     ) -> Result:
-        """Run a command line, beside a service that is new and so reads all, and see how it ends.
+        """Run a command line against a new service, which reads all topics. Returns the result.
 
         Args:
             arguments: The command line.
-            code: Its exit status.
-            typed: Its standard input.
-            blobs: Where both keep models.
-            key: Of whoever runs it: `operator`, `viewer`, or one that is not valid.
-            end: What answers instead of the service.
+            code: Expected exit status.
+            typed: Standard input.
+            blobs: Storage of models, for the command and the service.
+            key: The caller's key: `operator`, `viewer`, or an invalid one.
+            end: Transport that answers in place of the service.
         """
         settings = {"DOLL_BLOBS": blobs, **self.environment}
         bridge = Bridge(

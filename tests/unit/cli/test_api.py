@@ -1,4 +1,4 @@
-"""What commands ask the admin service, and what they say if it does not answer as it should."""
+"""Requests of commands to the admin service, and their messages if its answer is unexpected."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ COMMANDS = [
 ]
 
 
-# What takes long to load, and what else no help needs.
+# Modules that are slow to import, and others that `--help` does not need.
 HEAVY = (
     *("torch", "numpy", "scipy", "matplotlib", "confluent_kafka", "redis", "boto3", "fastapi"),
     *("httpx2", "msgspec", "structlog", "rich.live", "common.jobs", "common.core"),
@@ -73,7 +73,7 @@ def paths(command: Any, *before: str) -> Iterator[str]:  # noqa: ANN401 -- typer
 def test_paragraphs_of_help_are_as_wide_as_the_terminal(world: World) -> None:
     shown = {line.strip() for line in world.run("produce", "--help").stdout.splitlines()}
     first, second, *_ = cleandoc(produce.produce.__doc__ or "").split("\n\n")
-    assert "\n" in second  # as it stands in the source
+    assert "\n" in second  # the source's line breaks are kept
     assert {first, second.replace("\n", " ")} < shown
 
 

@@ -304,7 +304,8 @@ def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
 
     def looked(service: Api, job: str) -> Picture:
         if seen and seen[-1].updates:
-            raise KeyboardInterrupt  # whoever watches has seen what came meanwhile
+            # By then the command has shown the changes so far.
+            raise KeyboardInterrupt
         if len(seen) == 1:
             claimed(world, 1)
             made = Lead(-1, GENESIS, "c", 0), update(0, 1)
@@ -353,7 +354,7 @@ def test_watch_and_list_show_what_expired(world: World) -> None:
     claimed(world, 1)
     world.log.expire(Partition("clinic-a", 0), 4)
     shown = world.run("job", "watch", "digits", "--once").stdout
-    assert "lag 3 " in shown  # the batch of two, and the one that nobody has claimed
+    assert "lag 3 " in shown  # a batch of two, and one unclaimed record
     assert "records expired 2 " in shown
     head, line, *_ = world.run("job", "list").stdout.splitlines()
     assert line[head.index("quarantined") :].split()[:2] == ["0", "2"]

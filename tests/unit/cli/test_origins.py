@@ -63,7 +63,7 @@ def test_a_job_begins_with_a_checkpoint_that_counts(led: World, source: str, ver
     assert origin == {"job": "digits", "epoch": 0, "version": version, "sha256": sha256}
     assert blob == f"next/origin/{sha256}.safetensors"
     trainer = trainer_of(parse_job(NEXT), ())()
-    trainer.restore(data)  # it is a snapshot of the new job
+    trainer.restore(data)  # a snapshot of the new job
     assert set(np.frombuffer(trainer.weights(), np.float32)) == {float(version)}
     assert shown(led, "next")["reason"] == f"submitted, begins with digits@{version}"
 

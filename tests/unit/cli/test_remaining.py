@@ -1,4 +1,4 @@
-"""What a running job says of its work: what is left to do, and the rates that its batches show."""
+"""Estimates of a running job's remaining work, and the rates of its batches."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_worker_that_is_gone_and_its_successor_are_one() -> None:
         )
         for n in range(20)
     ]
-    found = rates_of([*claims, None, claims[3], claims[19]])  # what was claimed before is not new
+    found = rates_of([*claims, None, claims[3], claims[19]])  # earlier claims are not new
     assert found is not None
     assert found.workers == ("w3",)
     assert found.rates_per_s == pytest.approx([5.0], rel=0.02)

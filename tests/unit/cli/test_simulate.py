@@ -68,7 +68,7 @@ def file(tmp_path: Path) -> str:
 
 
 def shown(experiment: Experiment, results: Mapping[str, tuple[SimulatedRun, ...]]) -> str:
-    """What is printed, with single spaces."""
+    """Return the printed text, with single spaces."""
     from rich.console import Console  # noqa: PLC0415 -- only here
 
     console = Console(width=200, record=True, quiet=True)

@@ -1,4 +1,4 @@
-"""As much of AWS's access management as our policies use: whether a request is let through."""
+"""The part of AWS's access management that our policies use: is a request allowed?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-Value = str | tuple[str, ...] | None  # of a condition's key; None: the request has none
+# Value of a condition's key. None: the request lacks the key.
+Value = str | tuple[str, ...] | None
 
 
 class Request(NamedTuple):
@@ -30,7 +31,7 @@ class Policy:
     used: set[tuple[int, str, str]] = field(default_factory=set)  # statement, action, resource
 
     def allows(self, request: Request) -> bool:
-        """Whether any statement does; it is noted which."""
+        """Return True if a statement allows the request. Records which one."""
         found = False
         for number, statement in enumerate(self.statements):
             for action in listed(statement["Action"]):
@@ -94,7 +95,7 @@ def _like_if_there(value: Value, patterns: Sequence[str]) -> bool:
 
 _OPERATORS: Mapping[str, Callable[[Value, Sequence[str]], bool]] = {
     "StringEquals": _equal,
-    "ArnEquals": _like,  # which takes patterns too
+    "ArnEquals": _like,  # AWS accepts patterns here, too
     "Null": _missing,
     "ForAllValues:StringLike": _all_like,
     "StringLikeIfExists": _like_if_there,

@@ -10,9 +10,9 @@ from common.telemetry.metrics.__main__ import sections
 if TYPE_CHECKING:
     from common.telemetry.metrics.__main__ import Declared
 
-_PARTS = ("_bucket", "_sum", "_count")  # of a histogram
+_PARTS = ("_bucket", "_sum", "_count")  # suffixes of a histogram's metrics
 _OWN = frozenset({"instance", "job"})  # labels that Prometheus adds
-_FOREIGN = {"up": frozenset[str]()}  # metrics that are Prometheus's own
+_FOREIGN = {"up": frozenset[str]()}  # metrics of Prometheus itself
 _WORDS = frozenset(
     {
         *("and", "bool", "by", "group_left", "group_right", "ignoring", "offset", "on", "or"),
@@ -23,12 +23,12 @@ _WORDS = frozenset(
 _OF_COUNTERS = ("increase", "rate")
 _OF_GAUGES = ("changes", "deriv")
 _KNOWN = {metric.name: metric for metrics in sections().values() for metric in metrics}
-# Counters that are asked for as they are: amounts since the job began.
+# Counters whose value itself is of interest: totals since the job began.
 _AMOUNTS = frozenset({"doll_spent_usd_total"})
 
 
 def faults(expression: str) -> list[str]:
-    """What in a query is not as its service declares it; empty if all is."""
+    """Return what in a query contradicts the declarations of the metrics. Empty if nothing does."""
     found = list[str]()
     bare = re.sub(r'"(\\.|[^"\\])*"', '""', expression)
     bare = re.sub(r"\[[^\]]*\]", "", bare)  # durations

@@ -1,8 +1,8 @@
-"""Renders the chart with the real helm, where it can be had.
+"""Renders the chart with the real helm, if it is installed.
 
-It is looked for in `.tools`, where `make .tools/helm` puts a pinned version, and then in PATH.
-Without it tests are skipped; where TEST_REQUIRE_SERVERS=1 and Go is there, they fail, but for
-TEST_WITHOUT_HELM=1: CI says so where nothing changed that they look at.
+`make .tools/helm` puts a pinned version into `.tools`, which precedes PATH. Without helm, tests are
+skipped. With TEST_REQUIRE_SERVERS=1 and an installed Go they fail instead, unless
+TEST_WITHOUT_HELM=1: CI sets that if none of the files that they test has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CHART = ROOT / "deploy/helm/doll"
 MARKET = ROOT / "deploy/ec2/market.yaml"
 FILES = sorted(path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml"))
 
-Manifest = dict[str, Any]  # of Kubernetes: its schemas say what is in it, and are asked
+# A manifest of Kubernetes. Its schemas validate it.
+Manifest = dict[str, Any]
 
 
 @cache
@@ -42,7 +43,7 @@ def chart(*options: str, path: Path = CHART) -> tuple[Manifest, ...]:
 
 
 def helm(*arguments: str, refused: bool = False) -> subprocess.CompletedProcess[str]:
-    """What helm says; skips, or fails, where it is not."""
+    """Return helm's output. Skips or fails the test if helm is missing."""
     program = shutil.which(
         "helm", path=f"{ROOT / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"
     )

@@ -19,7 +19,8 @@ from tests.unit.deploy.promtool import promtool
 
 SERVICES = compose.services()
 NAMES = sorted(SERVICES)
-ONCE = {"s3-bucket"}  # ends when it has done its work: nothing is left to ask how it is
+# Containers that end when their work is done, so that they need no health check.
+ONCE = {"s3-bucket"}
 WRITES_BESIDE_ITS_PROGRAMS = {"kafka"}
 # Known to one of the two readers of the file alone.
 FORBIDDEN = {
@@ -56,7 +57,7 @@ def test_a_service_is_contained_limited_and_started_again(name: str) -> None:
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
     assert "privileged" not in service
-    assert "container_name" not in service  # or there could be one of it only
+    assert "container_name" not in service  # a name would allow one container only
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ONCE))

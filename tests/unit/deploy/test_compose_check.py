@@ -32,7 +32,7 @@ def program() -> str:
 
 
 def said(*command: str) -> str:
-    """What a program answers, which must be no complaint."""
+    """Return the answer of a program, which must succeed."""
     done = subprocess.run(  # noqa: S603 -- our own arguments, no shell
         command,
         cwd=ROOT,

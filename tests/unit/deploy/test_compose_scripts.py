@@ -29,7 +29,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_secrets(folder: Path) -> dict[str, str]:
-    """What is in the files."""
+    """Return the contents of the files."""
     done = run(str(SCRIPTS / "make-secrets"), str(folder))
     assert done.returncode == 0, done.stderr
     found = {path.name: path.read_text() for path in folder.iterdir()}

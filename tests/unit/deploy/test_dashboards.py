@@ -69,7 +69,7 @@ def test_every_label_in_a_legend_is_one_that_the_query_keeps(dashboard: Dashboar
         for query in panel.queries:
             shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
             assert shown <= grouped(query.expression), f"{panel.title}: {query.legend}"
-            # else several lines have one name
+            # Otherwise several lines would have the same name.
             assert grouped(query.expression) - {"job_name", "le"} <= shown, panel.title
 
 

@@ -41,10 +41,10 @@ SETTINGS = {
 
 
 class Booted(NamedTuple):
-    """What came of user data."""
+    """Result of the user data's script."""
 
     status: int
-    said: list[str]  # by programs that stand in for those of the machine
+    said: list[str]  # output of the machine's stand-in programs
     work: Path
 
 

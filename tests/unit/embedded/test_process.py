@@ -27,7 +27,7 @@ time.sleep(600)
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, be it reaped or not."""
+    """Return True if a process has ended, even if it is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A purge removes what jobs of a name have and nothing else, and is gone on with where it ended."""
+"""A purge deletes what jobs of a name own and nothing else, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class MortalLog(MemoryLog):
     """A log that goes away when topics are to be deleted, once."""
 
     dies = False
-    refuses = ""  # to delete topics, and why
+    # Reason for which topics cannot be deleted. Empty: they can.
+    refuses = ""
 
     def delete_topics(self, topics: Collection[str]) -> None:
-        """As ever, or not.
+        """Delete topics, refuse, or die after the first topic.
 
         Raises:
             OutsideError: If it refuses.
@@ -86,7 +87,7 @@ class World:
         return self.job_store.submit(parse_job(TEXT.replace("digits", name, 1))).id
 
     def work(self, job: str) -> None:
-        """Let a job have everything, or leave it where it is gone."""
+        """Create everything that a job may own. Existing parts stay as they are."""
         kinds = control_topic, updates_topic, schemas_topic, plans_topic
         names = [*(kind(job) for kind in kinds), positions_topic(job, "clicks", "answers")]
         self.log.create_topics([NewTopic(name) for name in names])
@@ -110,7 +111,7 @@ class World:
         return set(self.log.topics()), boards, set(self.blobs.content)
 
     def left(self) -> tuple[set[str], ...]:
-        """What is there beside that of other jobs."""
+        """Return all topics, boards and objects, except those of other jobs."""
         dead_letter_topics = {"clinic-a.dlq", "clinic-b.dlq"}
         return tuple(
             now - before - dead_letter_topics
@@ -219,7 +220,7 @@ def test_what_a_zombie_makes_anew_is_removed_with_the_next_job_of_the_name(world
     world.submit()
     world.stop()
     purge("digits", world.job_store, world.outside())
-    world.work("digits")  # by a process that was frozen
+    world.work("digits")  # a process that was frozen until now
     world.work(world.submit())
     world.stop()
     known = remains_of("digits", world.job_store, world.outside())

@@ -1,4 +1,4 @@
-"""Looks at jobs: what the board and the streams say, and which servers whoever looks cannot use."""
+"""Observations of jobs: from boards and streams, and which servers are not usable."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench:
     assert bench.outages(full, board) == {"redis": "Redis refused SET: OOM"}
     assert bench.outages(board, full) == {}  # one write is enough
     (look,) = bench.looker.look([ObservedJob(bench.record, board)], 1000.0, 0.0)
-    assert look.unable == {}  # what was written to try it is no notice
+    assert look.unable == {}  # the probe's own write is no outage
     full.hold_lease("c1", 60.0)
-    assert bench.outages(full) == {}  # whoever leads has written
+    assert bench.outages(full) == {}  # the leader has written
 
 
 def test_kafka_and_redis_that_do_not_answer_are_outages_until_they_do(bench: Bench) -> None:

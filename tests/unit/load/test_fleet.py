@@ -1,4 +1,4 @@
-"""Slots of a fleet: what ends on purpose comes back when it is told to, the rest by itself."""
+"""Slots of a fleet: a planned stop lasts until the slot is resumed, and a crash is restarted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.embedded.fork_server import Forked
 
 PATIENCE_S = 120.0
-LATER = float("inf")  # so late that everything that waits for a time is due
+LATER = float("inf")  # late enough for everything to be due
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
@@ -45,11 +45,11 @@ class Sleeper(EmbeddedService):
         return super()._started(output)
 
     def frozen(self) -> bool:
-        """Whether the kernel has stopped it."""
+        """Return True if the kernel has stopped the process."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].startswith("T")
 
     def ended(self) -> bool:
-        """Whether it does not run."""
+        """Return True if the process does not run."""
         return self.exit_code is not None
 
 

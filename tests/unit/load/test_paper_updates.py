@@ -26,7 +26,7 @@ def simulated_updates(t_s: float, rng: np.random.Generator) -> np.ndarray:
 
 def simulated_runtimes(rng: np.random.Generator) -> np.ndarray:
     """(2000,) time of the 50th update of the same 16 streams, from empty batches on."""
-    batches = 30  # per stream; 200 are needed of 480
+    batches = 30  # per stream; 200 of 480 are needed
     gaps = rng.gamma(8, 1 / 5, (2000, 16, batches))
     times = np.sort(gaps.cumsum(axis=2).reshape(2000, -1), axis=1)
     return np.asarray(times[:, 199])

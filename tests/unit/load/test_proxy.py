@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from load.harness.proxy import Proxy
 
-PATIENCE_S = 120.0  # for what must come
-SILENCE_S = 0.1  # in which nothing must come
+PATIENCE_S = 120.0  # maximum wait for what must arrive
+SILENCE_S = 0.1  # wait in which nothing may arrive
 
 
 class Echo:

@@ -55,12 +55,13 @@ world, led, served = conftest.world, test_model.led, test_events.served
 class Way(Bridge):
     """The way to a service, for more than one thread; it can be cut."""
 
-    _lock = threading.Lock()  # of every way: all that lead to one world run in its one loop
+    # Shared by all clients, because all that use one world run in its single loop.
+    _lock = threading.Lock()
 
     def __init__(self, world: World) -> None:
         super().__init__(lambda: world.app)
         self.runner.close()
-        self.runner = world.runner  # which the world closes
+        self.runner = world.runner  # closed by the world
         self.cut = False
         self.answered = 0
 
@@ -175,7 +176,7 @@ def test_what_is_read_of_answers_is_what_the_document_says() -> None:
     assert {"job", "update"} < EVENT_DATA.keys()
 
 
-# --- what is asked again --------------------------------------------------------------------------
+# --- requests that are repeated -------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("at_once")
@@ -350,7 +351,7 @@ def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World
         assert (old.version, torch.equal(old.net(inputs), answer)) == (2, True)
         assert not torch.equal(live(inputs), answer)
 
-        led.board("digits").wipe()  # a checkpoint of version 1 is the newest that can be read
+        led.board("digits").wipe()  # the newest readable checkpoint is of version 1
         looks = way.answered
         eventually(lambda: way.answered > looks + 1)
         assert job.model().version == 1

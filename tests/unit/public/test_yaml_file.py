@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from doll import yaml_file
 from doll.errors import UserError
 
-NAME = st.text(max_size=40)  # YAML takes names of up to 1,024 characters, escaped
+# YAML accepts names of up to 1,024 characters after escaping.
+NAME = st.text(max_size=40)
 PLAIN = st.recursive(
     st.none()
     | st.booleans()

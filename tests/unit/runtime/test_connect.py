@@ -1,4 +1,4 @@
-"""Which adapter stands behind what the settings and the market name."""
+"""Settings and the market file select the adapter behind each port."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_history_is_asked_of_ec2(settings: Settings, monkeypatch: pytest.MonkeyP
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, settings.market)  # which holds none
+        monkeypatch.setenv(name, settings.market)  # this market has none
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     pool = SpotPool(usd_per_hour="history", instance_types=("c5.xlarge",))
     prices = open_prices(settings, Market(on_demand=ON_DEMAND, spot=(pool,), ec2=EC2))

@@ -1,4 +1,4 @@
-"""Which jobs a process takes part in, and what their actors hear of what is wanted."""
+"""A process takes part in some jobs, and their actors are notified of changes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class World:
         return Part(self, wanted)
 
     def counted(self) -> float | None:
-        """Faults of the job; None where the supervisor has none in hand."""
+        """Return the number of the job's faults. None if the supervisor counts none."""
         labels = {"job_name": "digits", "kind": "fault"}
         return self._meters.registry.get_sample_value("doll_job_faults_total", labels)
 

@@ -95,7 +95,8 @@ class _TurnsInAnyOrder(RuleBasedStateMachine):
         self.schedule = TurnSchedule[str]()
         self.now = 0.0
         self.running = set[str]()
-        self.owed = dict[str, float]()  # since when a job is to have a turn; inf: not at all
+        # Time since which each job waits for a turn. inf: it does not wait.
+        self.owed = dict[str, float]()
         self.due = dict[str, float]()
 
     @rule(job=JOBS)

@@ -1,4 +1,4 @@
-"""A service process: how it ends, and in which order it lets go of its jobs and their servers."""
+"""A service process: how it ends, and in which order it closes its jobs and their servers."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_work_may_say_how_it_ended() -> None:
 
 
 def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
-    gc.disable()  # as a process of ours begins
+    gc.disable()  # as our processes start
     try:
         kept = run("worker", "w1", lambda _: gc.get_freeze_count() if gc.isenabled() else 0)
         assert kept > len(sys.modules)
@@ -148,7 +148,8 @@ def test_kafka_s_outage_is_waited_out(capsys: pytest.CaptureFixture[str]) -> Non
         away = process._replace(settings=process.settings.model_copy(update={"kafka": GONE}))
         await_end = process.stopping.wait
 
-        def wait(timeout: float | None = None) -> bool:  # the third time, it is told to end
+        # Requests the end at the third call.
+        def wait(timeout: float | None = None) -> bool:
             waits.append(timeout)
             if len(waits) == 3:
                 process.stopping.set()
@@ -189,7 +190,7 @@ class Recorded:
         return inf
 
     def close(self) -> None:
-        """Likewise."""
+        """Record the call."""
         self._recorded.append(f"{self._what} closed")
 
 
@@ -295,7 +296,7 @@ def test_actors_beside_others_share_one_thread() -> None:
 
 @pytest.mark.parametrize("repairs", [True, False])
 def test_a_lost_record_is_repaired_by_a_process_that_may_write_alone(*, repairs: bool) -> None:
-    log = MemoryLog(lambda: 0.0)  # so all that is written is old
+    log = MemoryLog(lambda: 0.0)  # an old time for all records
     log.create_topics([NewTopic("clinic-a", 1), NewTopic("clinic-b", 1)])
     JobOperations(log).submit(parse_job(TEXT))
     with closing(log.writer()) as writer:

@@ -1,4 +1,4 @@
-"""A process that is asked to end, whatever its main thread is doing, or whose owner ends."""
+"""A process ends when it is asked to or when its owner ends, whatever its main thread does."""
 
 from __future__ import annotations
 

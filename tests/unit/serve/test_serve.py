@@ -1,4 +1,4 @@
-"""A model server answers by the protocol, by the version that it says, whatever else is away."""
+"""A model server answers by the protocol from the version that it names, even during outages."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class CountedBatches(Batches):
         return asyncio.Semaphore(0)
 
     async def predict(self, columns: Columns, name: str = "") -> Predicted:
-        """As another would; its first step puts the request into the queue."""
+        """Predict. The first step puts the request into the queue."""
         answer = asyncio.ensure_future(super().predict(columns, name))
         asyncio.get_running_loop().call_soon(self.came.release)
         return await answer
@@ -152,7 +152,7 @@ class World:
 
     @cached_property
     def models(self) -> list[ServedModel]:
-        """What is served, and its shadow."""
+        """Return the served model and its shadow."""
         selectors = [self.alias] + [self.shadow_alias] * (self.shadow_alias is not None)
         return [
             self.model(self.spec, self.settings, selector)
@@ -169,13 +169,13 @@ class World:
 
     @cached_property
     def metrics(self) -> ServeMetrics:
-        """Of the process."""
+        """Return the metrics of the process."""
         served = self.models[0]
         return ServeMetrics(lambda: served.number, served.behind_s)
 
     @cached_property
     def writer(self) -> PredictionWriter | None:
-        """Of the topic of predictions."""
+        """Return a writer to the topic of predictions, if there is one."""
         if not self.predictions:
             return None
         return PredictionWriter(self.log, self.predictions, self.spec.name, self.metrics)
@@ -194,7 +194,7 @@ class World:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """How requests are read."""
+        """Return the reader of requests."""
         schemas = JobSchemas(self.log, self.spec.name, None)
         return inputs_of(self.spec, self.models[0], schemas)
 
@@ -249,7 +249,7 @@ class World:
     def ask(
         self, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> httpx2.Response:
-        """POST where there is a body."""
+        """Send a POST if there is a body, otherwise a GET."""
         return self.runner.run(self._asked(path, body, headers))
 
     async def _asked(
@@ -275,7 +275,7 @@ class World:
         return found
 
     def error(self, body: object, status: int = 400) -> str:
-        """Ask for predictions; why there are none."""
+        """Request predictions. Returns the error."""
         answer: str = self.infer(body, status)["error"]
         return answer
 
@@ -596,14 +596,14 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
         answer = world.infer(asked())
         return "{parameters[epoch]}-{model_version}".format(**answer)
 
-    assert led(3, ModelId(3, 2)) == "0-1"  # what it answered by before
+    assert led(3, ModelId(3, 2)) == "0-1"  # still the version of before
     assert led(3, ModelId(3, 3), whole=True) == "3-3"
     assert led(3, ModelId(3, 4)) == "3-3"
-    assert led(5, ModelId(3, 2)) == "3-3"  # who comes first now may not have made 3
+    assert led(5, ModelId(3, 2)) == "3-3"  # the newest leader may not have made 3
     newly_started = World(redis=world.redis)
     made.append(newly_started)
     newly_started.look()
-    assert newly_started.models[0].version is None  # nobody has proven that 3 still counts
+    assert newly_started.models[0].version is None  # no proof that 3 still counts
     assert led(5, ModelId(3, 2), whole=True) == "3-2"
 
 
@@ -620,14 +620,15 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
         assert (refused.status_code, refused.json()) == (401, {"error": "needs an API key"})
         assert refused.headers["WWW-Authenticate"].startswith("Bearer")
     assert world.ask("/v2/models/digits").status_code == 401
-    assert world.ask("/v2/health/ready").status_code == 200  # for whoever routes to it
+    assert world.ask("/v2/health/ready").status_code == 200  # load balancers have no key
     mine = {"Authorization": f"Bearer {key}"}
     assert world.ask(infer, asked(), mine).status_code == 200
     store.revoke("shop")
     gate.look()
     assert world.ask(infer, asked(), mine).status_code == 401
     store.close()
-    [line] = audited(caplog)  # of one address there is one in a minute
+    # One line per minute for one address.
+    [line] = audited(caplog)
     assert line == {
         "by": "127.0.0.1",
         "role": "none",
@@ -705,7 +706,7 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
     answers = world.runner.run(together())
     codes = [each.status_code for each in answers]
     assert codes == [200] * 5 + [400] + [200] * 4
-    assert passes == [3, 8, *[1] * 8, 2]  # the second is made again, each request alone
+    assert passes == [3, 8, *[1] * 8, 2]  # pass 2 is repeated, each request by itself
     assert [each.json()["id"] for n, each in enumerate(answers) if n != 5] == [
         str(n) for n in range(10) if n != 5
     ]
@@ -806,7 +807,7 @@ def test_a_fault_in_the_thread_that_computes_ends_the_process(made: list[World])
 
 
 def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> None:
-    """Each answer is the network's of the version that it names, whatever is loaded meanwhile."""
+    """Each answer is from the network of the version that it names, despite swaps."""
     weights = {version: expected(DIGITS, version, {"image": IMAGES}) for version in range(1, 9)}
     found = list[dict[str, Any]]()
     for version in range(2, 9):
@@ -852,7 +853,7 @@ class Answerers:
         assert self._writer.flush(1.0)
 
     def answers(self) -> dict[str, dict[str, Any]]:
-        """By the record that was answered; fails where one was answered twice."""
+        """Return answers by the name of their records. Fails if a record was answered twice."""
         found = dict[str, dict[str, Any]]()
         for record in records_of(self.log, Partition("answered", 0)):
             name = dict(record.headers)["from"].decode()
@@ -910,7 +911,8 @@ def test_who_comes_next_goes_on_where_the_last_one_was(
     answerers.write(CLICK, CLICK)
     turned(first)
     answerers.write(CLICK)
-    second = answerers.open("s2")  # takes a partition over; the first has not gone
+    # The second takes a partition over while the first still runs.
+    second = answerers.open("s2")
     answerers.write(CLICK, CLICK, partition=1)
     turned(first, second, first)
     first._group.close()  # noqa: SLF001 -- it is taken for dead, and does not know it

@@ -1,4 +1,4 @@
-"""Whatever is cut off or altered, the newest checkpoint that is whole is found, byte by byte."""
+"""Finds the newest intact checkpoint, whatever bytes of the files are cut off or altered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from common.storage.port import Blobs
 
-LATER_S = TAKEN_BACK_S  # epochs of these tests are drawn in 1970: a day later
+LATER_S = TAKEN_BACK_S  # a day after 1970, when these epochs are drawn
 OLD, NEW = ModelId(3, 40), ModelId(3, 60)
 FOLDER = "clicks/checkpoints/00000000000000000003-000000000060/"
 
@@ -71,7 +71,7 @@ def clear(
 
 
 def best_of(blobs: Blobs) -> ModelId | None:
-    """Where the hint for tools points."""
+    """Return the version that the hint for tools names."""
     data = blobs.get("clicks/checkpoints/best")
     return None if data is None else named_by(data.decode())
 
@@ -275,7 +275,8 @@ def test_a_torn_one_does_not_count_as_kept(blobs: Blobs) -> None:
     blobs.put("clicks/checkpoints/00000000000000000005-000000000070/state.msgpack", b"")
     clear(store, 1)
     assert store.finished() == [NEW]
-    assert len(blobs.names("")) == 3 + 1 + 1  # somebody may be writing the torn one; the hint
+    # The torn one stays because its writer may still be at work. The last one is the hint.
+    assert len(blobs.names("")) == 3 + 1 + 1
 
 
 def test_an_unreadable_manifest_does_not_count_as_kept(blobs: Blobs) -> None:
@@ -390,7 +391,8 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_next(blobs: Blobs, calls
         assert newest(store)[0] == NEW
     clear(store, 1)
     assert store.finished() == [NEW, ModelId(3, 10)]
-    assert len(blobs.names("")) == 2 * 3 + 2  # two parts and a manifest each, and two hints
+    # Each checkpoint has two parts and a manifest. There are two hints.
+    assert len(blobs.names("")) == 2 * 3 + 2
 
 
 @given(
@@ -497,7 +499,7 @@ def test_a_flipped_bit_never_changes_what_is_loaded(data: st.DataObject) -> None
     damaged[position] ^= 1 << data.draw(st.integers(0, 7), label="bit")
     blobs.content[blob] = bytes(damaged)
     try:
-        name, _ = newest(store)  # which compares all that it reads
+        name, _ = newest(store)  # it compares all that it reads
     except FutureFormatError:
         return
     assert name is not None

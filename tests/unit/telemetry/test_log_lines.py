@@ -1,4 +1,4 @@
-"""One line per event, whatever the values are; one form for ours and for others'."""
+"""Each event is one line with any values, and all libraries' lines have the same format."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_console_s_line_has_time_level_event_and_fields() -> None:
 
 def test_json_has_the_same_in_an_object() -> None:
     line = line_of(of_ours("taken", job="digits", at=(1, 2)), "json", service="worker")
-    assert '"event": "taken"' in line  # as those look for it who read many lines
+    assert '"event": "taken"' in line  # searches of long logs rely on this form
     assert list(json.loads(line).items()) == [
         *(("time", TIME), ("level", "error"), ("event", "taken")),
         *(("service", "worker"), ("job", "digits"), ("at", [1, 2])),

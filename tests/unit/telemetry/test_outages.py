@@ -56,7 +56,7 @@ def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     outage = Outage(log, "redis", clock)
     for _ in range(3):
         outage.met(REFUSED)
-        outage.quiet()  # the reader finds nothing new, and no wonder
+        outage.quiet()  # as expected, the reader finds nothing new
         clock.advance(SETTLED_S / 2)
         outage.quiet()
     clock.advance(SETTLED_S / 2)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 JOB = "digits"
 STREAMS = ("clicks", "views")
-PATIENCE_S = 120.0  # for what must happen: a test that waits so long has failed
+# A test that waits longer than this has failed.
+PATIENCE_S = 120.0
 BATCH = 10  # records of a batch
 
 SPEC = f"""
@@ -86,7 +87,7 @@ def update(
     metrics: dict[str, float] | None = None,
     short: str = "",
 ) -> UpdateApplied:
-    """An update of one batch, unless it is said of which."""
+    """Return an update of these batches. By default it has one batch."""
     made = batches or (batch(version),)
     samples = sum(each.samples for each in made)
     accuracy = {"accuracy": 0.25} if metrics is None else metrics
@@ -116,10 +117,10 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 async def happens(holds: Callable[[], bool]) -> None:
-    """Wait until something is so, and let others go on meanwhile.
+    """Wait until a condition holds, while other coroutines run.
 
     Raises:
-        AssertionError: If it is not for long.
+        AssertionError: If the condition does not hold within `PATIENCE_S`.
     """
     until = time.monotonic() + PATIENCE_S
     while not holds():

@@ -23,7 +23,7 @@ from common.spot.provisioning.fleet_ledger import FleetLedger
 from services.admin.live.answers import curves_answer, updates_page, workers_answer
 from tests.unit.admin.live.helpers import BATCH, batch, job, lead, quarantine, update
 
-STEP_S = 0.5  # between records
+STEP_S = 0.5  # seconds between records
 COURSE = st.lists(
     st.one_of(
         st.tuples(st.just("update"), st.integers(0, 2), st.sampled_from([0, 0, 0, 1, -1])),
@@ -37,11 +37,12 @@ COURSE = st.lists(
 
 
 def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
-    """What several leaders, dead ones with them, wrote.
+    """Return the records of several leaders, including dead ones that still write.
 
     Args:
-        course: What was written; by the leader so many leads ago; how far from the right version,
-            or how far a new leader goes back, or which batch.
+        course: For each record, its kind; which leader wrote it, counted back from the newest; and
+            the distance from the right version, the number of versions that a new leader rolls
+            back, or the number of the batch.
     """
     history, epochs, records = History(), [-1], list[AuditRecord | None]()
     for offset, (what, ago, number) in enumerate([("lead", 0, 0), *course]):
@@ -83,7 +84,7 @@ def test_the_view_is_what_the_effective_history_says(
     for offset, record in enumerate(records):
         view.feed_update(offset, record, offset * STEP_S, offset * STEP_S)
         if offset in asked_at:
-            progress_answer(view, offset * STEP_S)  # to be asked changes nothing
+            progress_answer(view, offset * STEP_S)  # reading it must change nothing
             workers_answer(view, FleetLedger(), offset * STEP_S)
     now = len(records) * STEP_S
     made, quarantined = effective(records)

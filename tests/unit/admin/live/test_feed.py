@@ -59,7 +59,7 @@ def test_streams_of_several_loops_are_woken_and_ended() -> None:
     assert feed.listeners == 2
     feed.publish("update", b"{}")
     feed.close()
-    feed.publish("update", b"{}")  # to nobody
+    feed.publish("update", b"{}")  # without subscribers
     for thread in threads:
         thread.join(120)
     assert woken == ["event", "event"]

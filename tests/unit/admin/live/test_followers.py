@@ -1,4 +1,4 @@
-"""Which jobs a process follows, and how a request waits for one."""
+"""A process follows some jobs, and a request waits until its job is followed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Rig:
-    """Two jobs in memory, one of them stopped, and whoever follows them."""
+    """Two jobs in memory, one of them stopped, and their followers."""
 
     def __init__(self, log: MemoryLog | None = None) -> None:
         self.log = MemoryLog() if log is None else log
@@ -125,7 +125,7 @@ def test_a_stream_of_events_keeps_a_job_followed(rig: Rig, monkeypatch: pytest.M
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         follower.feed.listen(loop, news)
         rig.jobs = {**rig.jobs, JOB: job("stopped")}
-        await happens(lambda: other.ended_s is not None)  # which nobody listens to
+        await happens(lambda: other.ended_s is not None)  # nobody subscribes to this one
         assert follower.ended_s is None
         follower.feed.unlisten(news)
         await happens(lambda: follower.ended_s is not None)
@@ -164,7 +164,7 @@ def test_a_follower_that_has_failed_keeps_the_thread_from_nothing(
         monkeypatch.setattr(Followers, name, counted)
     follower = rig.followers.of("old")
     eventually(lambda: follower.ready)
-    follower.due_s = 0.0  # as it is while its topics are opened
+    follower.due_s = 0.0  # as while its topics are opened
     follower.guarded(_fail)
     passes.clear()
     eventually(lambda: passes["_sweep"] == 6)

@@ -19,7 +19,7 @@ JOBS = 1000
 
 
 class Rig:
-    """Many jobs, and a count of what is asked about them."""
+    """Many jobs, and a count of the questions about them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs = {name: job("paused", name) for name in map("j{:04}".format, range(JOBS))}
@@ -35,7 +35,7 @@ class Rig:
         monkeypatch.setattr("services.admin.live.listing.job_summary", counted)
 
     def summary(self, record: JobRecord) -> LiveSummary:
-        """How a job is."""
+        """Return a job's summary."""
         self.asked.append(record.spec.name)
         default = LiveSummary(State("paused", ""), JobProgress(record).numbers(0.0))
         return self.summaries.get(record.spec.name, default)

@@ -1,4 +1,4 @@
-"""Decisions and policies for tests: what stands in a script, whatever the situation."""
+"""Decisions and policies for tests, which follow a script in every situation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def count(situation: Situation | None = None, **machines: int) -> Decision:
 
 @dataclass
 class Scripted(Policy):
-    """Answers as its function does, and remembers what it was asked."""
+    """Calls a function to decide, and records the situations."""
 
     answer: Callable[[Situation, Decision | None], Decision]
     name: ClassVar[str] = "scripted"

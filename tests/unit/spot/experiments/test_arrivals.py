@@ -1,4 +1,4 @@
-"""Records arrive by the law that was asked for, and counts and times are two sides of one thing."""
+"""Records arrive by the given law, and counts and times agree with each other."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_time_goes_on_over_the_ends_of_chunks(name: str) -> None:
     assert (np.diff(arrived) >= 0).all()
     gaps = np.diff(arrived)
     at_ends = gaps[CHUNK - 1 :: CHUNK]
-    assert at_ends.max() < 25 * gaps.mean() + 10  # the nightly pause of the trace is one gap
+    assert at_ends.max() < 25 * gaps.mean() + 10  # the trace's nightly pause is one gap
     assert arrived[0] >= 0
 
 
@@ -133,8 +133,8 @@ def test_what_was_forgotten_is_refused_and_what_is_left_is_counted_right() -> No
     assert arrivals.count_until(kept_s) == 2 * CHUNK + 6
     with pytest.raises(ParameterError, match="was forgotten"):
         arrivals.time_of(2 * CHUNK - 1)
-    arrivals.forget_before(10)  # earlier than what is forgotten: nothing more
-    arrivals.forget_before(100 * CHUNK)  # more than there is: all there is
+    arrivals.forget_before(10)  # earlier than the forgotten ones: no effect
+    arrivals.forget_before(100 * CHUNK)  # more than there is: forgets everything
     assert arrivals.time_of(3 * CHUNK) > kept_s
 
 

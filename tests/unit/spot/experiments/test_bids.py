@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOUR_S = 3600.0
-JOB: dict[str, Any] = {  # five updates a second on four machines: theta_0 is two hours
+# Five updates a second on four machines: theta_0 is two hours.
+JOB: dict[str, Any] = {
     "workers": 4,
     "arrivals": {"process": "backlog"},
     "on_preemption": "reassign",

@@ -1,4 +1,4 @@
-"""What machines run and what they cost: timelines by hand, and a slow bookkeeper for all others."""
+"""Use and cost of machines: timelines by hand, and a slow bookkeeper for all others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_slot(on_demand: Pool, spot: Pool, place: int) -> SimulatedFleet:
 def go_through(
     fleet: SimulatedFleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)
 ) -> str:
-    """Step through offers drawn as `#` and `.`, and draw in which steps the slot was active."""
+    """Step through offers drawn as `#` and `.`, and draw the steps in which the slot was active."""
     active = ""
     steps = round(float(fleet.usage.wanted_s.sum(axis=0)[0]) / STEP_S)
     for step, offer in enumerate(offers, start=steps):
@@ -196,7 +196,7 @@ class Bookkeeper:
         machine = self.by_slot.pop(slot)
         billing = self.pools[machine.pool].billing
         paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
-        machine.usd_per_hour.append(price)  # of all that is paid beyond its end
+        machine.usd_per_hour.append(price)  # price of the paid time after its end
         second_s = hour_s = 0.0
         while second_s < paid_s:
             last_s = min(second_s + 1, paid_s)

@@ -1,4 +1,4 @@
-"""When policies are asked, and what they are told."""
+"""The driver consults policies at the right times, with the right situations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Table:
 
     @property
     def times_s(self) -> list[float]:
-        """When it was asked."""
+        """Return the times at which the policy was consulted."""
         return [situation.now_s for situation in self.policy.asked]
 
 
@@ -172,7 +172,7 @@ def test_only_another_object_is_another_decision() -> None:
 
 
 class Counted:
-    """So many records in so much time."""
+    """Counts 30 records per second of the elapsed time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

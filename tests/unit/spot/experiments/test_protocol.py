@@ -1,4 +1,4 @@
-"""The production state machines in virtual time: nothing lost, nothing twice, whoever is taken."""
+"""Production state machines in virtual time lose or repeat no record, whatever is preempted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_without_preemption_updates_come_as_fast_as_records_do() -> None:
     assert bench.learner.sums == [UPDATE] * 20
     expected_s = 20 * UPDATE / (4 * RATE_PER_S)
     # Incomplete batches wait at the end, and the last round takes a moment.
-    first_s = expected_s - 1 / RATE_PER_S  # arrivals are even, and begin at once
+    first_s = expected_s - 1 / RATE_PER_S  # even arrivals that begin at once
     assert first_s <= bench.protocol.update_times_s[-1] <= expected_s + 1.5
     assert (np.diff(bench.protocol.update_times_s) > 0).all()
 
@@ -136,7 +136,7 @@ def test_slots_that_fill_later_learn_from_then_on_and_each_record_once(
     assert last - later >= 28.0 * 6 * RATE_PER_S / UPDATE
     assert set(np.unique(used)) == {0.0, 1.0}
     assert (used[:, : int(55 * RATE_PER_S)] == 1).all()
-    # Who came later computes, too: of four workers in six at least a third.
+    # Workers that join later compute, too: at least a third, with four of six workers.
     since = by_all - by_six
     assert since.total() - since[WorkerId("w1")] - since[WorkerId("w2")] > since.total() / 3
     assert bench.protocol.too_stale == 0

@@ -34,7 +34,7 @@ def test_odds_are_those_of_past_prices_by_delta_and_time_left() -> None:
     probability, median_s = odds.within([0, 0, 0], [0.5, 0.5, 2.0], [3600.0, 1800.0, 3600.0])
     assert probability == pytest.approx([0.75, 0.25, 0.0])
     assert median_s[:2] == pytest.approx([1800.0, 900.0])  # after 900, 1,800 or 2,700 s
-    assert odds.within(0, 1.9, 3600.0)[0] == pytest.approx(0.75)  # as of the next lower bid
+    assert odds.within(0, 1.9, 3600.0)[0] == pytest.approx(0.75)  # the next lower bid's odds
     assert odds.within(0, -1.0, 3600.0)[0] == pytest.approx(0.75)
 
 

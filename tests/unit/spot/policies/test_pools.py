@@ -1,4 +1,4 @@
-"""Machines counted over several pools: what is asked for as they come and go; reassigned ones."""
+"""Numbers of machines over several pools: orders as machines come and go, and reassignments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seen(
 
 
 def hours(left_s: float, deadline_s: float) -> Work:
-    """Work of ten streams, so long undisturbed."""
+    """Return work of ten streams that takes this time without interruptions."""
     job = work([100.0] * STREAMS)
     return replace(job, updates=left_s * job.updates_per_s, deadline_s=deadline_s)
 
@@ -112,7 +112,8 @@ def test_pools_are_tried_one_after_the_other_and_then_all_at_once() -> None:
     second = decide(PLENTY, first, *pools, **none)
     third = decide(PLENTY, second, *pools, **none)
     everywhere = decide(PLENTY, third, *pools, **none)
-    assert asked(second) == {"a": 1, "b": 10}  # one tells when it is to be had again
+    # One machine stays ordered, to notice when the pool has capacity again.
+    assert asked(second) == {"a": 1, "b": 10}
     assert asked(third) == {"a": 1, "b": 1, "c": 10}
     assert asked(everywhere) == {"a": 10, "b": 10, "c": 10}
     # Two give at once: the dearer one's go back.
@@ -197,7 +198,7 @@ def test_who_stands_in_for_a_lost_pool_stays_until_spot_machines_are_ready() -> 
 
 
 def test_more_losses_than_expected_are_borne_before_it_waits_for_a_pool() -> None:
-    # Of ten hours of work in lives of one hour ten losses are expected, and twenty borne.
+    # In ten hours of work with lives of one hour, ten losses are expected and twenty are tolerated.
     hourly = replace(A, availability=0.5, cycle_s=7200.0)
     starting = replace(ON_DEMAND_POOL, start_up_s=69.0), hourly
     first = Pools().reconsider(seen(hours(36_000, 40_000), starting), None)

@@ -29,7 +29,7 @@ Kind = TypeVar("Kind")
 
 @dataclass
 class Street:
-    """What several provisioners share."""
+    """Clock, log, prices and fleet that several provisioners share."""
 
     clock: ManualClock = field(default_factory=lambda: ManualClock(T0))
     log: list[bytes] = field(default_factory=list)
@@ -57,9 +57,9 @@ class ProviderThread:
 
     Attributes:
         done: All commands so far.
-        holds_lease: What it is told when it asks.
-        reads: Whether it is told what is in the log.
-        launched: Each launch that it gave, with the position up to which it had read by then.
+        holds_lease: Answer to its requests for the lease.
+        reads: False: it does not see the records of the log.
+        launched: Each launch, with the position up to which it had read the log at that time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What machines cost: exact, in whatever order prices and machines are told of."""
+"""Cost of machines: exact for every order of prices and machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ times = st.integers(0, 5000).map(float)
 
 
 class GivenPrice(NamedTuple):
-    """A price, as it was told."""
+    """A price as it was reported."""
 
     offer: Offer
     at_s: float
@@ -186,7 +186,7 @@ def test_what_the_provider_takes_back_is_paid_to_the_moment(
         ("ec2-2017", [(0, 900, "preempted")], 0.0),
         ("ec2-2017", [(0, 900, "released")], 0.158),
         ("ec2-2017", [(0, 5400, "preempted")], 0.158),
-        ("ec2-2017", [(0, 5400, "failed")], 0.158 + 0.2),  # the second hour at its own price
+        ("ec2-2017", [(0, 5400, "failed")], 0.158 + 0.2),  # the second hour has its own price
         ("gce", [(0, 59, "preempted"), (0, 60, "preempted")], 0.158 / 60),
     ],
 )

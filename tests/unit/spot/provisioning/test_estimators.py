@@ -1,4 +1,4 @@
-"""What a job's topics say of it, and how sure that is."""
+"""Estimates of a job from its topics, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def audited(*records: AuditRecord) -> Estimator:
 
 
 def to_loss(losses: Sequence[float], loss: float = 0.5) -> Estimator:
-    """One that was told of updates with these losses, for a job that stops at a loss."""
+    """Return an estimator that has seen these losses, for a job that stops at a loss."""
     estimator = Estimator(replace(SETTINGS, updates=None, loss=loss))
     updates = (
         UpdateApplied(0, version, (batch(version),), 40, value)

@@ -1,4 +1,4 @@
-"""What is lacking and what is too much, and when what was refused is tried again."""
+"""Missing machines, surplus machines, and when a refused order is retried."""
 
 from __future__ import annotations
 

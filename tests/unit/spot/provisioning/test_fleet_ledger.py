@@ -185,7 +185,7 @@ def test_machines_of_a_mixed_pool_cost_what_each_of_them_costs() -> None:
             ordered(2),
             Started(0, 2, T0, "m-2", *dear),
             ordered(3),
-            Started(0, 3, T0, "m-3", "c5.large", "1c", 0.13),  # of which nobody told a price
+            Started(0, 3, T0, "m-3", "c5.large", "1c", 0.13),  # no price is known
             Priced(0, T0 + 1800, {}, (OfferPrice("spot", *dear, 0.50),)),
         ]
     )
@@ -225,4 +225,4 @@ def test_hours_of_bids_end_one_by_one_and_what_a_plan_lost_of_them_is_counted() 
     assert ledger.hours(T0 + 85) == {bid: Hour(T0 + 130, 0.5)}
     ledger.feed(ledger.position, planned(2))
     ledger.feed(ledger.position, ended(2, T0 + 90))
-    assert not ledger.gone_bids  # it was asked for by the plan before
+    assert not ledger.gone_bids  # the previous plan ordered it

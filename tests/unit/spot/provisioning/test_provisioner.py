@@ -340,13 +340,13 @@ def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
     street.append(lead(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
     harness = ProviderThread(street)
-    street.prices.away = True  # so that nobody is asked anew
+    street.prices.away = True  # so no prices are requested
     harness.run(10)
 
     assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
 
 
-# --- fewer machines, where they are worth more ----------------------------------------------------
+# --- fewer machines, if they are worth more -------------------------------------------------------
 
 
 BALANCED = replace(SETTINGS, balanced=True, updates=None, deadline_at_s=None)
@@ -371,12 +371,14 @@ def test_machines_whose_messages_outweigh_their_work_are_given_back(street: Stre
     harness.on(events.RecordsCounted(1_000_000))  # records that wait
 
     make_updates(harness)
-    assert sizes(street)[-1] == 1  # 0.9 s of messages of four, as far as is known
+    # Messages between four workers take 0.9 s, as far as is known.
+    assert sizes(street)[-1] == 1
     assert street.written(Planned)[-1].why.startswith("workers from 4 to 1")
     assert [machine.ended_s is None for machine in street.fleet.rented].count(True) == 1
 
     harness.on(events.ProvisioningChanged(replace(BALANCED, probability=0.9)))
-    assert sizes(street)[-1] == 1  # its owner changed something else
+    # The owner changed another setting.
+    assert sizes(street)[-1] == 1
 
     successor = ProviderThread(street, BALANCED, "p2")
     harness.holds_lease = False
@@ -427,7 +429,8 @@ def test_what_each_machine_is_stands_in_its_record_and_it_is_paid_as_such(street
 # --- machines that are counted -------------------------------------------------------------------
 
 
-HOLDING = replace(  # two slots on machines that start up for 3 s
+# A preempted slot holds its streams. Two slots, on machines that start up in 3 s.
+HOLDING = replace(
     SETTINGS,
     on_preemption="hold",
     workers=2,
@@ -569,7 +572,7 @@ def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
     beats(0, 1)
     for _ in range(14):
         beats(1)
-        beats()  # nobody at all: Redis came back empty
+        beats()  # no worker at all: Redis restarted empty
         beats(0, 1)
     assert street.written(Left) == []
     for _ in range(17):
@@ -580,6 +583,6 @@ def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
     assert (left.launch, passed.slot, passed.launch) == (1, 0, 3)
     assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
     running = [each.launch for each in spares.provisioner.ledger.running]
-    assert running == [1, 2, 3, 4, 5]  # given back if it does not end by itself
+    assert running == [1, 2, 3, 4, 5]  # released if it does not end by itself
     spares.run(150)
     assert 1 not in [each.launch for each in spares.provisioner.ledger.running]

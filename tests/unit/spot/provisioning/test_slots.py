@@ -1,4 +1,4 @@
-"""Which slot is seated on which spare machine, when, and what of it counts."""
+"""Assignments of slots to spare machines: when they happen, and which of them count."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_the_interval_of_a_rate_covers_it_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     for seconds in (0.1, 1.0, 40.0):
         counts = rng.poisson(125 * seconds, TRIALS).astype(np.float64)
-        # So few counts as 12 take few values, and cannot hit 90 % exactly.
+        # Counts around 12 take few values, so the interval cannot cover exactly 90 %.
         assert 0.85 <= covered(rate_from_counts(counts, seconds), 125.0) <= 0.95
 
 

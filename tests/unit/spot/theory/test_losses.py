@@ -81,7 +81,8 @@ def test_the_interval_covers_what_is_left_as_often_as_it_says(curve: Curve, upda
         estimate = fitted(curve, updates, seed=seed).remaining(target)
         low, high = estimate.interval(0.9)
         hits += float(low) <= truth <= float(high)
-    assert hits >= 13  # 18 expected; four standard deviations of a binomial are 5.4
+    # 18 hits are expected. Four standard deviations of the binomial are 5.4.
+    assert hits >= 13
 
 
 def test_a_short_history_says_that_it_does_not_know() -> None:

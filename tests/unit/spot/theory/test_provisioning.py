@@ -14,7 +14,8 @@ from common.spot.theory.errors import ParameterError
 from common.spot.theory.provisioning import plan, plan_of
 from common.spot.theory.work import PaperMarket, Work, market
 
-SETTINGS = [  # alpha, theta/theta_0, N_s*, equation 16 over on-demand, in per cent
+# Columns: alpha, theta/theta_0, N_s*, equation 16 over on-demand in per cent.
+SETTINGS = [
     (0.9, 1.05, 30, 80.19),
     (0.8, 1.05, 15, 91.20),
     (0.8, 1.10, 29, 82.16),
@@ -71,7 +72,7 @@ rates = st.lists(st.one_of(positive_rates, st.just(0.0), st.just(125.0)), min_si
 works = st.builds(due, rates.filter(any), st.floats(1, 2))
 # Nearer to 1 it is the rounding of a deadline that says how many spot machines meet it.
 availabilities = st.one_of(st.just(1.0), st.floats(0.05, 0.9999))
-# Prices so small that their products underflow are none.
+# Positive prices are bounded below, because products of tiny ones underflow to 0.
 spot_prices = st.one_of(st.just(0.0), st.floats(1e-6, 0.95))
 markets = st.builds(market, st.just(1.0), spot_prices, availabilities)
 

@@ -1,4 +1,4 @@
-"""How fast machines of several pools are, from the updates that they make together."""
+"""Speeds of machines in several pools, from the updates that they make together."""
 
 from __future__ import annotations
 

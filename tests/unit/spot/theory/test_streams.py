@@ -1,4 +1,4 @@
-"""The rate of a stream from its batch indicators, whatever way they come in."""
+"""The rate of a stream from its batch indicators, in every order of arrival."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Indicator(NamedTuple):
-    """What a tally reads of a BatchReady."""
+    """Fields of a BatchReady that a tally reads."""
 
     key: int
     samples: int
@@ -136,7 +136,8 @@ def test_a_topic_that_went_on_while_nobody_read_it_is_counted_when_it_is_read() 
             found.gone(30.0)
     assert found.rate(90.0, 49).value == pytest.approx(10, rel=0.02)  # away, so not silent
     found.returned(90.0)
-    assert found.rate(91.0, 49).value == pytest.approx(10, rel=0.02)  # nor at once when it is back
+    # It is not silent immediately after its return, either.
+    assert found.rate(91.0, 49).value == pytest.approx(10, rel=0.02)
     for batch in cut(times, 50):
         found.batch(*batch, now_s=max(batch.last_s, 91.0))
     assert found.rate(100.0, 49).value == pytest.approx(10, rel=0.02)

@@ -1,4 +1,4 @@
-"""What a scrape of a provisioner sees: of jobs in its charge, and whose charge the others are."""
+"""Metrics of a provisioner: jobs in its charge, and the owners of the others."""
 
 from __future__ import annotations
 
@@ -111,4 +111,4 @@ def test_the_numbers_are_those_of_the_ledger_at_the_moment_of_the_scrape() -> No
     assert {name: bench.values(name) for name in expected} == expected
     ended_by = bench.values("doll_machines_ended_total")
     assert {cause: count for cause, count in ended_by.items() if count} == {("preempted",): 1.0}
-    assert len(ended_by) == 5  # a zero to count from for each of the others
+    assert len(ended_by) == 5  # the others count from zero

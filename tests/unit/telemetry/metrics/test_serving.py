@@ -103,7 +103,7 @@ def test_clients_that_say_nothing_keep_nobody_from_asking() -> None:
 
 
 class Broken:
-    """What fails at a scrape."""
+    """Fails at a scrape."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
