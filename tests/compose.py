@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docker-compose.yml"
 EXAMPLE = ROOT / ".env.example"
-# Directory in which a container finds its secrets.
+# Path at which a container finds its secrets.
 SECRETS = "/run/secrets/"
 OURS = ("admin", "coordinator", "evaluator", "provisioner", "serve", "worker", "worker-gpu")
 

@@ -40,7 +40,8 @@ class MetadataServer:
         self._answers = dict[str, tuple[int, bytes]]()
         # Sent in place of any answer. The server then closes the connection.
         self._raw: bytes | None = None
-        self._free = threading.Event()  # unset while the server is frozen
+        # Unset while the server is frozen.
+        self._free = threading.Event()
         self._free.set()
         self._server = _Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,))

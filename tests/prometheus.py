@@ -33,8 +33,10 @@ class Rule(NamedTuple):
     """An alert's rule, as Prometheus tells how it does."""
 
     name: str
-    health: str  # `ok`, `err`, or `unknown` before its evaluation
-    state: str  # `inactive`, `pending` or `firing`
+    # `ok`, `err`, or `unknown` before its evaluation.
+    health: str
+    # `inactive`, `pending` or `firing`.
+    state: str
 
 
 class Prometheus:

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 TREES = ("common", "services", "tests", "load")
 # A folder imports folders of lower floors only. The root of `common/` holds `errors` alone.
 FLOORS = (
-    ("doll",),  # separate distribution, in `common/public`
+    # Separate distribution, in `common/public`.
+    ("doll",),
     ("common.errors", "common.core"),
     ("common.data", "common.spot.theory", "common.spot.machines"),
     ("common.config",),
@@ -83,7 +84,8 @@ HOMES = {  # a client library has one home
     "aws_msk_iam_sasl_signer": ("common/kafka/opening.py",),
     "boto3": (
         *("common/storage/s3.py", "common/spot/fleets/ec2/", "common/kafka/opening.py"),
-        "services/cli/commands/parquet.py",  # which S3 server does the environment name?
+        # Reads which S3 server the environment names.
+        "services/cli/commands/parquet.py",
     ),
     "fastapi": ("services/admin/",),
     "uvicorn": ("common/runtime/connections.py", "common/runtime/http_server.py"),

@@ -36,7 +36,7 @@ def main(kind: str) -> None:
         settings = world.settings
         server = HttpServer(world.app, settings, MOST_CONNECTIONS, refusal, lifespan=False)
         key = "none"
-        keep_imports()  # as in `services.serve`
+        keep_imports()  # `services.serve` does the same
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         print(listening.getsockname()[1], key, flush=True)  # noqa: T201 -- for the test
         server.run([listening])

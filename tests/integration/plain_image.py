@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = DOCKERFILE.parent.parent
-OURS = ("/opt/doll", "/src", "/wheels")  # Directories that steps may name.
+OURS = ("/opt/doll", "/src", "/wheels")  # folders that steps may name
 _BASE = "base-python"  # name of the base image
 _PATH = re.compile(r"(?<![\w.*:/}$-])/[a-z][\w.-]*(?:/[\w.*-]+)*")
 _USER = re.compile(

@@ -107,7 +107,8 @@ def test_half_open_requests_without_a_key_shut_out_nobody_and_are_all_closed(
         flood = list[socket.socket]()
         for number in range(FLOOD):
             half = stack.enter_context(socket.create_connection(("127.0.0.1", port), LONG_S))
-            if number % 4:  # the others do not finish their handshake
+            # The others do not finish their handshake.
+            if number % 4:
                 half = stack.enter_context(trust.wrap_socket(half))
                 half.sendall(HALF_OPEN[number % len(HALF_OPEN)])
             flood.append(half)

@@ -51,8 +51,10 @@ HELD = {
     "no-control": control_topic("no-control"),
     "no-updates": updates_topic("no-updates"),
 }
-LARGE_BYTES = 1_040_000  # Java's default producer writes it, ours do not
-GROUP, SKIPPED = 30, 1_000  # batches of an update, bad records of a batch
+# Java's default producer writes it, ours do not.
+LARGE_BYTES = 1_040_000
+# Batches of an update, bad records of a batch.
+GROUP, SKIPPED = 30, 1_000
 INNOCENT_RECORDS = 3_000
 
 
@@ -174,7 +176,8 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(
-    apache_kafka: ApacheKafka,  # embedded Kafka deletes no topics
+    # Embedded Kafka deletes no topics.
+    apache_kafka: ApacheKafka,
     likest_redis: EmbeddedRedis,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[World]:

@@ -34,7 +34,8 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 OFTEN = "checkpoint: {every_updates: 4, keep: 3}"
 TRAINER = "trainer.safetensors"
-TORN_PATIENCE_S = PATIENCE_S + TORN_S  # retries of a torn checkpoint take a while
+# Retries of a torn checkpoint take some time.
+TORN_PATIENCE_S = PATIENCE_S + TORN_S
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.nightly  # packages are installed first
 
 ROOT = Path(__file__).parents[2]
-STRANGERS = ("common==0.1.2", "services==0.1.1")  # unrelated packages of these names
+# Unrelated packages of these names.
+STRANGERS = ("common==0.1.2", "services==0.1.1")
 GENERATOR = "openapi-python-client==0.29.1"
 MYPY = """
 [mypy]

@@ -129,7 +129,8 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
     assert summary["flaws"] == []
     assert summary["preemptions"] == 1
     assert summary["updates"] >= 8000 // 128
-    assert summary["test_accuracy"] > 0.7  # of ten classes, after few records
+    # Chance would be 0.1.
+    assert summary["test_accuracy"] > 0.7
     assert (summary["kafka"], summary["redis"]) == ("embedded", "embedded")
     # Two servers, who forks the others, a coordinator, three workers, and one of them again.
     assert len(seen) >= 8
@@ -255,7 +256,7 @@ def test_what_doll_up_prints_is_all_that_another_terminal_needs(
             text=True,
             check=False,
         )
-        assert "no jobs yet" in listed.stdout, listed.stderr  # from the API
+        assert "no jobs yet" in listed.stdout, listed.stderr  # the API answered
         assert (folder / "environment").stat().st_mode & 0o077 == 0  # it holds a key
         assert f"Kafka: {started}\n" in said.read_text()
         bootstrap = re.search(r"for any other client: (127\.0\.0\.1:\d+)\n", said.read_text())

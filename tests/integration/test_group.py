@@ -218,7 +218,8 @@ def test_with_all_workers_goes_what_was_not_stored_and_is_learned_again(make: Ma
         cluster.kill(name)
     cluster.start("worker", "w3")
     await_condition(lambda: cluster.version() >= 30, "thirty updates")
-    cluster.stop("w3")  # on notice: it first stores its part
+    # The worker gets notice, and first stores its part.
+    cluster.stop("w3")
     taken_back = cluster.audit().taken_back
     cluster.start("worker", "w4")
     assert_each_record_counts_once(cluster, 2000)

@@ -51,7 +51,8 @@ pytest_plugins = ["tests.forked_doll"]
 # Records of each stream. The commands end before all of them are trained.
 RECORDS = 15_000
 LONG_S = 180.0
-ALONE = ("howto/choosing.md",)  # guides whose commands need no server
+# Guides whose commands need no server.
+ALONE = ("howto/choosing.md",)
 WITH_SERVERS = ("start/your-task.md",)  # the reader starts the services
 WITH_CONTAINERS = ("start/compose.md",)  # tested in test_compose.py
 # The reader has a running stack. The guides of a line share it, in this order.

@@ -21,9 +21,11 @@ import pytest
 from services.admin.routes.requests import JOB
 
 BYTES = 1_000_000
-MOST_MB = 40  # growth of peak memory over all kinds of requests
+# Growth of peak memory over all kinds of requests, in MB.
+MOST_MB = 40
 MOST_MB_OF_FOUR = 100
-PATIENCE_S = 30.0  # per answer; an idle machine takes less than 1 s
+# Time for one answer. An idle machine takes less than 1 s.
+PATIENCE_S = 30.0
 HALF_OPEN = 1000
 CLOSED_WITHIN_S = 10.0
 DATATYPES = {"image": ("UINT8", [1, 8, 8]), "features": ("FP32", [2])}
@@ -36,7 +38,8 @@ def filled(before: bytes, unit: bytes, after: bytes = b"") -> bytes:
 
 
 PLACE = "of the large value"
-VALUES = {  # possible contents of a JSON value
+# Possible contents of a JSON value.
+VALUES = {
     "empty lists": (b"[", b"[],", b"[]]"),
     "empty objects": (b"[", b"{},", b"{}]"),
     "texts for numbers": (b"[", b'"1",', b'"1"]'),
@@ -96,7 +99,7 @@ def job_bodies() -> Iterator[tuple[str, bytes]]:
     fields = cycle(JOB)
     for what, parts in VALUES.items():
         yield what, filled(*parts)
-        # With the plain one, three fields: each kind as JSON and as YAML.
+        # Three fields with the plain one: each kind as JSON and as YAML.
         for field in islice(fields, 2):
             yield f"{field}: {what}", placed(JOB | {field: PLACE}, parts)
 
@@ -151,7 +154,8 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         process.wait()
 
 
-Sent = tuple[str, str, str, str, bytes]  # kind, method, path, content type, body
+# Kind, method, path, content type, body.
+Sent = tuple[str, str, str, str, bytes]
 
 
 def check(target: Target, valid: Sent, others: list[Sent]) -> None:

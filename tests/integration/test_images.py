@@ -40,7 +40,8 @@ SERVICES = {
     "worker": ("worker", "coordinator", "evaluator", "provisioner"),
 }
 TRAINING = ("torch", "triton", "nvidia", "cuda")
-MEGABYTES = 500  # target service, without Python (deploy/README.md)
+# Target service, without Python (deploy/README.md).
+MEGABYTES = 500
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_services_come_up_without_servers_are_well_and_end_on_request(
             begun[name] = Begun(container, process, f"http://127.0.0.1:{port}", said)
         for name, one in begun.items():
             await_condition(one.well, f"{name} is well")
-            one.container.ran(*image.health)  # as the engine does
+            one.container.ran(*image.health)  # the engine does the same
             assert status(f"{one.url}/metrics") == 200
             one.process.send_signal(signal.Signals[image.stop_signal])
         for one in begun.values():

@@ -158,7 +158,8 @@ def test_every_service_reports_all_that_it_declares(
         lambda: not missing_from("Admin services", admin), "the admin service tells of the job, too"
     )
     assert admin.values("doll_api_requests_total")["GET", "/healthz", "200"] >= 1
-    assert Scraped(api).ask("/metrics")[0] == 401  # the API's metrics still need a key
+    # The API's metrics still need a key.
+    assert Scraped(api).ask("/metrics")[0] == 401
 
     provisioner = start("provisioner", "p1")
     await_condition(

@@ -86,7 +86,8 @@ class MlflowProcess:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.programs = environment(folder, MLFLOW, "boto3")  # with boto3, by which MLflow reads S3
+        # MLflow reads S3 by boto3.
+        self.programs = environment(folder, MLFLOW, "boto3")
         self._folder = folder
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"

@@ -135,7 +135,8 @@ def test_a_function_of_ours_makes_the_tokens_of_every_client(issued: Issued) -> 
     settings = replace(kafka_settings(read_settings(issued.environ), "doll"), token=token)
     with closing(KafkaStreamLog(settings)) as log:
         everything_works(log, "doll.signed.control")
-    assert len(made) > 5  # one per client, and some renewed
+    # One per client, and some renewed.
+    assert len(made) > 5
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 
 FREE = {WorkerId("w1"), WorkerId("w2")}
 PINNED = WorkerId("w3")
-SLOW_S = 0.05  # per batch of eight: below 160 records/s per worker
+# Seconds per batch of eight. One worker processes fewer than 160 records/s.
+SLOW_S = 0.05
 
 
 @pytest.fixture

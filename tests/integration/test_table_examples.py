@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs_tables
 
-ROWS = 1_400  # of each table
+ROWS = 1_400  # rows of each table
 OPTIONS = {"prices": (), "connections": (), "clicks": ("--text", "C*", "--leave-out", "Id")}
 # The loss of who knows nothing is 0.69.
 LOSS = {"prices": 0.65, "connections": 0.55, "clicks": 0.65}

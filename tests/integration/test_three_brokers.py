@@ -193,7 +193,8 @@ def test_a_job_whose_own_topics_were_led_by_a_broker_that_lacked_records_resumes
     brokers.follower.kill()
     brokers.await_leader_status(leader, [leader])
     train_some(cluster)
-    assert not cluster.record().held  # an unavailable broker is no reason
+    # An unavailable broker is no reason.
+    assert not cluster.record().held
     brokers.leader.kill()
     brokers.follower.restart()
     brokers.await_leader_status(follower, [follower])

@@ -94,7 +94,8 @@ def in_order(spans: list[Received]) -> None:
 
     An order's gradient may be told to be sent only after it was applied: the leader is quick.
     """
-    first = dict[str, Received]()  # a batch may have several gradients
+    # A batch may have several gradients.
+    first = dict[str, Received]()
     for span in sorted(spans, key=lambda span: span.start_s):
         assert span.start_s <= span.end_s
         first.setdefault(span.name, span)

@@ -314,7 +314,8 @@ def test_a_deleted_job_is_gone_for_good_and_those_who_worked_on_it_leave(make: M
     await_condition(lambda: cluster.version() >= 3, "three updates")
     cluster.want("stopped")
     with closing(JobOperations(cluster.log)) as job_store:
-        job_store.delete("deleted")  # before any process reads that it is stopped
+        # No process has read that the job is stopped.
+        job_store.delete("deleted")
         await_condition(lambda: "worker_left" in cluster.said("w1"), "the worker has left")
         await_condition(lambda: "job_finished" in cluster.said("c1"), "it is led no longer")
         cluster.stop("c1")

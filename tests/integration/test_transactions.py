@@ -34,7 +34,8 @@ pytest_plugins = ["tests.servers", "tests.redis_servers"]
 pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60.0
-COMMITTED_WITHIN_S = 10.0  # after a job has drained
+# Time after a job has drained.
+COMMITTED_WITHIN_S = 10.0
 _numbers = count()
 COMMITTED, ABORTED, OPEN = range(100), range(100, 140), range(140, 200)
 

@@ -129,7 +129,7 @@ def test_each_acknowledged_change_is_in_the_job_and_each_refused_one_is_not(
     held = 0
     with ThreadPoolExecutor(2) as pool:
         for number in range(rounds):
-            # Between these writes, the coordinator may write.
+            # The coordinator may write between these writes.
             if number % 3 == 0:
                 await_condition(
                     lambda: world.job_store.get(NAME).held, "the job is held", PATIENCE_S

@@ -25,7 +25,8 @@ _SIZES = {
     "laptop": (ViewportSize(width=1280, height=800), 1.0),
     "phone": (ViewportSize(width=390, height=844), 2.0),
 }
-_CARDS = {"laptop": 7, "phone": 3}  # cards that each picture shows completely
+# Cards that each picture shows completely.
+_CARDS = {"laptop": 7, "phone": 3}
 _MARGIN = 8  # below the last one
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.records import PlanRecord
     from services.admin.service import AdminService
 
-# In every partition, so that no lag is longer than the stream.
+# Each partition has this many, so that no lag is longer than the stream.
 _RECORDS = 200_000_000
 _FOREVER_S = 1e9
 _PATIENCE_S = 15.0

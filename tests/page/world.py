@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from common.core.messages import AuditRecord, Wanted
     from common.spot.provisioning.records import PlanRecord
 
-AGE_S = 4700.0  # of the job
+AGE_S = 4700.0  # age of the job
 STEP_S = 5.0
 REVIEW_S = 15.0
 SLOTS = 16
-UPDATES_PER_S = 1.1  # with all slots at work
-EVALUATED = 100  # updates between evaluated versions
+UPDATES_PER_S = 1.1  # if all slots work
+# Updates between evaluated versions.
+EVALUATED = 100
 DRIFTED = 3200  # when a stream did
 POOLS = ("on-demand", "spot-a", "spot-b")
 ON_DEMAND_USD_PER_HOUR = 0.286

@@ -19,6 +19,7 @@ def process_logging() -> Iterator[None]:
     before = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before
-    root.setLevel(root.level)  # clears the levels that loggers cached
+    # Clears the levels that loggers cached.
+    root.setLevel(root.level)
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()

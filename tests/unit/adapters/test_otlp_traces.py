@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 JOB = "digits"
 AT_S = 1_700_000_000.25
 PATIENCE_S = 120.0
-NOBODY = "http://127.0.0.1:9"  # no service uses this port any more
+# No service uses this port any more.
+NOBODY = "http://127.0.0.1:9"
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -125,7 +125,8 @@ def served(world: World) -> Iterator[Served]:
         names = [thread.name for thread in set(threading.enumerate()) - before]
         return [name for name in names if not name.startswith("asyncio_")]
 
-    eventually(lambda: not left())  # a check of a server may be in flight
+    # A check of a server may be in flight.
+    eventually(lambda: not left())
 
 
 def test_a_stream_begins_with_the_job_and_goes_on_with_what_happens(served: Served) -> None:

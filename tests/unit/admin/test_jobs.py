@@ -177,7 +177,8 @@ def test_every_field_that_makes_no_sense_is_named(world: World) -> None:
 
 def test_a_task_that_is_not_here_is_left_to_those_that_have_it(world: World) -> None:
     world.streams("clinic-a", "clinic-b")
-    for _ in range(2):  # the second answer returns the existing job
+    # The second answer returns the existing job.
+    for _ in range(2):
         answer = post(world, "k1", task={"entrypoint": "os:system"})
         assert answer.status_code == 201
         body = answer.json()

@@ -36,6 +36,7 @@ def test_a_source_that_is_away_is_asked_once_for_all_who_wait(
         assert len(looks) == 1
         with pytest.raises(UnavailableError):
             await cache.now()
-        assert len(looks) == 2  # a later request starts a lookup of its own
+        # A later request starts a lookup of its own.
+        assert len(looks) == 2
 
     asyncio.run(ask())

@@ -301,7 +301,8 @@ def test_odd_answer_of_an_issuer_is_unavailable_until_a_good_one(
             office.clock.advance(AGAIN_S)
             return office.as_whom(office.issuer.token(iss=server.url))[0] == 200
 
-        assert any(may_come_in() for _ in range(20))  # a busy machine may be late for some
+        # A busy machine may be late for some.
+        assert any(may_come_in() for _ in range(20))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def test_caller_of_work_that_hangs_gets_an_error_and_the_next_turn_comes_when_it
         assert begun == [0]  # one thread for all that wait
         going_on.set()
         assert await turns.run(partial(hang, 6)) == 6
-        assert begun == [0, 6]  # nobody waits for calls that did not begin
+        # Nobody waits for calls that did not begin.
+        assert begun == [0, 6]
 
     asyncio.run(scenario())
 

@@ -233,7 +233,8 @@ def test_of_two_who_revoke_and_create_a_key_at_once_nobody_keeps_the_revoked_one
         made.append(KeyStore(log).create("ci", "viewer")[0])
 
     log.meanwhile = replace
-    key_store.revoke("ci")  # the key that exists when it is revoked
+    # The key that exists when it is revoked.
+    key_store.revoke("ci")
     keys = Keys(KeyStore(log).read().values())
     assert keys.role_of(leaked) is None
     assert keys.role_of(made[0]) is None

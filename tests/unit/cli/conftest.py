@@ -76,7 +76,7 @@ class World:
     log: MemoryLog = field(default_factory=MemoryLog)
     redis: MemoryRedis = field(default_factory=MemoryRedis)
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
-    environment: Mapping[str, str] = field(default_factory=dict)  # of the service
+    environment: Mapping[str, str] = field(default_factory=dict)  # the service's variables
     _keys: dict[str, str] = field(default_factory=dict)
 
     def run(

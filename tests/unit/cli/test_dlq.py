@@ -191,7 +191,8 @@ def test_what_fails_again_goes_round_no_second_time_unless_somebody_wants_it(wor
     assert output.endswith("1 had been before, and failed again: --again writes those, too\n")
     assert new(world) == []
     world.run("dlq", "replay", "other", "--all", "--to", "clinic-a", "--again")
-    assert new(world) == [(b"r3", ADDRESS.format(3))]  # the first address, not a replay's
+    # The first address, not a replay's.
+    assert new(world) == [(b"r3", ADDRESS.format(3))]
 
 
 def test_a_record_that_is_gone_is_written_from_its_dead_letter_if_that_has_the_whole_of_it(
@@ -210,7 +211,8 @@ def test_a_record_that_is_gone_is_written_from_its_dead_letter_if_that_has_the_w
     assert [(each.value, each.key) for each in stream_from(world, 10)] == [
         (b"r3", None),
         (b"r4", None),
-        (b"not r8", None),  # Kafka lost records: another one has its offset
+        # Kafka lost records: another one has its offset.
+        (b"not r8", None),
     ]
 
 
@@ -445,7 +447,7 @@ def test_topic_that_somebody_compacts_keeps_all_dead_letters_and_what_was_replay
         for record in stream(world, "clinic-a.dlq"):
             if newest[record.key] != record.offset:
                 world.log.punch(Partition("clinic-a.dlq", 0), record.offset)
-        fail(world, 3)  # by a new leader
+        fail(world, 3)  # a new leader
 
     shown = {
         (job, *map(int, line.split()[1:4]))

@@ -354,7 +354,8 @@ def test_watch_and_list_show_what_expired(world: World) -> None:
     claimed(world, 1)
     world.log.expire(Partition("clinic-a", 0), 4)
     shown = world.run("job", "watch", "digits", "--once").stdout
-    assert "lag 3 " in shown  # a batch of two, and one unclaimed record
+    # A batch of two, and one unclaimed record.
+    assert "lag 3 " in shown
     assert "records expired 2 " in shown
     head, line, *_ = world.run("job", "list").stdout.splitlines()
     assert line[head.index("quarantined") :].split()[:2] == ["0", "2"]

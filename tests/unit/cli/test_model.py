@@ -82,7 +82,8 @@ def led(world: World) -> World:
 
 def test_the_newest_that_counts_is_taken_from_a_checkpoint(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, ModelId(0, 1), 2, 1.0))
-    keep(led, saved(0, ModelId(0, 2), 3, 2.0))  # the second leader rolled it back
+    # The second leader rolled this version back.
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0))
     assert pulled(led, tmp_path) == 1.0
 
 
@@ -101,7 +102,8 @@ def test_a_version_can_be_asked_for(led: World, tmp_path: Path) -> None:
 def test_the_best_is_the_one_of_lowest_loss_that_counts(led: World, tmp_path: Path) -> None:
     keep(led, saved(0, GENESIS, 1, 0.5))  # no update yet, so no loss
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
-    keep(led, saved(0, ModelId(0, 2), 3, 2.0, 0.1))  # the second leader rolled it back
+    # The second leader rolled this version back.
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0, 0.1))
     keep(led, saved(3, ModelId(3, 2), 5, 3.0, 0.6))
     led.write("doll.digits.updates", encode_audit(update(2, batch(1, 2, 4), epoch=3)))
     assert pulled(led, tmp_path) == 3.0
@@ -197,7 +199,8 @@ def test_what_a_newer_program_wrote_is_distinguished_from_what_is_torn(world: Wo
 def test_versions_that_count_are_listed_with_where_they_are_kept(led: World) -> None:
     assert "no version of digits is kept yet" in led.run("model", "list", "digits").stdout
     keep(led, saved(0, ModelId(0, 1), 2, 1.0, 0.5, 0.3))
-    keep(led, saved(0, ModelId(0, 2), 3, 2.0))  # the second leader rolled it back
+    # The second leader rolled this version back.
+    keep(led, saved(0, ModelId(0, 2), 3, 2.0))
     led.board("digits").put_snapshot(3, to_bytes(saved(3, ModelId(0, 1), 4, 3.0)), "c1")
     _, *rows = led.run("model", "list", "digits").stdout.splitlines()
     assert [row.split()[:3] for row in rows] == [["1", "0", "-"], ["1", "0", "0.4000"]]

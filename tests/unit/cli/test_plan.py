@@ -120,7 +120,8 @@ def test_a_probability_asks_for_fewer_spot_workers_and_is_reported(world: World)
     assert found["spot"] < 30
     assert 0.95 <= found["deadline_probability"] <= 1
     longer = planned(world, *options(probability=0.95, cycle=4000))
-    assert longer["spot"] < found["spot"]  # fewer, longer outages vary more
+    # Fewer, longer outages vary more.
+    assert longer["spot"] < found["spot"]
 
 
 def test_a_given_number_of_spot_workers_is_judged(world: World) -> None:

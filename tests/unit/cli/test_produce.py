@@ -221,7 +221,8 @@ def test_a_file_has_no_part_that_is_held_out(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "sent"),
     [
-        (("--create-partitions", "1"), None),  # 600 records of 10 KB; it retains 5 MB
+        # 600 records of 10 KB; it retains 5 MB.
+        (("--create-partitions", "1"), None),
         (("--create-partitions", "2"), [300, 300]),
         (("--create-partitions", "1", "--records", "400"), [400]),
         (("--create-partitions", "4", "--repeat"), None),  # endless

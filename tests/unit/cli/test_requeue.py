@@ -213,7 +213,8 @@ def test_second_caller_gets_an_error_and_does_nothing(command: str, first: Audit
 
 
 def test_what_was_decided_is_printed_without_what_counts_for_nothing(world: World) -> None:
-    late = Lead(7, GENESIS, "c3", 8)  # another leader: it does not count
+    # Another leader: it does not count.
+    late = Lead(7, GENESIS, "c3", 8)
     made = UpdateApplied(0, 1, (batch(3, 9, 10),), 1, 0.5)
     happened(world, *QUARANTINE, late, made, Lead(0, GENESIS, "c2", 6))
     lines = world.run("job", "logs", "digits").stdout.splitlines()

@@ -82,7 +82,8 @@ def test_envelope_is_opened_and_its_columns_are_distinguished(world: World) -> N
         "inputs": ("numbers", "geo.country", "opened", "rate", "taps"),
     }
     found = codec_of(spec.records).decode([envelope(61)]).records
-    assert abs(found["opened"][0]) < 10_000_000  # one second is more than a float32's precision
+    # One second is more than a float32's precision.
+    assert abs(found["opened"][0]) < 10_000_000
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,8 @@ def all_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-SIGN = "¤"  # between the letters of a secret
+# Stands between the letters of a secret.
+SIGN = "¤"
 # Settings that hold a password, or may do so by mistake.
 HOLD_SECRETS = {
     "DOLL_REDIS": "rediss://u:{}@r",

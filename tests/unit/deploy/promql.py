@@ -10,7 +10,8 @@ from common.telemetry.metrics.__main__ import sections
 if TYPE_CHECKING:
     from common.telemetry.metrics.__main__ import Declared
 
-_PARTS = ("_bucket", "_sum", "_count")  # suffixes of a histogram's metrics
+# Suffixes of a histogram's metrics.
+_PARTS = ("_bucket", "_sum", "_count")
 _OWN = frozenset({"instance", "job"})  # labels that Prometheus adds
 _FOREIGN = {"up": frozenset[str]()}  # metrics of Prometheus itself
 _WORDS = frozenset(

@@ -57,7 +57,8 @@ def test_a_service_is_contained_limited_and_started_again(name: str) -> None:
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])
     assert "privileged" not in service
-    assert "container_name" not in service  # a name would allow one container only
+    # A name would allow one container only.
+    assert "container_name" not in service
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ONCE))

@@ -58,7 +58,8 @@ def test_packages_come_as_the_constraints_say_or_are_our_own() -> None:
 
 def test_every_module_that_is_copied_exists_and_is_in_the_context() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
-    assert "*" in lines  # only named files are sent to the engine
+    # Only named files are sent to the engine.
+    assert "*" in lines
     sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
     wanted = set[str]()
     for copy in instructions("COPY"):
@@ -74,7 +75,8 @@ def test_every_module_that_is_copied_exists_and_is_in_the_context() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_ends_with_a_user_that_is_a_number_and_not_root(target: str) -> None:
     last = STAGES[target].instructions[-1]
-    assert last == Instruction("USER", "10001:10001")  # Kubernetes sees that it is not root
+    # Kubernetes sees that it is not root.
+    assert last == Instruction("USER", "10001:10001")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -97,7 +99,8 @@ def test_the_settings_of_an_image_are_ones_that_we_read_and_their_ports_are_expo
     variables = {n: v for i in of_target(target, "ENV") for n, v in i.pairs().items()}
     ours = {name: value for name, value in variables.items() if name.startswith("DOLL_")}
     settings = read_settings(ours)
-    assert ours.keys() == settings.environ().keys()  # no misspelt name and no default value
+    # No misspelt name and no default value.
+    assert ours.keys() == settings.environ().keys()
     exposed = {int(port) for i in of_target(target, "EXPOSE") for port in i.text.split()}
     assert exposed == {settings.api_port, settings.metrics_port}
 
@@ -110,7 +113,8 @@ def test_nothing_in_an_image_is_a_secret() -> None:
 
 def test_the_file_names_no_host_and_can_be_built_without_buildkit() -> None:
     text = DOCKERFILE.read_text()
-    assert "://" not in text  # the site chooses the package index
+    # The site chooses the package index.
+    assert "://" not in text
     assert "--mount" not in text
     assert not [i for i in instructions("COPY") if i.text.startswith(("--link", "--chown"))]
 
@@ -121,7 +125,8 @@ def test_an_image_has_what_its_services_need_and_service_never_torch() -> None:
     ]
     assert extras("service") == {"admin", "cli", "provisioner", "registry", "tracing"}
     trained = {"coordinator", "evaluator", "provisioner", "registry", "serve", "tracing", "worker"}
-    assert extras("worker") == trained  # for a provisioner whose machines are processes
+    # Its provisioner may be one whose machines are processes.
+    assert extras("worker") == trained
     assert not [extra for extra in extras("service") if "torch" in known[extra]]
     packages = [s for s in needed(STAGES, "service") for i in s.instructions if " torch" in i.text]
     assert packages == []
@@ -147,7 +152,8 @@ def test_a_change_of_our_code_installs_no_requirement_again() -> None:
             *("cpu", "there"),
             [
                 "--no-deps --index-url there --constraint constraints.txt torch",
-                "--constraint constraints.txt torch",  # its dependencies come from another index
+                # Its dependencies come from another index.
+                "--constraint constraints.txt torch",
             ],
         ),
         ("gpu", "", []),

@@ -105,7 +105,8 @@ def fields_of(value: object, below: str = "") -> Iterator[str]:
 def test_every_object_is_exactly_as_kubernetes_wants_it(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = cache(kubernetes_validate.utils.schema_contents)  # else each object reads it again
+    # Otherwise each object would read it again.
+    read = cache(kubernetes_validate.utils.schema_contents)
     monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", read)
     files = [(), *((file,) for file in FILES)]
     unique = {json.dumps(each): each for names in files for each in made(*names)}
@@ -373,7 +374,7 @@ def test_workers_that_hold_their_streams_are_the_same_but_for_names_that_come_ba
         assert "matchLabelKeys" in constraint
     stripped = json.loads(json.dumps(usual))
     for constraint in stripped["spec"]["topologySpreadConstraints"]:
-        del constraint["matchLabelKeys"]  # for the rollouts of a Deployment
+        del constraint["matchLabelKeys"]  # meant for a Deployment's rollouts
     assert template == stripped
     assert of_kind(made("hold"), "ScaledObject") == []
     assert "doll-worker" in {e["metadata"]["name"] for e in of_kind(made("hold"), "Service")}

@@ -44,7 +44,8 @@ class Booted(NamedTuple):
     """Result of the user data's script."""
 
     status: int
-    said: list[str]  # output of the machine's stand-in programs
+    # Output of the machine's stand-in programs.
+    said: list[str]
     work: Path
 
 

@@ -498,7 +498,8 @@ def test_single_records_that_batch_normalization_cannot_use_count_as_lag_and_the
 
 def test_degraded_is_above_a_share_of_the_last_records(monkeypatch: pytest.MonkeyPatch) -> None:
     made = rows(200)
-    made[7] = rows(8, skipped=BATCH)[7]  # none of its records decodes: it is in no update
+    # None of its records decodes: it is in no update.
+    made[7] = rows(8, skipped=BATCH)[7]
     view = JobProgress(job())
     view.feed_update(0, lead(), NOW, NOW)
     for offset, each in enumerate(made):
@@ -611,7 +612,8 @@ def test_without_kafka_rate_and_lag_become_unknown_after_a_while() -> None:
     for second in range(5):
         view.look(JobObservation(float(second), ends=FIRST))
     view.look(JobObservation(6.0))
-    assert view.lag == 0  # one missing answer proves nothing
+    # One missing answer proves nothing.
+    assert view.lag == 0
     view.look(JobObservation(30.0))
     assert view.lag is None
     assert [state.rate_per_s for state in view.streams()] == [None, None]

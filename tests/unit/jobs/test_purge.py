@@ -220,7 +220,8 @@ def test_what_a_zombie_makes_anew_is_removed_with_the_next_job_of_the_name(world
     world.submit()
     world.stop()
     purge("digits", world.job_store, world.outside())
-    world.work("digits")  # a process that was frozen until now
+    # A process that was frozen until now.
+    world.work("digits")
     world.work(world.submit())
     world.stop()
     known = remains_of("digits", world.job_store, world.outside())

@@ -542,7 +542,8 @@ def test_whoever_writes_after_me_is_no_conflict() -> None:
         ("sgd", "mean", {}, 0.4),
         ("momentum", "mean", {}, 0.4),
         ("sgd", "mean", {"learning_rate": 0.3}, 0.3),
-        ("sgd", "sum", {}, 0.1),  # of twice the samples, so a step is twice as long
+        # A sum of twice the samples is already a step of twice the length.
+        ("sgd", "sum", {}, 0.1),
         ("adam", "mean", {}, 0.1),
     ],
 )

@@ -57,7 +57,8 @@ def test_redis_that_refuses_writes_is_an_outage_of_jobs_that_nobody_leads(bench:
     assert bench.outages(full, board) == {"redis": "Redis refused SET: OOM"}
     assert bench.outages(board, full) == {}  # one write is enough
     (look,) = bench.looker.look([ObservedJob(bench.record, board)], 1000.0, 0.0)
-    assert look.unable == {}  # the probe's own write is no outage
+    # The probe's own write is no outage.
+    assert look.unable == {}
     full.hold_lease("c1", 60.0)
     assert bench.outages(full) == {}  # the leader has written
 

@@ -15,7 +15,8 @@ PROOF = Audit((), (), (), (), (), (), 0, 0, 0, 0, 0, {}, ())
 WELL = Outcome(
     carried_out=(),
     seen_s=(0.0, 8.0),
-    applied_s=(0.0, 8.0),  # without an outage: a pause of 8 s
+    # There is no outage, but a pause of 8 s.
+    applied_s=(0.0, 8.0),
     events=(),
     workers=4,
     coordinators=2,

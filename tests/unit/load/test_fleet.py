@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from common.embedded.fork_server import Forked
 
 PATIENCE_S = 120.0
-LATER = float("inf")  # late enough for everything to be due
+# Late enough for everything to be due.
+LATER = float("inf")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 

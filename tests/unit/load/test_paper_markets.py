@@ -90,7 +90,8 @@ def test_the_command_writes_rows_and_says_what_falls_short(
     out = tmp_path / "out"
     words = ["--only", "markets", "--runs", "12", "--processes", "1", "--out", str(out)]
     words += ["--no-live"]
-    words += ["--data", str(tmp_path)]  # the folder has no recorded zones
+    # The folder has no recorded zones.
+    words += ["--data", str(tmp_path)]
     assert main([*words, "--prices", str(prices), "--json", str(tmp_path / "rows.json")]) in (0, 1)
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert rows["I"] == [
@@ -129,8 +130,10 @@ def test_the_bound_for_who_does_not_know_the_future_is_the_designs() -> None:
 def test_the_clairvoyant_takes_a_zone_while_it_is_up_and_on_demand_machines_for_the_rest() -> None:
     looks, day_s = 100, 100 * zones.LOOK_S
     up = np.ones((looks, 2, 3), np.bool_)
-    up[:, :, 1] = False  # no zone at all in the second run
-    up[50:, :, 2] = False  # in the third run, for half the time
+    # The second run has no zone at all.
+    up[:, :, 1] = False
+    # The third run has no zone for half the time.
+    up[50:, :, 2] = False
     spot, alone = zones.SPOT_USD / 3600, zones.ON_DEMAND_USD / 3600
     least = zones.least_machine_usd(up, 0.8 * day_s)
     assert least[:2] == pytest.approx([0.8 * day_s * spot, 0.8 * day_s * alone], rel=1e-3)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from load.harness.proxy import Proxy
 
-PATIENCE_S = 120.0  # maximum wait for what must arrive
-SILENCE_S = 0.1  # wait in which nothing may arrive
+# Maximum wait for what must arrive.
+PATIENCE_S = 120.0
+# Wait in which nothing may arrive.
+SILENCE_S = 0.1
 
 
 class Echo:

@@ -73,7 +73,8 @@ def test_machines_are_lost_by_their_tier_and_brought_back() -> None:
 
 def test_owners_are_those_that_the_leader_names() -> None:
     workers, machines = fleet()
-    job = _Job("w3", "w5", "w9")  # one of them has another name by now
+    # One of them has another name by now.
+    job = _Job("w3", "w5", "w9")
     tiers = Tiers(workers, cast("CountingJob", job))
     tiers.lose_owners()
     assert gone(machines) == ["w3", "w5"]

@@ -351,7 +351,8 @@ def test_what_follows_a_job_serves_whole_versions_and_never_goes_back(led: World
         assert (old.version, torch.equal(old.net(inputs), answer)) == (2, True)
         assert not torch.equal(live(inputs), answer)
 
-        led.board("digits").wipe()  # the newest readable checkpoint is of version 1
+        # The newest readable checkpoint is of version 1.
+        led.board("digits").wipe()
         looks = way.answered
         eventually(lambda: way.answered > looks + 1)
         assert job.model().version == 1

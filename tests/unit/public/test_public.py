@@ -200,5 +200,6 @@ def test_a_distribution_holds_its_own_packages() -> None:
     assert client["tool"]["setuptools"]["packages"] == ["doll"]
     assert not [path for path in DOLL.rglob("*.py") if path.parent != DOLL]
     for tree in ("common", "services"):
-        for path in (ROOT / tree).rglob("*.py"):  # wheels omit folders without __init__.py
+        # Wheels omit folders without __init__.py.
+        for path in (ROOT / tree).rglob("*.py"):
             assert DOLL in path.parents or (path.parent / "__init__.py").exists(), path

@@ -116,7 +116,7 @@ def test_work_may_say_how_it_ended() -> None:
 
 
 def test_garbage_is_collected_but_not_looked_for_in_what_was_imported() -> None:
-    gc.disable()  # as our processes start
+    gc.disable()  # our processes start so
     try:
         kept = run("worker", "w1", lambda _: gc.get_freeze_count() if gc.isenabled() else 0)
         assert kept > len(sys.modules)

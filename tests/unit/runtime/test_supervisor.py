@@ -358,7 +358,8 @@ def test_it_waits_before_another_actor_is_made() -> None:
 
     job.wake()  # too early: no effect
     house.supervisor.begin("other", making(other))
-    turns(other, 1)  # on the only thread, after the turn above
+    # The only thread runs this turn after the one above.
+    turns(other, 1)
 
     assert after.had.empty()
     clock.advance(5.0)

@@ -599,7 +599,8 @@ def test_of_a_group_the_weights_are_served_that_a_member_has_left(
     assert led(3, ModelId(3, 2)) == "0-1"  # still the version of before
     assert led(3, ModelId(3, 3), whole=True) == "3-3"
     assert led(3, ModelId(3, 4)) == "3-3"
-    assert led(5, ModelId(3, 2)) == "3-3"  # the newest leader may not have made 3
+    # The newest leader may not have made 3.
+    assert led(5, ModelId(3, 2)) == "3-3"
     newly_started = World(redis=world.redis)
     made.append(newly_started)
     newly_started.look()
@@ -706,7 +707,8 @@ def test_requests_that_wait_are_answered_together_and_a_bad_one_spoils_none(
     answers = world.runner.run(together())
     codes = [each.status_code for each in answers]
     assert codes == [200] * 5 + [400] + [200] * 4
-    assert passes == [3, 8, *[1] * 8, 2]  # pass 2 is repeated, each request by itself
+    # Pass 2 is repeated, each request by itself.
+    assert passes == [3, 8, *[1] * 8, 2]
     assert [each.json()["id"] for n, each in enumerate(answers) if n != 5] == [
         str(n) for n in range(10) if n != 5
     ]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from common.storage.port import Blobs
 
-LATER_S = TAKEN_BACK_S  # a day after 1970, when these epochs are drawn
+# A day after 1970, when these epochs are drawn.
+LATER_S = TAKEN_BACK_S
 OLD, NEW = ModelId(3, 40), ModelId(3, 60)
 FOLDER = "clicks/checkpoints/00000000000000000003-000000000060/"
 

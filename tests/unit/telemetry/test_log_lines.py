@@ -59,7 +59,8 @@ def test_a_console_s_line_has_time_level_event_and_fields() -> None:
 
 def test_json_has_the_same_in_an_object() -> None:
     line = line_of(of_ours("taken", job="digits", at=(1, 2)), "json", service="worker")
-    assert '"event": "taken"' in line  # searches of long logs rely on this form
+    # Searches of long logs rely on this form.
+    assert '"event": "taken"' in line
     assert list(json.loads(line).items()) == [
         *(("time", TIME), ("level", "error"), ("event", "taken")),
         *(("service", "worker"), ("job", "digits"), ("at", [1, 2])),

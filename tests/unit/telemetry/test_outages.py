@@ -56,7 +56,8 @@ def test_silence_ends_an_outage_once_it_has_lasted() -> None:
     outage = Outage(log, "redis", clock)
     for _ in range(3):
         outage.met(REFUSED)
-        outage.quiet()  # as expected, the reader finds nothing new
+        # The reader finds nothing new, as expected.
+        outage.quiet()
         clock.advance(SETTLED_S / 2)
         outage.quiet()
     clock.advance(SETTLED_S / 2)

@@ -40,7 +40,7 @@ class Rig:
     """A job in memory, and its follower."""
 
     def __init__(self) -> None:
-        # Time by which the service's clock is ahead.
+        # The service's clock is ahead by this time.
         self.ahead_s = 0.0
         self.log = MemoryLog()
         self.redis = MemoryRedis()
@@ -378,7 +378,8 @@ def test_unwatched_job_is_folded_and_publishes_nothing(rig: Rig) -> None:
     eventually(lambda: version() == 2)
     feed = rig.follower.feed
     assert feed.end == 1  # it is counted
-    assert feed.since(0) is None  # so a client that reconnects starts afresh
+    # A client that reconnects starts afresh.
+    assert feed.since(0) is None
 
 
 def test_deleted_topics_are_read_again_once_they_are_back(rig: Rig) -> None:

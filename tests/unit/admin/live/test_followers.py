@@ -164,7 +164,7 @@ def test_a_follower_that_has_failed_keeps_the_thread_from_nothing(
         monkeypatch.setattr(Followers, name, counted)
     follower = rig.followers.of("old")
     eventually(lambda: follower.ready)
-    follower.due_s = 0.0  # as while its topics are opened
+    follower.due_s = 0.0  # its topics are being opened
     follower.guarded(_fail)
     passes.clear()
     eventually(lambda: passes["_sweep"] == 6)
@@ -244,7 +244,7 @@ def test_numbers_of_a_paused_job_are_read_once_for_a_list(rig: Rig) -> None:
     assert summary.numbers.version == 2
     assert "paused" not in rig.followed()
     rig.log.go_away()
-    asyncio.run(rig.followers.known([record]))  # from memory
+    asyncio.run(rig.followers.known([record]))  # read from memory
     assert rig.followers.summary(record) == summary
     rig.log.come_back()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GROUP_SIZE, BATCH_SIZE = 3, 4
 RATE_PER_S = 10.0
-MOST_RECORDS = 1000  # of a stream
+MOST_RECORDS = 1000  # records of a stream
 
 
 class Counting(Learner):

@@ -110,7 +110,8 @@ def test_time_goes_on_over_the_ends_of_chunks(name: str) -> None:
     assert (np.diff(arrived) >= 0).all()
     gaps = np.diff(arrived)
     at_ends = gaps[CHUNK - 1 :: CHUNK]
-    assert at_ends.max() < 25 * gaps.mean() + 10  # the trace's nightly pause is one gap
+    # The trace's nightly pause is one gap.
+    assert at_ends.max() < 25 * gaps.mean() + 10
     assert arrived[0] >= 0
 
 
@@ -133,8 +134,10 @@ def test_what_was_forgotten_is_refused_and_what_is_left_is_counted_right() -> No
     assert arrivals.count_until(kept_s) == 2 * CHUNK + 6
     with pytest.raises(ParameterError, match="was forgotten"):
         arrivals.time_of(2 * CHUNK - 1)
-    arrivals.forget_before(10)  # earlier than the forgotten ones: no effect
-    arrivals.forget_before(100 * CHUNK)  # more than there is: forgets everything
+    # Earlier than the forgotten ones: no effect.
+    arrivals.forget_before(10)
+    # More than there is: forgets everything.
+    arrivals.forget_before(100 * CHUNK)
     assert arrivals.time_of(3 * CHUNK) > kept_s
 
 

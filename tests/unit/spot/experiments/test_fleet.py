@@ -23,7 +23,8 @@ from tests.unit.spot.experiments.decisions import (
 
 STEP_S = 2.0
 HOUR_S = 3600.0
-DEAR, CHEAP = 3600.0, 1800.0  # USD per hour: 1 and 0.5 a second
+# USD per hour: 1 and 0.5 a second.
+DEAR, CHEAP = 3600.0, 1800.0
 A_MINUTE = Billing(minimum_s=60.0)
 
 
@@ -175,7 +176,7 @@ class Machine:
     pool: int
     launched_s: float
     ready_s: float
-    usd_per_hour: list[float] = field(default_factory=list)  # in each step
+    usd_per_hour: list[float] = field(default_factory=list)  # one price per step
     used_s: float = 0.0
     usd: float = 0.0  # once it has ended
 
@@ -196,7 +197,8 @@ class Bookkeeper:
         machine = self.by_slot.pop(slot)
         billing = self.pools[machine.pool].billing
         paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
-        machine.usd_per_hour.append(price)  # price of the paid time after its end
+        # Price of the paid time after its end.
+        machine.usd_per_hour.append(price)
         second_s = hour_s = 0.0
         while second_s < paid_s:
             last_s = min(second_s + 1, paid_s)

@@ -43,7 +43,8 @@ def test_without_preemption_updates_come_as_fast_as_records_do() -> None:
     assert bench.learner.sums == [UPDATE] * 20
     expected_s = 20 * UPDATE / (4 * RATE_PER_S)
     # Incomplete batches wait at the end, and the last round takes a moment.
-    first_s = expected_s - 1 / RATE_PER_S  # even arrivals that begin at once
+    # Arrivals are even, and begin at once.
+    first_s = expected_s - 1 / RATE_PER_S
     assert first_s <= bench.protocol.update_times_s[-1] <= expected_s + 1.5
     assert (np.diff(bench.protocol.update_times_s) > 0).all()
 

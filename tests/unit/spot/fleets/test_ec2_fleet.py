@@ -302,7 +302,8 @@ def test_a_machine_counts_whatever_went_wrong_beside_it(ec2: Stubber, fleet: Ec2
 @pytest.mark.parametrize(
     ("code", "status", "capacity"),
     [
-        ("InsufficientInstanceCapacity", 500, True),  # it only looks like a server's fault
+        # It only looks like a server's fault.
+        ("InsufficientInstanceCapacity", 500, True),
         ("MaxSpotInstanceCountExceeded", 400, True),
         ("InvalidLaunchTemplateName.NotFoundException", 400, False),
         ("InvalidLaunchTemplateId.VersionNotFound", 400, False),

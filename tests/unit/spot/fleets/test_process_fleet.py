@@ -200,7 +200,8 @@ def test_a_machine_that_was_given_back_and_does_not_leave_is_made_to(provider: P
         advance(provider, provider.leave_s - 1)
         assert state(fleet, 1) == "running"
     advance(provider, 1.0)
-    with closing(provider.fleet()) as another:  # the successor completes the release
+    # The successor completes the release.
+    with closing(provider.fleet()) as another:
         await_that(lambda: state(another, 1) == "ended")
         ended = machine_of(another, 1)
         assert (ended.cause, ended.detail) == ("released", "exit status unknown")
@@ -398,7 +399,8 @@ def test_a_machine_for_no_slot_stands_wherever_its_pool_has_one(provider: Proces
     provider.schedule.outages_s.update({0: (0.0, 40.0), 2: (10.0, 40.0)})
     free = [order(launch)._replace(slot=None) for launch in (1, 2, 3)]
     with closing(provider.fleet()) as fleet:
-        assert fleet.launch(free[:2]) == ()  # the pool's first slot has an outage
+        # The pool's first slot has an outage.
+        assert fleet.launch(free[:2]) == ()
         advance(provider, 11.0)
         await_that(lambda: state(fleet, 2) == "ended")
         assert (state(fleet, 1), machine_of(fleet, 2).cause) == ("running", "preempted")

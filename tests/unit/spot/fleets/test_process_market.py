@@ -119,7 +119,8 @@ def test_slots_and_seeds_differ(tmp_path: Path) -> None:
     providers = [ProcessProvider(availability=0.5, cycle_s=10.0, seed=seed) for seed in (0, 1)]
     schedules = [schedule_of(provider, tmp_path) for provider in providers]
     ends_s = {schedule.next_down_s(slot, 1e3) for schedule in schedules for slot in range(20)}
-    assert len(ends_s) > 15  # slots that are down now have equal ends
+    # Slots that are down now have equal ends.
+    assert len(ends_s) > 15
 
 
 # --- recorded ------------------------------------------------------------------------------------

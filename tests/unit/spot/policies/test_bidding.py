@@ -152,7 +152,8 @@ def test_where_the_backlog_is_worked_off_no_more_are_had_than_keep_up() -> None:
     first = BIDDING.reconsider(seen(), None)
     there = dict(first.machines)
     few = BIDDING.reconsider(seen(3580.0, there, waiting=0.0), first)
-    assert sum(few.machines.values()) == 2  # 0.94 updates/s arrive; 1 machine makes 1
+    # 0.94 updates/s arrive; 1 machine makes 1.
+    assert sum(few.machines.values()) == 2
 
 
 def test_a_deadline_that_bids_miss_is_reported() -> None:

@@ -134,7 +134,8 @@ def test_probabilities_are_probabilities_and_fall_with_the_number_of_spot_worker
 def test_the_third_moment_is_the_triple_integral(alpha: float, cycle_s: float, t_s: float) -> None:
     tau = alpha * (1 - alpha) * cycle_s
     nodes, weights = np.polynomial.legendre.leggauss(60)
-    end = min(t_s, 60 * tau)  # exp(-u / tau) is negligible beyond
+    # Exp(-u / tau) is negligible beyond.
+    end = min(t_s, 60 * tau)
     gaps = end * (nodes + 1) / 2
     integral = float(weights @ ((t_s - gaps) * gaps * np.exp(-gaps / tau))) * end / 2
 

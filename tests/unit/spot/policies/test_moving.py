@@ -20,7 +20,8 @@ SPOT = Pool("spot", 0.158, 0.9, 1000.0, start_up_s=87.0)
 GROUP_SIZE, BATCH_SIZE, STREAMS, RATE_PER_S = 20, 256, 64, 125.0
 INTERVAL_S = GROUP_SIZE * BATCH_SIZE / STREAMS / RATE_PER_S  # seconds per update: 0.64
 POOLS = ALONE, SPOT
-FAST_S, SLOW_S = 0.025, 0.1  # one machine keeps up; four are needed
+# One machine keeps up; four are needed.
+FAST_S, SLOW_S = 0.025, 0.1
 STEP_S, REVIEW_S = 2.0, 10.0
 MAX_LAG_S = 180.0
 EXAMPLES = 20  # each some hundred decisions

@@ -198,7 +198,7 @@ def test_who_stands_in_for_a_lost_pool_stays_until_spot_machines_are_ready() -> 
 
 
 def test_more_losses_than_expected_are_borne_before_it_waits_for_a_pool() -> None:
-    # In ten hours of work with lives of one hour, ten losses are expected and twenty are tolerated.
+    # Ten hours of work in lives of one hour: ten losses are expected, and twenty are tolerated.
     hourly = replace(A, availability=0.5, cycle_s=7200.0)
     starting = replace(ON_DEMAND_POOL, start_up_s=69.0), hourly
     first = Pools().reconsider(seen(hours(36_000, 40_000), starting), None)

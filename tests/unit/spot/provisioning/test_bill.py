@@ -186,7 +186,8 @@ def test_what_the_provider_takes_back_is_paid_to_the_moment(
         ("ec2-2017", [(0, 900, "preempted")], 0.0),
         ("ec2-2017", [(0, 900, "released")], 0.158),
         ("ec2-2017", [(0, 5400, "preempted")], 0.158),
-        ("ec2-2017", [(0, 5400, "failed")], 0.158 + 0.2),  # the second hour has its own price
+        # The second hour has its own price.
+        ("ec2-2017", [(0, 5400, "failed")], 0.158 + 0.2),
         ("gce", [(0, 59, "preempted"), (0, 60, "preempted")], 0.158 / 60),
     ],
 )

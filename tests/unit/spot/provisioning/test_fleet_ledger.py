@@ -217,7 +217,7 @@ def test_hours_of_bids_end_one_by_one_and_what_a_plan_lost_of_them_is_counted() 
     for offset, record in enumerate(records):
         ledger.feed(offset, record)
     assert ledger.hours(T0 + 5) == {bid: Hour(T0 + 60, 0.25)}
-    assert ledger.hours(T0 + 65) == {bid: Hour(T0 + 70, 0.25)}  # of the second machine
+    assert ledger.hours(T0 + 65) == {bid: Hour(T0 + 70, 0.25)}  # the second machine's hour
     assert ledger.hours(T0 + 75) == {bid: Hour(T0 + 120, 0.25)}
 
     ledger.feed(ledger.position, ended(1, T0 + 80, "preempted"))

@@ -303,7 +303,8 @@ def test_without_a_spot_pool_every_policy_has_machines_on_demand(
     settings = replace(with_policy(policy), pools=(ON_DEMAND,), on_preemption=on_preemption)
     harness = at_work(street, settings)
 
-    assert plans(street)[0].on_demand >= 2  # enough to keep up with arrivals
+    # They keep up with arrivals.
+    assert plans(street)[0].on_demand >= 2
     assert len(harness.provisioner.ledger.running) == plans(street)[0].on_demand
     assert not street.written(Reviewed)[-1].warning
 
@@ -320,7 +321,8 @@ def test_where_all_records_wait_already_gradients_take_their_time_all_the_same(
     assert first.updates_left > 0
     assert first.expected_cost_usd > 0
     if policy != "on-demand":
-        assert not first.on_demand  # if gradients took no time, any machines would do
+        # This would differ if gradients took no time.
+        assert not first.on_demand
     # Waiting records do not cause a new plan. Machines that stay longer do.
     assert len(others) <= 2
 

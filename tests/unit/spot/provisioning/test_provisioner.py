@@ -340,7 +340,8 @@ def test_a_plan_of_before_is_kept_by_who_comes_after(street: Street) -> None:
     street.append(lead(-1, "old"))
     street.append(planned(places=(0, 1, -1, -1)))
     harness = ProviderThread(street)
-    street.prices.away = True  # so no prices are requested
+    # No prices can be requested.
+    street.prices.away = True
     harness.run(10)
 
     assert [(m.slot, m.pool) for m in street.fleet.rented] == [(0, "on-demand"), (1, "spot")]
@@ -572,7 +573,8 @@ def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
     beats(0, 1)
     for _ in range(14):
         beats(1)
-        beats()  # no worker at all: Redis restarted empty
+        # No worker at all: Redis restarted empty.
+        beats()
         beats(0, 1)
     assert street.written(Left) == []
     for _ in range(17):
@@ -583,6 +585,7 @@ def test_slot_passes_on_when_heartbeats_end_though_the_machine_runs_on(
     assert (left.launch, passed.slot, passed.launch) == (1, 0, 3)
     assert [each.pool for each in street.written(LaunchRequested)[4:]] == ["spot"]
     running = [each.launch for each in spares.provisioner.ledger.running]
-    assert running == [1, 2, 3, 4, 5]  # released if it does not end by itself
+    # Released if it does not end by itself.
+    assert running == [1, 2, 3, 4, 5]
     spares.run(150)
     assert 1 not in [each.launch for each in spares.provisioner.ledger.running]

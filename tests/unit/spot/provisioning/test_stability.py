@@ -35,7 +35,8 @@ from tests.unit.spot.provisioning.examples import planned as example
 if TYPE_CHECKING:
     from common.spot.provisioning.records import Planned
 
-RATES = np.full(4, 2.0)  # 8 records/s: an update takes 5 s
+# 8 records/s: an update takes 5 s.
+RATES = np.full(4, 2.0)
 
 
 def situation(now_s: float = 0.0, gradient_s: float = 0.5) -> Situation:
@@ -120,7 +121,7 @@ def test_a_plan_is_as_stable_as_its_machines_are_on_average() -> None:
     all_spot, _ = split(4, gradient_s=2.5)
 
     assert stability_of_plan(all_on_demand, given).ratio == pytest.approx(2.0)
-    # Of four spot machines, n run by the binomial law of 0.9.
+    # The number of running machines is binomial: four spot machines, each with 0.9.
     capacity = [0.0, 0.1, 0.2, 0.2, 0.4]
     chances = [0.0001, 0.0036, 0.0486, 0.2916, 0.6561]
     expected = sum(c * p for c, p in zip(capacity, chances, strict=True)) * 5

@@ -23,7 +23,8 @@ Up: TypeAlias = npt.NDArray[np.bool_]
 
 WORKERS = 64
 RUNS = 50
-STEP_S = 2.0  # section V-A: chains are sampled every 2 s
+# Section V-A: chains are sampled every 2 s.
+STEP_S = 2.0
 POOLS = (Pool("on-demand", 0.286), Pool("spot", 0.158, 0.9))
 POLICY = Adaptive()
 
@@ -230,7 +231,8 @@ class Outcome:
     """Result of all runs."""
 
     met: float  # share of deadlines
-    cost: float  # mean, divided by that of on-demand machines alone
+    # Mean, divided by that of on-demand machines alone.
+    cost: float
 
 
 def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> Outcome:
@@ -259,7 +261,7 @@ def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> 
         uptime_s = np.where(spot, up[begin : begin + per].sum(axis=0) * STEP_S, per * STEP_S)
         records += rng.poisson(work.rates_per_s * uptime_s)
         gained = (records // work.batch_size).sum(axis=1) - before
-        part = np.clip((wanted - before) / np.maximum(gained, 1), 0, 1)  # of these 30 s
+        part = np.clip((wanted - before) / np.maximum(gained, 1), 0, 1)  # part of these 30 s
         prices = np.where(spot, pools[1].usd_per_s, pools[0].usd_per_s)
         cost += np.where(going, (prices * uptime_s).sum(axis=1) * part, 0.0)
         ended_s[going & (part < 1)] = (now_s + per * STEP_S * part)[going & (part < 1)]
@@ -277,7 +279,8 @@ def test_it_meets_at_least_as_many_deadlines_as_the_static_split_for_about_the_s
     assert static.cost == pytest.approx(0.8019, abs=0.005)
     assert 0.3 < static.met < 0.8
     assert adaptive.met == 1 >= static.met
-    assert adaptive.cost < static.cost + 0.015  # standard error 0.002, plus the reserve
+    # Standard error 0.002, plus the reserve.
+    assert adaptive.cost < static.cost + 0.015
 
 
 def test_no_deadline_is_lost_even_if_all_spot_machines_are_out_at_once() -> None:

@@ -72,7 +72,8 @@ def test_of_rows_with_one_time_the_last_wins_and_any_origin_will_do() -> None:
     made = trace_from_rows([100, 110, 110, 130], [1, 2, 3, 4], [1, 2, 3, 4], "f.csv")
     assert made.times_s.tolist() == [0, 10, 30]
     assert made.values.tolist() == [1, 3, 4]
-    assert made.end_s == 30  # events: the last row has the end
+    # Events: the last row has the end.
+    assert made.end_s == 30
     longer = trace_from_rows([100, 110], [1, 2], [1, 2], "f.csv", end_s=150)
     assert longer.end_s == 50
 
