@@ -18,7 +18,7 @@ from common.spot.theory.billing import HOUR_S
 
 
 class Chain(NamedTuple):
-    """When a slot can have a machine of a pool: alternating exponential times, on and off."""
+    """Availability of machines of a pool to a slot: alternating exponential times, on and off."""
 
     availability: float  # alpha
     cycle_s: float  # mean time between preemptions
@@ -73,7 +73,7 @@ class Faults:
     away: bool = False  # every call fails
     # Pools without capacity.
     without: set[str] = field(default_factory=set)
-    # Pools in which every order fails.
+    # Pools that fail every order.
     broken: set[str] = field(default_factory=set)
     # Launches that `machines` omits.
     hidden: set[int] = field(default_factory=set)

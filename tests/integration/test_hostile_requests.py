@@ -1,4 +1,4 @@
-"""An invalid request of a megabyte costs little memory and time, whatever its content."""
+"""An invalid request of a megabyte costs little memory and time, for every kind of content."""
 
 from __future__ import annotations
 

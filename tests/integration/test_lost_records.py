@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.redis, pytest.mark.nightly]
 CHECKPOINTS = "checkpoint: {every_updates: 5, keep: 20}"
 # Seconds per batch. Many batches are in flight when the broker dies.
 GRADIENT_S = 0.05
-# Twice before each loss and once after it.
+# Records of one call. There are two calls before each loss, and one after it.
 PRODUCED = 500
 # At least 15 updates come of these records, so some batches are always in flight.
 UPDATES = 10

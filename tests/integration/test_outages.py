@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryServer:
-    """A schema registry at a fixed address, in which every schema is `SCHEMA`."""
+    """A schema registry at a fixed address. Each of its schemas is `SCHEMA`."""
 
     def __init__(self) -> None:
         self._port = free_port()

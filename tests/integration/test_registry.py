@@ -61,7 +61,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 FIELDS = [{"name": "a", "type": ["null", "double"]}, {"name": "label", "type": "boolean"}]
 ROW = {"type": "record", "name": "shop.Row", "fields": FIELDS}
 LATER = {**ROW, "fields": [*FIELDS, {"name": "new", "type": ["null", "string"], "default": None}]}
-ROWS = 1_400  # in the table of connections
+ROWS = 1_400  # rows of that table
 # Same bound as for JSON, in tests/integration/test_table_examples.py.
 LOSS = 0.55
 VALUE = SerializationContext("rows", MessageField.VALUE)

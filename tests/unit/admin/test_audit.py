@@ -1,4 +1,4 @@
-"""Changes are logged with the key's name, whatever the request says. So are refusals."""
+"""Changes are logged with the key's name, never with names in the request. So are refusals."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def test_who_listens_reads_slowly_or_comes_back_is_not_cut_off(world: World, por
     idle = Client(port, head(world, "GET /healthz"))
     idle.read_until(b'{"ok":true}')
 
-    # Longer than any request may take.
+    # Silent for longer than any request may take.
     assert Client(port).last_words()
 
     idle.say(head(world, "GET /healthz"))

@@ -22,7 +22,7 @@ SHOW, REQUEUE = "/v1/jobs/digits/quarantine", "/v1/jobs/digits/requeue"
 
 @pytest.fixture
 def held(world: World) -> World:
-    """A job with three quarantined batches, of which one has expired."""
+    """A job with three quarantined batches. One of them has expired."""
     world.streams("clinic-a", "clinic-b")
     assert world.ask("POST", "/v1/jobs", json=JOB).status_code == 201
     world.log.create_topics([NewTopic(UPDATES)])

@@ -1,4 +1,4 @@
-"""A valid API key gives its role, and nothing else is accepted, whatever the topic contains."""
+"""A valid API key gives its role, and nothing else is accepted, even if the topic has garbage."""
 
 from __future__ import annotations
 

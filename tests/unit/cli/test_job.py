@@ -304,7 +304,7 @@ def test_watch_writes_a_line_for_what_is_new_where_there_is_no_terminal(
 
     def looked(service: Api, job: str) -> Picture:
         if seen and seen[-1].updates:
-            # By then the command has shown the changes so far.
+            # The command has shown all changes before this one.
             raise KeyboardInterrupt
         if len(seen) == 1:
             claimed(world, 1)

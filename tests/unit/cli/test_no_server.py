@@ -100,7 +100,7 @@ class _Nobody(httpx2.BaseTransport):
 
 
 class _Guarded(MemoryLog):
-    """Kafka in which the caller has no right to see the jobs topic."""
+    """Kafka that hides the jobs topic from the caller, who has no right to it."""
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         if topic == JOBS:

@@ -273,7 +273,7 @@ def test_the_coordinator_may_use_its_part_of_the_bucket_and_readers_may_read(
     key = {"Bucket": BUCKET, "Key": f"{CHECKPOINTS}digits/b"}
     calls.append(Call("AbortMultipartUpload", key))  # where a part could not be sent
     assert {call.operation for call in calls} == set(S3_ACTIONS)
-    # It consists of several operations.
+    # `upload_fileobj` consists of several operations.
     named = operations_in("storage/s3.py") - {"upload_fileobj"}
     client = boto3.client("s3")
     assert {client.meta.method_to_api_mapping[name] for name in named} <= set(S3_ACTIONS)

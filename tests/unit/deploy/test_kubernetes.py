@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # The oldest version with all fields that we use, and the newest one that we test.
 VERSIONS = ("1.30", "1.37")
-# Time in which a leaving worker sends its last announcements.
+# A leaving worker sends its last announcements in this time.
 ANNOUNCEMENTS_S = 5
 SECURITY = re.compile(r"DOLL_KAFKA_(SECURITY|SASL|SSL)_\w+")
 # Their own schemas are long and elsewhere: these are the fields that we use of them, at any depth.

@@ -72,7 +72,7 @@ class MachineRecord(NamedTuple):
 
 
 def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- one case per record
-    """Return a random history: claims, some too late, and leaders, of whom dead ones write on."""
+    """Return a random history: claims, some too late, and leaders, some of them dead writers."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     ledger, history = Ledger(FIRST), History()
     control = list[tuple[int, ControlRecord | None]]()

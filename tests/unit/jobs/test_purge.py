@@ -43,7 +43,7 @@ class MortalLog(MemoryLog):
     """A log that goes away when topics are to be deleted, once."""
 
     dies = False
-    # Reason for which topics cannot be deleted. Empty: they can.
+    # Reason to refuse the deletion of topics. Empty: none.
     refuses = ""
 
     def delete_topics(self, topics: Collection[str]) -> None:

@@ -68,7 +68,7 @@ def test_renewal_streams_make_updates_as_their_law_says() -> None:
     t_s, rates_per_s = 5000.0, np.full(16, 5.0)
     simulated = simulated_updates(t_s, np.random.default_rng(3))
     law = updates.updates_after_renewal(t_s, rates_per_s, 4, 8)
-    # Partial batches, and partial groups, in updates.
+    # Partial batches and partial groups, converted to updates.
     partial = (16 * (8 - 1) / 2 / 8 + 3 / 2) / 4
     assert simulated.mean() == pytest.approx(law.mean - partial, abs=5 * law.std / RUNS**0.5)
     not_growing = (16 * (8**2 - 1) / 12 / 8**2 + (4**2 - 1) / 12) / 4**2

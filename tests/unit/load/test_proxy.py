@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Maximum wait for what must arrive.
 PATIENCE_S = 120.0
-# Wait in which nothing may arrive.
+# Nothing may arrive during this wait.
 SILENCE_S = 0.1
 
 

@@ -108,7 +108,7 @@ def test_history_is_asked_of_ec2(settings: Settings, monkeypatch: pytest.MonkeyP
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, settings.market)  # this market has none
+        monkeypatch.setenv(name, settings.market)  # a market without this
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     pool = SpotPool(usd_per_hour="history", instance_types=("c5.xlarge",))
     prices = open_prices(settings, Market(on_demand=ON_DEMAND, spot=(pool,), ec2=EC2))

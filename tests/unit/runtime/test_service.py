@@ -1,4 +1,4 @@
-"""A service process: how it ends, and in which order it closes its jobs and their servers."""
+"""A service process: its end, and the order of closing its jobs and their servers."""
 
 from __future__ import annotations
 

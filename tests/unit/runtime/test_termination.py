@@ -1,4 +1,4 @@
-"""A process ends when it is asked to or when its owner ends, whatever its main thread does."""
+"""A process ends on request or when its owner ends, even if its main thread is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the newest intact checkpoint, whatever bytes of the files are cut off or altered."""
+"""Finds the newest intact checkpoint, even if any bytes of the files are cut off or altered."""
 
 from __future__ import annotations
 

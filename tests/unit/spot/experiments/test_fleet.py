@@ -37,7 +37,7 @@ def one_slot(on_demand: Pool, spot: Pool, place: int) -> SimulatedFleet:
 def go_through(
     fleet: SimulatedFleet, offers: str, prices: tuple[float, float] = (DEAR, CHEAP)
 ) -> str:
-    """Step through offers drawn as `#` and `.`, and draw the steps in which the slot was active."""
+    """Step through offers drawn as `#` and `.`. Returns a drawing of the active steps."""
     active = ""
     steps = round(float(fleet.usage.wanted_s.sum(axis=0)[0]) / STEP_S)
     for step, offer in enumerate(offers, start=steps):

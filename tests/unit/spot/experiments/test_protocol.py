@@ -1,4 +1,4 @@
-"""Production state machines in virtual time lose or repeat no record, whatever is preempted."""
+"""Production state machines in virtual time lose or repeat no record, even if all are preempted."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ProviderThread:
         done: All commands so far.
         holds_lease: Answer to its requests for the lease.
         reads: False: it does not see the records of the log.
-        launched: Each launch, with the position up to which it had read the log at that time.
+        launched: Each launch, with the provisioner's position in the log at that time.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from tests.unit.spot.provisioning.examples import (
 
 
 def watched(*records: PlanRecord) -> Availability:
-    """Return the availability after these records, all of which count."""
+    """Return the availability after these records. All of them count."""
     ledger, found = FleetLedger(), Availability()
     for offset, record in enumerate((lead(), *records)):
         assert ledger.feed(offset, record)

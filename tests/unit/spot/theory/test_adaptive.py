@@ -270,7 +270,7 @@ def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> 
 
 
 def test_it_meets_at_least_as_many_deadlines_as_the_static_split_for_about_the_same() -> None:
-    """Of 200 runs, static meets 59 % at 80.20 % of the on-demand cost, adaptive all at 80.2 %."""
+    """In 200 runs, static meets 59 % at 80.20 % of on-demand cost, adaptive all at 80.2 %."""
     up = chains(POOLS[1], np.random.default_rng(7))
 
     static = simulated(Static(), POOLS, 1.05, up)

@@ -1,4 +1,4 @@
-"""Age of each stream's oldest record, from the times in which it had a machine."""
+"""Age of each stream's oldest record, by the times when it had a machine."""
 
 from __future__ import annotations
 
