@@ -27,7 +27,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates; its own is the file `cert`."""
+    """Signs certificates. Its own certificate is the file `cert`."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder

@@ -28,7 +28,7 @@ def has_changed(*paths: str) -> bool:
 
 
 def once_changed(*paths: str) -> Callable[[_Test], _Test]:
-    """Lets a test run where something at or below these changed, and else at night alone."""
+    """Return marks that defer a test to the night unless a file below these paths changed."""
     if has_changed(*paths):
         return lambda test: test
     return pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""A collector of traces for tests: takes OTLP over HTTP, and keeps the spans."""
+"""Trace collector for tests, which receives OTLP over HTTP and keeps the spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it came."""
+    """A span as it was received."""
 
     service: str
     instance: str
@@ -32,7 +32,7 @@ class Received:
 
 
 class Collector:
-    """Listens on a free port; a context."""
+    """Context manager that listens on a free port."""
 
     def __init__(self) -> None:
         self.spans = list[Received]()

@@ -1,4 +1,4 @@
-"""Reads docker-compose.yml as Compose does: anchors merged, `${NAME:-default}` filled in."""
+"""Reads docker-compose.yml as Compose does: merges anchors, and expands `${NAME:-default}`."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class Bind(NamedTuple):
 
 
 def composed(environment: Mapping[str, str] | None = None) -> Part:
-    """The whole file, with these variables."""
+    """Return the complete file with these variables."""
     filled: Part = _filled(yaml.safe_load(FILE.read_text()), environment or {})
     return filled
 
 
 def services(environment: Mapping[str, str] | None = None) -> dict[str, Part]:
-    """The services, by name."""
+    """Return the services by name."""
     found: dict[str, Part] = composed(environment)["services"]
     return found
 
 
 def defaults() -> dict[str, str]:
-    """All variables of the file, each with the value it has unless it is given.
+    """Return all variables of the file with their defaults.
 
     Raises:
-        ValueError: If one has two of them, or none.
+        ValueError: If a variable has two defaults or none.
     """
     text = "\n".join(line.partition("#")[0] for line in FILE.read_text().splitlines())
     found = dict[str, str]()
@@ -61,14 +61,14 @@ def defaults() -> dict[str, str]:
 
 
 def example() -> dict[str, str]:
-    """The variables of .env.example."""
+    """Return the variables of .env.example."""
     lines = EXAMPLE.read_text().splitlines()
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name: value for name, _, value in pairs}
 
 
 def environment_of(service: Part) -> dict[str, str]:
-    """The variables of a container."""
+    """Return the variables of a container."""
     return {name: str(value) for name, value in service.get("environment", {}).items()}
 
 
@@ -79,7 +79,7 @@ def binds(service: Part) -> list[Bind]:
 
 
 def volumes(service: Part) -> list[str]:
-    """The named volumes that are mounted."""
+    """Return the named volumes that are mounted."""
     return [each.split(":")[0] for each in service.get("volumes", ()) if not each.startswith(".")]
 
 
@@ -89,7 +89,7 @@ def dependencies(service: Part) -> dict[str, str]:
 
 
 def keys(part: object) -> Iterator[tuple[str, str]]:
-    """Every key of a part, at any depth, with the key above it."""
+    """Yield every key of a part at any depth, with the key above it."""
     yield from _paths(part, "")
 
 

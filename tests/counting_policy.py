@@ -30,7 +30,7 @@ class Counting(Policy):
         return self.every_s if len(self.script) > 1 else None
 
     def reconsider(self, situation: Situation, last: Decision | None) -> Decision:
-        """Read the line of now."""
+        """Return the decision of the script's current line."""
         machines = self.script[int(situation.now_s / self.every_s) % len(self.script)]
         if last is not None and last.machines == machines:
             return last

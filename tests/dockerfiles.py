@@ -1,4 +1,4 @@
-"""Reads a Dockerfile, as far as ours goes: what it does not know, it refuses."""
+"""Reads the instructions that our Dockerfile uses, and refuses all others."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class Stage:
 
 
 def read(text: str) -> dict[str, Stage]:
-    """Read the stages, by name, in their order.
+    """Return the stages by name, in their order.
 
     Raises:
-        AssertionError: At an instruction that is not known.
+        AssertionError: If an instruction is unknown.
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
@@ -97,7 +97,7 @@ def read(text: str) -> dict[str, Stage]:
 
 
 def chain(stages: Mapping[str, Stage], target: str) -> list[Stage]:
-    """The stages that a target is made of, the first one first."""
+    """Return the stages that a target consists of, the first one first."""
     found = list[Stage]()
     name = target
     while name in stages:
@@ -107,7 +107,7 @@ def chain(stages: Mapping[str, Stage], target: str) -> list[Stage]:
 
 
 def needed(stages: Mapping[str, Stage], target: str) -> list[Stage]:
-    """The stages that have to be built for a target, itself last, in their order."""
+    """Return the stages to build for a target, in order. The target itself is the last."""
     todo, found = [target], set[str]()
     while todo:
         for stage in chain(stages, todo.pop()):

@@ -1,10 +1,10 @@
-"""A `doll` that is there at once: forked from a process that has loaded torch and all commands.
+"""A fast `doll`: each command is forked from a process that has loaded torch and all commands.
 
-As `python -m services.cli` each command would spend a second of a processor on its imports, and the
-guides have a hundred. To a shell it is a program like any other: with its own directory,
-environment, input and output; a signal reaches it, and its exit status is its program's.
+With `python -m services.cli` each command would need a second of a processor for its imports, and
+the guides have a hundred commands. For a shell the fork is a normal program, with its own
+directory, environment, input and output. Signals reach it, and its exit status is passed on.
 
-A test module asks for it with `pytest_plugins = ["tests.forked_doll"]`.
+A test module requests it with `pytest_plugins = ["tests.forked_doll"]`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def doll_program() -> Iterator[Path]:
 
 
 class Running(NamedTuple):
-    """One that was forked, and who asked for it."""
+    """A forked command, and the connection that requested it."""
 
     pid: int
     pidfd: int
@@ -96,7 +96,7 @@ class Running(NamedTuple):
 
 
 class Server:
-    """Forks for each request; a fork comes back from `serve` with what it is to be."""
+    """Forks for each request. In a fork, `serve` returns the arguments of the command."""
 
     def __init__(self, door: socket.socket) -> None:
         self._door = door
@@ -149,7 +149,7 @@ class Server:
         return [] if pid else os.fsdecode(said).split("\0")
 
     def _on_ready(self, running: Running, *, ended: bool) -> None:
-        """One has ended, or who asked for it has passed on a signal or is gone."""
+        """Handle the exit of a fork, or a signal or disconnect of its requester."""
         if not ended:
             said = running.asked.recv(1)
             signal.pidfd_send_signal(running.pidfd, said[0] if said else signal.SIGKILL)
@@ -167,7 +167,7 @@ class Server:
 
 
 def main() -> None:
-    """Load everything and serve; in a fork, be the command."""
+    """Load everything and serve. A fork runs its command."""
     import services.cli  # noqa: PLC0415 -- the tests need none of it
 
     for found in pkgutil.walk_packages(services.cli.__path__, "services.cli."):

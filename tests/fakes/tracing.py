@@ -50,11 +50,11 @@ class MemoryTracer:
         error: str = "",
         **attributes: Attribute,
     ) -> None:
-        """Keep it."""
+        """Record a span."""
         self.spans.append(RecordedSpan(trace, name, start_s, end_s, root, error, attributes))
 
     def close(self) -> None:
-        """Remember that it was closed."""
+        """Record that the tracer was closed."""
         self.closed = True
 
     def named(self, name: SpanName) -> list[RecordedSpan]:

@@ -1,4 +1,4 @@
-"""An experiment tracker in memory that may be away, refuse, or lose its answers."""
+"""An experiment tracker in memory that can be unavailable, refuse calls or lose its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.tracking.port import Metric, ModelVersion, RunStatus, TrackedRun
 
 @dataclass
 class MemoryRun:
-    """A run as it is kept."""
+    """A stored run."""
 
     experiment: str
     name: str
@@ -23,7 +23,7 @@ class MemoryRun:
 
 @dataclass
 class MemoryVersion:
-    """A model's version as it is kept."""
+    """A stored version of a model."""
 
     source: str
     run: str
@@ -31,7 +31,7 @@ class MemoryVersion:
 
 
 class MemoryTracking:
-    """All of it lies open, for tests to look at and to break."""
+    """An MLflow-like store whose content tests may read and change."""
 
     def __init__(self) -> None:
         self.experiments = {"Default"}

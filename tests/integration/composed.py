@@ -1,4 +1,4 @@
-"""The services of docker-compose.yml as processes: as the file says, but for hosts and ports."""
+"""The services of docker-compose.yml as processes, as in the file except for hosts and ports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STOP_S = 20.0
 
 
 class ComposedKafka(ApacheKafka):
-    """Apache Kafka with the properties that its container has; `host_port` is the published one."""
+    """Apache Kafka with the properties of its container. `host_port` is the published port."""
 
     def _write_configuration(self) -> None:
         super()._write_configuration()  # where logs go
@@ -48,7 +48,7 @@ class ComposedKafka(ApacheKafka):
 
 
 def kafka_variables(kafka: Part) -> dict[str, str]:
-    """The variables of Kafka's container after its image's entry point has looked at them."""
+    """Return the variables of Kafka's container as its entry point changes them."""
     variables = compose.environment_of(kafka)
     advertised = variables["KAFKA_ADVERTISED_LISTENERS"]
     listeners = re.sub(r"://[^:]*:", "://0.0.0.0:", advertised)
@@ -76,11 +76,11 @@ class Servers:
 
 
 class Stack:
-    """Containers of ours, as processes.
+    """Our containers, as processes.
 
     Args:
-        servers: Those of the test.
-        folder: For logs and temporary files.
+        servers: Servers of the test.
+        folder: Folder for logs and temporary files.
     """
 
     def __init__(self, servers: Servers, folder: Path) -> None:
@@ -92,7 +92,7 @@ class Stack:
         self._children = dict[str, Child]()
 
     def up(self, name: str, count: int = 1) -> None:
-        """Start containers of a service."""
+        """Start the containers of a service."""
         service = compose.services()[name]
         for number in range(1, count + 1):
             container = f"{name}-{number}"
@@ -105,7 +105,7 @@ class Stack:
             )
 
     def environment(self, service: Part, metrics_port: int) -> dict[str, str]:
-        """The variables of a container, and what a process needs that is in none."""
+        """Return a container's variables, plus those that a process needs without a container."""
         variables = compose.environment_of(service)
         replaced = {
             "DOLL_KAFKA": self.servers.kafka,
@@ -156,7 +156,7 @@ class Stack:
             return str(answer.read().decode())
 
     def ended(self) -> list[str]:
-        """Containers that have ended, with what they said last."""
+        """Return the containers that have ended, with their last output."""
         return [
             f"{name}: {child.last_words()}"
             for name, child in self._children.items()
@@ -164,7 +164,7 @@ class Stack:
         ]
 
     def stop(self) -> dict[str, int | None]:
-        """Ask all to end, as `docker-compose stop` does; returns how each did."""
+        """Send SIGTERM to all, as `docker-compose stop` does. Returns their exit statuses."""
         for child in self._children.values():
             child.ask_to_end()
         for child in self._children.values():
@@ -172,13 +172,13 @@ class Stack:
         return {name: child.exit_code for name, child in self._children.items()}
 
     def kill(self) -> None:
-        """End all that still run."""
+        """Kill all that still run."""
         for child in self._children.values():
             child.kill()
 
 
 def compose_program(folder: Path, stack: Stack, doll: Path) -> None:
-    """A `docker-compose` that knows `run --rm SERVICE COMMAND...` alone, and runs it here."""
+    """Write a `docker-compose` that only supports `run --rm SERVICE COMMAND...`."""
     service = compose.services()["admin"]
     variables = stack.environment(service, 0)
     exports = "".join(f"export {name}='{value}'\n" for name, value in variables.items())

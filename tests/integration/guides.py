@@ -1,9 +1,9 @@
-"""Reads the guides of docs/ as a shell would, and runs all their commands, one after the other.
+"""Reads the guides of docs/ as a shell would, and runs all their commands in order.
 
-In a `console` block a line that begins with `$` is a command, and what follows is its answer, in
-which `...` stands for anything and white space for nothing. `sh` blocks are run as they are, and
-`python` blocks as programs; both have to succeed. Blocks of other kinds are for people. The cells
-of a notebook are one program.
+In a `console` block, a line that begins with `$` is a command, and the lines below are its answer.
+In an answer, `...` stands for anything, and white space is ignored. `sh` blocks run as they are,
+and `python` blocks run as programs. Both must succeed. Other blocks are for readers only. The cells
+of a notebook form one program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 
 def blocks(guide: str, *kinds: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a guide, each with its kind."""
+    """Yield the fenced blocks of a guide, each with its kind."""
     text = (DOCS / guide).read_text()
     if guide.endswith(".ipynb"):
         cells = [each["source"] for each in json.loads(text)["cells"] if "outputs" in each]
@@ -44,7 +44,7 @@ def blocks(guide: str, *kinds: str) -> list[tuple[str, str]]:
 
 
 def commands(guide: str) -> Iterator[Command]:
-    """All that a reader would paste, in order."""
+    """Yield everything that a reader would paste, in order."""
     for kind, block in blocks(guide, "sh", "console", "python"):
         if kind == "sh":
             yield Command(block, None)
@@ -66,7 +66,7 @@ def answers(answer: str, expected: str) -> bool:
 
 
 def programs(folder: Path, doll: Path) -> str:
-    """A PATH on which `doll` is this program, and `python` is ours."""
+    """Return a PATH with this program as `doll`, and our `python`."""
     folder.mkdir()
     for name, program in (("doll", doll), ("python", Path(sys.executable))):
         (folder / name).write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
@@ -111,7 +111,7 @@ def what_goes_wrong(
         start_new_session=True,
     )
     try:
-        # A service in the background holds the pipe open as long as it lives.
+        # A service in the background holds the pipe open until it ends.
         ending = "kill -KILL $(jobs -p) 2>/dev/null\nwait 2>/dev/null\n"
         said, _ = shell.communicate(f"{script}\n{ending}", timeout=timeout_s)
     finally:

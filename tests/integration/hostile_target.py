@@ -1,6 +1,7 @@
-"""A process that answers requests on a free port: the admin service, or a model server.
+"""A process that answers requests on a free port, as the admin service or a model server.
 
-Used as `python -m tests.integration.hostile_target admin|digits|clicks`; prints the port and a key.
+Run it as `python -m tests.integration.hostile_target admin|digits|clicks`. It prints its port and
+a key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs of a plain image, run as an engine runs them: its variables and its user, no others."""
+"""Programs of a plain image, run with the variables and the user that an engine would set."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class PlainContainer:
 
     @contextmanager
     def running(self, arguments: Sequence[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the entry point; it is killed in the end if it still runs.
+        """Run the entry point. It is killed at the end of the context.
 
         Args:
             arguments: The container's command.
-            said: Where its output goes.
+            said: Destination of its output.
         """
         nobody = self.user == self.image.user
         with (
@@ -71,10 +71,10 @@ class PlainContainer:
                 process.kill()
 
     def ran(self, *command: str) -> str:
-        """Run a program to its end, as `docker exec` would; gives its standard output.
+        """Run a program as `docker exec` would. Returns its standard output.
 
         Raises:
-            AssertionError: If it does not end with 0; says what it said.
+            AssertionError: If it exits with another status than 0. Contains its output.
         """
         done = subprocess.run(  # noqa: S603 -- programs of our own image
             self._found(command),

@@ -45,11 +45,11 @@ _FOR_BUILDS = re.compile(r"PIP_\w+|SSL_\w+|\w+_proxy|\w+_PROXY|\w+_CA_BUNDLE|LAN
 
 @dataclass
 class PlainImage:
-    """A built target: its files below `root`, and how it is started.
+    """A built target: its files below `root`, and its entry point.
 
     Args:
         root: An existing empty directory that everybody may enter.
-        target: Of the Dockerfile.
+        target: Target of the Dockerfile.
     """
 
     root: Path
@@ -62,10 +62,10 @@ class PlainImage:
     stop_signal: str = ""
 
     def build(self) -> None:
-        """Take the steps.
+        """Run the steps.
 
         Raises:
-            subprocess.CalledProcessError: If one fails.
+            subprocess.CalledProcessError: If a step fails.
         """
         stages = read(DOCKERFILE.read_text())
         last = chain(stages, self.target)
@@ -85,7 +85,7 @@ class PlainImage:
                 self._final_step(step)
 
     def place(self, text: str) -> str:
-        """The same with the image's paths as they are on this machine."""
+        """Replace the image's paths in a text by their places on this machine."""
         for path in _PATH.findall(text):
             assert path.startswith((*OURS, "/dev/")), f"{path}: no directory that this test knows"
         ours = "|".join(OURS)
@@ -98,7 +98,7 @@ class PlainImage:
         return found
 
     def _variables(self) -> dict[str, str]:
-        """The environment of a step."""
+        """Return the environment of a step."""
         kept = {name: value for name, value in os.environ.items() if _FOR_BUILDS.fullmatch(name)}
         path = (str(self.root / _BASE / "bin"), os.defpath)
         return kept | {"PATH": os.pathsep.join(path)}
@@ -106,7 +106,7 @@ class PlainImage:
     def _build_step(
         self, step: Instruction, variables: dict[str, str], folder: str, *, run: bool
     ) -> str:
-        """Take a step of a stage that is no part of the image; returns where the next one is."""
+        """Run a step of a stage outside the image. Returns the next working directory."""
         match step.word:
             case "ENV" | "ARG":
                 variables |= {n: self._filled(v, variables) for n, v in step.pairs().items()}
@@ -127,7 +127,7 @@ class PlainImage:
         return folder
 
     def _final_step(self, step: Instruction) -> None:
-        """Take a step of the stages that the image is."""
+        """Run a step of a stage that is part of the image."""
         match step.word:
             case "ENV":
                 found = step.pairs().items()
@@ -198,7 +198,7 @@ class PlainImage:
 
 
 def python_for_everybody() -> Path | None:
-    """A Python of our version that other users may run, and that makes environments."""
+    """Return a Python of our version that other users may run, and that can create environments."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     own = Path(os.path.realpath(sys.executable))
     places = (Path("/usr/local/bin"), Path("/usr/bin"))

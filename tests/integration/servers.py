@@ -1,4 +1,4 @@
-"""The servers that integration tests run on: all embedded, or all real."""
+"""Servers for integration tests: all embedded, or all real."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def likest_to_production(request: pytest.FixtureRequest) -> Settings:
 
 
 class Make(Protocol):
-    """Makes a cluster on the servers of the test."""
+    """Creates clusters on the servers of the test."""
 
     def __call__(
         self,
@@ -80,7 +80,7 @@ class Make(Protocol):
         poison: int = -1,
         seconds: float = 0.0,
     ) -> Cluster:
-        """Make one; it is closed when the test ends."""
+        """Create a cluster, which is closed when the test ends."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The admin service as a process: behind TLS it serves a job, and it ends well in mid-stream."""
+"""The admin service as a process serves a job over TLS, and ends cleanly during a stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG_S = 20.0
 
 
 class Served(NamedTuple):
-    """A process and a client that knows its certificate and a key."""
+    """A process, and a client that knows its certificate and a key."""
 
     process: EmbeddedService
     client: httpx2.Client
@@ -36,7 +36,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """The service on embedded servers, with two streams to learn from."""
+    """The service on embedded servers, with two streams."""
     authority = Authority(tmp_path)
     pair, port = authority.issue("admin"), free_port()
     with EmbeddedStack() as stack:

@@ -1,4 +1,4 @@
-"""More than the built-in Kafka keeps: refused, unless the producer follows a job closely."""
+"""More records than the built-in Kafka retains are refused, unless the producer tracks the job."""
 
 from __future__ import annotations
 

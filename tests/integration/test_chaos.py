@@ -1,4 +1,4 @@
-"""Chaos on real servers: all is struck, and every record is used exactly once."""
+"""Chaos on real servers: every component fails, and every record is used exactly once."""
 
 from __future__ import annotations
 

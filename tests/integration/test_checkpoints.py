@@ -44,7 +44,7 @@ def settings(likest_to_production: Settings) -> Settings:
 
 
 def stopped_half_way(make: Make, name: str) -> Cluster:
-    """A job that was stopped when it had trained 400 of 800 records, its Redis empty since."""
+    """A job that was stopped after 400 of 800 records. Its Redis is empty since then."""
     cluster = make(name, 800, OFTEN)
     cluster.start("coordinator", "c1")
     cluster.start("worker", "w1")
@@ -62,7 +62,7 @@ def content(blobs: Blobs) -> dict[str, bytes]:
 
 
 def finish(cluster: Cluster) -> None:
-    """Produce the other half and see that every record counts once."""
+    """Produce the other half, and check that every record counts once."""
     cluster.produce(400)
     cluster.want("running")
     await_condition(cluster.drained, "everything is settled", TORN_PATIENCE_S)
@@ -148,7 +148,7 @@ def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
     board = open_board(first.settings, "second")
 
     def weights() -> list[set[float]]:
-        """The different weights of each hot snapshot of the second job."""
+        """Return the distinct weights of the hot snapshots of the second job."""
         saved = [from_bytes(data) for data in board.snapshots()]
         return [set(unpack(each.trainer)[0]["weights"].tolist()) for each in saved if each.trainer]
 
@@ -161,7 +161,7 @@ def test_a_job_begins_with_the_weights_of_another(make: Make) -> None:
 
 
 def submit(cluster: Cluster, name: str, source: str) -> str:
-    """Post the same job by another name; returns what the command says."""
+    """Submit the same job under another name. Returns the command's output."""
     with served(cluster.settings, cluster.folder) as settings:
         return subprocess.run(  # noqa: S603 -- our own command line, no shell
             [sys.executable, "-m", "services.cli", "job", "submit", "-", "--from", source],

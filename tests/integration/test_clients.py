@@ -1,4 +1,4 @@
-"""Clients in environments of their own: `doll-client` alone, and one that was generated."""
+"""Clients in their own environments: `doll-client` alone, and a generated one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ world, served = conftest.world, test_events.served
 
 
 def ran(*command: str | Path, folder: Path) -> str:
-    """Run a program without what this process finds its packages by; gives what it said."""
+    """Run a program without this process's search path. Returns its output."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(  # noqa: S603 -- our own command lines
@@ -77,7 +77,7 @@ def ran(*command: str | Path, folder: Path) -> str:
 
 
 def environment(folder: Path, *packages: str) -> Path:
-    """An environment with these packages alone; where its programs are."""
+    """Create an environment with these packages alone. Returns the folder of its programs."""
     ran(sys.executable, "-m", "venv", folder / "env", folder=folder)
     programs = folder / "env" / "bin"
     ran(programs / "pip", "install", "--quiet", *packages, folder=folder)

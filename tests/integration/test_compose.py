@@ -116,7 +116,7 @@ def storage(secrets: Path) -> Iterator[tuple[str, S3Client]]:
 
 
 def bucket() -> str:
-    """The bucket that is made is the one that is written to."""
+    """Writes go to the bucket that the file creates."""
     made = compose.environment_of(compose.services()["s3-bucket"])["BUCKET"]
     blobs = compose.environment_of(compose.services()["coordinator"])["DOLL_BLOBS"]
     assert blobs.startswith(f"s3://{made}/")
@@ -159,7 +159,7 @@ def test_the_services_of_the_file_run_and_the_guides_commands_train_a_model(
     workdir.mkdir()
     path = programs(tmp_path / "bin", doll_program)
     compose_program(tmp_path / "bin", stack, doll_program)
-    # The guide's own commands say where everything is: by the ports that are published.
+    # The guide's commands find everything by the published ports.
     guide = tmp_path / "compose.md"
     text = (DOCS / "start" / guide.name).read_text()
     for published, ours in {

@@ -1,4 +1,4 @@
-"""`doll demo` and `doll up` on real processes: what they say is true, and nothing outlives them."""
+"""`doll demo` and `doll up` on real processes: their output is true, and no process survives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def temporary() -> Iterator[Path]:
 def running(
     arguments: list[str], temporary: Path, out: Path, path: str = os.environ["PATH"]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A `doll` command with its output in a file; killed if the test leaves it behind."""
+    """A `doll` command with its output in a file. The fixture kills it if the test does not."""
     environment = {**os.environ, "TMPDIR": str(temporary), "PATH": path}
     with (
         out.open("wb") as output,
@@ -68,7 +68,7 @@ def running(
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one."""
+    """Return all processes below one."""
     found = set[int]()
     try:
         lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -80,7 +80,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def left(pids: set[int]) -> set[int]:
-    """Those that still run."""
+    """Return the processes that still run."""
     return {pid for pid in pids if _state(pid) not in ("", "Z")}
 
 
@@ -132,7 +132,7 @@ def test_a_demo_uses_every_record_once_and_leaves_nothing_running(
     # Chance would be 0.1.
     assert summary["test_accuracy"] > 0.7
     assert (summary["kafka"], summary["redis"]) == ("embedded", "embedded")
-    # Two servers, who forks the others, a coordinator, three workers, and one of them again.
+    # Two servers, the fork server, a coordinator, three workers, and one of them again.
     assert len(seen) >= 8
     await_condition(lambda: not left(seen), "the kernel has ended them")
     assert list(temporary.glob("doll-*")) == []
@@ -162,7 +162,7 @@ def test_demo_on_rented_machines_reports_their_cost_and_releases_all(
     assert summary["plans"] == len(summary["reasons"]) >= 1
     assert all(summary["reasons"])
     assert summary["machines"] >= 1
-    # Two machines for the whole time at the dearest price, or less.
+    # At most two machines for the whole time at the highest price.
     longest_s = summary["runtime_s"] + 60
     assert 0 < summary["spent_usd"] < 4 * longest_s * 0.478 / 3600
     assert summary["on_demand_only_usd"] == pytest.approx(2 * 12 * 0.239 / 3600, rel=0.05)

@@ -1,4 +1,4 @@
-"""A process of the fork server is one of its own: its surroundings, its end, and ours."""
+"""A forked process is independent: it has its own environment, and its end is noticed both ways."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_state(child: Child, log: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[Child]:
-    """One that waits for a signal."""
+    """A child that waits for a signal."""
     child = forked(tmp_path / "log", "wait")
     read_state(child, tmp_path / "log")
     yield child

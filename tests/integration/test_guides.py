@@ -74,7 +74,7 @@ COMMANDS = (
 
 
 def case(*guides: str) -> ParameterSet:
-    """Guides that are run one after the other; at night where neither they nor commands changed."""
+    """Guides that run in sequence: at night, unless they or commands changed."""
     marks = marks_of(*COMMANDS, *(f"docs/{guide}" for guide in guides))
     return pytest.param(guides, id=guides[0], marks=marks if ALWAYS.isdisjoint(guides) else ())
 
@@ -87,7 +87,7 @@ def stack(tmp_path: Path) -> Iterator[EmbeddedStack]:
 
 @pytest.fixture
 def reader(stack: EmbeddedStack, doll_program: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of somebody who has servers, and a port for an admin service of his own."""
+    """Return a reader's environment, with servers and a port for an admin service."""
     bootstrap = embedded_settings(stack.settings.embedded_kafka).bootstrap
     logs = tmp_path / "logs"
     logs.mkdir()

@@ -1,4 +1,4 @@
-"""A cluster whose defaults compact, keep a megabyte, take small messages: our topics are as needed.
+"""A cluster's defaults (compaction, small sizes) do not apply to our topics.
 
 updates     as we made it │ retention.ms=10^8 │ as we made it
 job         drains        │ held: what to run │ resumed, drains

@@ -32,7 +32,7 @@ DATATYPES = {"image": ("UINT8", [1, 8, 8]), "features": ("FP32", [2])}
 
 
 def filled(before: bytes, unit: bytes, after: bytes = b"") -> bytes:
-    """Return a body of a million bytes: a unit, again and again, between others."""
+    """Return a body of a million bytes: a repeated unit between a prefix and a suffix."""
     times = (BYTES - len(before) - len(after)) // len(unit)
     return (before + unit * times + after).ljust(BYTES)
 
@@ -72,7 +72,7 @@ RAW = {
 
 
 def model_bodies(name: str) -> Iterator[tuple[str, bytes]]:
-    """Bodies for a model that reads one field."""
+    """Yield bodies for a model that reads one field."""
     datatype, shape = DATATYPES[name]
     tensor: dict[str, Any] = {
         "name": name,
@@ -95,7 +95,7 @@ def model_bodies(name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def job_bodies() -> Iterator[tuple[str, bytes]]:
-    """Bodies for a job."""
+    """Yield bodies for a job."""
     fields = cycle(JOB)
     for what, parts in VALUES.items():
         yield what, filled(*parts)
@@ -119,7 +119,7 @@ class Target:
     key: str
 
     def ask(self, method: str, path: str, body: bytes | None, kind: str) -> tuple[int, bytes]:
-        """Ask on a connection of its own."""
+        """Send a request on a new connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             headers = {"Authorization": f"Bearer {self.key}", "Content-Type": kind}
@@ -130,13 +130,13 @@ class Target:
             connection.close()
 
     def memory_mb(self, name: str) -> float:
-        """Resident memory: `VmRSS` now, `VmHWM` at most since `forget_peak`."""
+        """Return resident memory: `VmRSS` now, `VmHWM` is the peak since `forget_peak`."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         [line] = [each for each in status.splitlines() if each.startswith(name)]
         return int(line.split()[1]) / 1024
 
     def forget_peak(self) -> float:
-        """Let `VmHWM` begin at what is resident now; return that."""
+        """Reset `VmHWM` to the current resident memory, and return it."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.memory_mb("VmRSS")
 
@@ -159,7 +159,7 @@ Sent = tuple[str, str, str, str, bytes]
 
 
 def check(target: Target, valid: Sent, others: list[Sent]) -> None:
-    """Check that none of the others costs much, and that a valid request is answered meanwhile."""
+    """Check that no request costs much, and that a valid request is answered meanwhile."""
     _, method, path, kind, body = valid
     assert target.ask(method, path, body, kind)[0] < 300
     for _, warm_method, warm_path, warm_kind, _ in {other[1:4]: other for other in others}.values():
@@ -265,5 +265,5 @@ def test_half_open_connections_to_serve_are_closed_while_others_are_answered(
             except ConnectionResetError:
                 pass
     assert target.ask("GET", path, None, "")[0] == 200
-    # Machines of CI are slow: what opening the connections took may be lost once more.
+    # CI's machines are slow, so the cost of opening connections may occur twice.
     assert monotonic() - began < CLOSED_WITHIN_S + 2 * opened_s

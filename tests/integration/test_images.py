@@ -46,7 +46,7 @@ MEGABYTES = 500
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[dict[str, PlainImage]]:
-    """Each target, built; both at once, for they take a while."""
+    """Both targets, built at the same time because that is slow."""
     roots = {target: Path(tempfile.mkdtemp(prefix=f"doll-{target}-")) for target in SERVICES}
     try:
         made = {target: PlainImage(root, target) for target, root in roots.items()}
@@ -74,7 +74,7 @@ def status(url: str) -> int:
 
 
 class Begun(NamedTuple):
-    """A service that was started, and where to ask it."""
+    """A running service, and its address."""
 
     container: PlainContainer
     process: subprocess.Popen[bytes]

@@ -1,12 +1,12 @@
-"""A real Kafka that loses acknowledged records of a job's own topics: held, told, and gone on with.
+"""Real Kafka loses acknowledged records of a job's own topics: held, reported, then resumed.
 
 The last records of the control topic, of the updates topic, and of both are lost, one after the
-other; another job on the same cluster, with the same coordinators, does not notice.
+other. Another job on the same cluster with the same coordinators is not affected.
 
-    job       ███████ held ██████████ held ██████████ held █████████
-    control   ───────✂─────────────────────────────────✂───────────
-    updates   ────────────────────────✂─────────────────✂──────────
-    innocent  ██████████████████████████████████████████████████████
+job       ███████ held ██████████ held ██████████ held █████████
+control   ───────✂─────────────────────────────────✂───────────
+updates   ────────────────────────✂─────────────────✂──────────
+innocent  ██████████████████████████████████████████████████████
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def innocent(real: Settings, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def train_some(cluster: Cluster) -> None:
-    """Produce records, and wait until some updates have been made of them."""
+    """Produce records, and wait for some updates."""
     begun = cluster.version()
     cluster.produce(PRODUCED)
     await_condition(lambda: cluster.version() >= begun + UPDATES, f"{UPDATES} updates")
 
 
 def goes_on_as_its_reason_says(cluster: Cluster, records: int) -> None:
-    """Run what the reason of a held job names, also of a further one, until all is trained."""
+    """Run the command that a held job's reason names, repeatedly, until all records are trained."""
 
     def trained() -> bool:
         record = cluster.record()

@@ -1,4 +1,4 @@
-"""Each service as a process tells its metrics and health, and its numbers are those of the run."""
+"""Each service, as a process, reports metrics and health, and its numbers match the run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ OPTIONS = """provisioning: {workers: 2, policy: adaptive, review_s: 1}
 
 
 class Scraped(NamedTuple):
-    """One process, by its port of metrics."""
+    """One process, by its metrics port."""
 
     port: int
 
     def ask(self, path: str) -> tuple[int, str]:
-        """Status and body."""
+        """Return status and body."""
         connection = HTTPConnection(HERE, self.port, timeout=10.0)
         try:
             connection.request("GET", path)
@@ -54,7 +54,7 @@ class Scraped(NamedTuple):
             return False
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """Each value of a metric, by its labels in alphabetical order, without the job's name."""
+        """Return a metric's values by its labels, sorted by name, without the job's."""
         return {
             tuple(value for label, value in sample.labels.items() if label != "job_name"): (
                 sample.value
@@ -101,7 +101,7 @@ def cluster(
 
 @pytest.fixture
 def start(cluster: Cluster) -> Callable[..., Scraped]:
-    """Start a service with a port of its own for metrics, and wait until it is well."""
+    """Start a service with a metrics port of its own, and wait until it is healthy."""
 
     def started(service: str, name: str, **settings: object) -> Scraped:
         scraped = Scraped(free_port())
@@ -113,7 +113,7 @@ def start(cluster: Cluster) -> Callable[..., Scraped]:
 
 
 def missing_from(service: str, by: Scraped) -> list[str]:
-    """Metrics that a service declares and does not report."""
+    """Return declared metrics that a service does not report."""
     lines = by.ask("/metrics")[1].splitlines()
     names = {line.partition("{")[0].partition(" ")[0] for line in lines if line[:1] != "#"}
     return [
@@ -191,7 +191,7 @@ def test_every_service_reports_all_that_it_declares(
             }
         )
 
-    # The policy may move a machine at any moment, between two questions too.
+    # The policy may move a machine at any moment, even between two requests.
     await_condition(
         machines_are_those_of_the_ledger, "the machines told, and their cost, are the ledger's"
     )
@@ -203,7 +203,7 @@ def test_every_service_reports_all_that_it_declares(
 
     # Without these records the utilization ratio has no value.
     cluster.produce(RECORDS)
-    # The counting model has no metrics, and the coordinator adds up.
+    # The counting model has no metrics, and the coordinator aggregates.
     others = {"doll_training_metric", "doll_group_members", "doll_group_left_out_workers"}
     await_condition(
         lambda: set(missing_from("Coordinators", coordinator)) == others,

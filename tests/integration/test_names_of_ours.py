@@ -1,4 +1,4 @@
-"""Installed, our programs start though a user has folders `common` and `services` of their own."""
+"""Installed programs start although a user has folders named `common` and `services`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ make_task("shop:Task", {}, ["shop:Task"])
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with our packages, as a wheel brings them; not a checkout."""
+    """Programs of an environment with our packages installed from a wheel, not from a checkout."""
     root = tmp_path_factory.mktemp("installed")
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3.*/site-packages")
