@@ -1,4 +1,4 @@
-"""Brokers of Apache Kafka that tests alone need: with TLS and users, or a further one."""
+"""Kafka brokers for tests only: with TLS and users, or a further node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _ALLOWED_URLS = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"  # where a broker may ask
 
-# Beside the open listener, on which the broker talks to itself and everybody may do everything.
+# The broker also has its open listener, without restrictions, for itself and the tests.
 _SAFE_PROPERTIES = """\
 listener.name.safe.ssl.keystore.type=PEM
 listener.name.safe.ssl.keystore.location={keystore}
@@ -38,7 +38,7 @@ sasl.oauthbearer.jwks.endpoint.url={issuer}/jwks
 
 @dataclass(frozen=True, slots=True)
 class Safe:
-    """One more listener, with TLS and one user, who comes by SCRAM-SHA-512, without rights."""
+    """A listener with TLS and one user without rights, who authenticates by SCRAM-SHA-512."""
 
     # PEM: the private key, then the chain of certificates.
     keystore: Path
@@ -51,7 +51,7 @@ class Safe:
 
 
 class GuardedKafka(ApacheKafka):
-    """A broker with a listener with TLS and a password, at `safe_address`, beside the open one."""
+    """A broker with an open listener, and one with TLS and passwords at `safe_address`."""
 
     def __init__(self, jars: Path, data: Path, safe: Safe) -> None:
         self._safe = safe
@@ -87,13 +87,13 @@ class GuardedKafka(ApacheKafka):
 
 
 class FurtherBroker(ApacheKafka):
-    """A broker without a controller in the cluster that another node began.
+    """A broker without a controller, in the cluster of another node.
 
     Args:
-        jars: Where Kafka's jars are.
-        data: Its folder.
-        first: The node that began the cluster, which alone decides.
-        node: Its own id, above 1.
+        jars: Folder of Kafka's jars.
+        data: Folder of its data.
+        first: The cluster's first node, which is the only controller.
+        node: Its id, above 1.
         properties: Further lines of its configuration.
     """
 

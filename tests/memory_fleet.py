@@ -25,7 +25,7 @@ class Chain(NamedTuple):
 
 
 class _Offer:
-    """One slot's chain, stationary from its beginning; the same for the same seed."""
+    """One slot's chain, stationary from the beginning. The same seed gives the same chain."""
 
     def __init__(self, chain: Chain, seed: str, since_s: float) -> None:
         self._chance = random.Random(seed)  # noqa: S311 -- chance in a test, no secret
@@ -85,12 +85,12 @@ class MemoryFleet:
     """All machines of one job, and the provider's books.
 
     Args:
-        clock: Seconds since 1970; it never goes back.
-        chains: By pool; other pools are never preempted.
-        seed: Of the chains.
-        lag_s: From a launch until `machines` names it.
-        named_s: How long it names one that has ended.
-        offers: What machines of a pool are, one after the other; of other pools nobody says.
+        clock: Seconds since 1970. It never goes back.
+        chains: Chains by pool. Machines of other pools are never preempted.
+        seed: Seed of the chains.
+        lag_s: Time from a launch until `machines` lists it.
+        named_s: Time for which `machines` lists an ended machine.
+        offers: Types of machines by pool, in turn. Machines of other pools have no type.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class MemoryFleet:
     # --- the port ------------------------------------------------------------------------------
 
     def launch(self, orders: Sequence[LaunchRequest]) -> tuple[Refused, ...]:
-        """Launch what is new of the orders."""
+        """Launch the new ones among the orders."""
         self._reach()
         results = [self._launch(order) for order in orders]
         if self.faults.answers_lost:
@@ -150,20 +150,20 @@ class MemoryFleet:
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
-    # --- what tests do and see -----------------------------------------------------------------
+    # --- controls and observations of tests ------------------------------------------------------
 
     @property
     def rented(self) -> tuple[Machine, ...]:
-        """Every machine that there ever was, as it is now, in the order of launches."""
+        """Return all machines so far, in their current state, in the order of launches."""
         self._settle()
         return tuple(token.machine for token in self._tokens.values() if token.machine is not None)
 
     def preempt(self, *launches: int) -> None:
-        """Take machines back."""
+        """Preempt machines."""
         self._end(launches, "preempted", "taken back by the provider")
 
     def reprice(self, usd_per_hour: Mapping[Offer, float]) -> None:
-        """Let machines cost this from now on, and take back those that bid less."""
+        """Set a price, and preempt machines with a lower bid."""
         self._settle()
         self._usd_per_hour |= usd_per_hour
         for token, machine in self._running():
@@ -172,7 +172,7 @@ class MemoryFleet:
                 token.machine = self._ended(machine, self._clock(), "preempted", "its bid is low")
 
     def fail(self, *launches: int) -> None:
-        """Let machines end by themselves."""
+        """End machines as if they stopped by themselves."""
         self._end(launches, "failed", "its worker ended with 1")
 
     def go_away(self) -> None:
@@ -180,7 +180,7 @@ class MemoryFleet:
         self.faults.away = True
 
     def come_back(self) -> None:
-        """Answer again; machines ran on meanwhile."""
+        """Answer again. Machines ran on meanwhile."""
         self.faults.away = False
 
     # --- the provider ----------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class MemoryFleet:
         return self._offers[key]
 
     def _settle(self) -> None:
-        """Take back what chains have taken back by now."""
+        """Preempt the machines whose chains have ended by now."""
         now_s = self._clock()
         for token, machine in self._running():
             place = machine.launch if machine.slot is None else machine.slot
@@ -289,5 +289,5 @@ class MemoryPrices:
         }
 
     def set(self, pool: str, usd_per_hour: float, kind: str = "", zone: str = "") -> None:
-        """Change a price: of a pool, or of a type in it."""
+        """Change the price of a pool, or of a type in it."""
         self._usd_per_hour[Offer(pool, kind, zone)] = usd_per_hour

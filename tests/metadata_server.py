@@ -1,4 +1,4 @@
-"""An instance metadata service on this machine, as strict about tokens as that of EC2."""
+"""An instance metadata service on this machine, with EC2's rules for tokens."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _POLL_S = 0.01
 
 
 class MetadataServer:
-    """Serves from a thread on a free port of the loopback; notices are given by hand.
+    """Serves from a thread on a free port of the loopback device. Tests give notices.
 
     Args:
-        clock: Tells when tokens run out.
+        clock: Clock for the expiry of tokens.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,10 +52,10 @@ class MetadataServer:
         """Return the server's address."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    # --- what a test tells it ------------------------------------------------------------------
+    # --- controls of tests -----------------------------------------------------------------------
 
     def interrupt(self, at_s: float, action: str = "terminate") -> None:
-        """Give notice: the machine goes then."""
+        """Give notice that the machine ends at this time."""
         self.answer(INTERRUPTION, _json(action=action, time=_instant(at_s)))
 
     def place(self, zone_id: str) -> None:
@@ -63,7 +63,7 @@ class MetadataServer:
         self.answer(ZONE_ID, zone_id.encode())
 
     def talk_nonsense(self) -> None:
-        """Say something that is no notice, where an interruption would stand."""
+        """Answer with text that is no notice."""
         self.answer(INTERRUPTION, b"nonsense")
 
     def answer(self, path: str, body: bytes, status: int = HTTPStatus.OK) -> None:
@@ -75,7 +75,7 @@ class MetadataServer:
         self._raw = raw
 
     def go_away(self) -> None:
-        """Hang up on everybody without a word."""
+        """Close each connection without an answer."""
         self.say(b"")
 
     def come_back(self) -> None:
@@ -84,11 +84,11 @@ class MetadataServer:
         self._free.set()
 
     def freeze(self) -> None:
-        """Accept connections, and answer none of them until it comes back."""
+        """Accept connections, but answer none of them until the server thaws."""
         self._free.clear()
 
     def forget_tokens(self) -> None:
-        """Make all tokens invalid that were issued."""
+        """Make all issued tokens invalid."""
         self._valid_until.clear()
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class MetadataServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what a request gets -------------------------------------------------------------------
+    # --- answers ---------------------------------------------------------------------------------
 
     def outburst(self) -> bytes | None:
         """Return the bytes to send instead of an answer, if any. Waits while frozen."""
@@ -112,7 +112,7 @@ class MetadataServer:
         return self._raw
 
     def token(self, ttl: str | None) -> tuple[int, bytes]:
-        """Status and body for who asks for a token."""
+        """Return status and body for a request of a token."""
         if ttl is None or not ttl.isdecimal() or not 1 <= int(ttl) <= _LONGEST_TTL_S:
             return HTTPStatus.BAD_REQUEST, b""
         if TOKEN in self._answers:
@@ -123,7 +123,7 @@ class MetadataServer:
         return HTTPStatus.OK, token.encode()
 
     def metadata(self, path: str, token: str | None) -> tuple[int, bytes]:
-        """Status and body for who asks for metadata."""
+        """Return status and body for a request of metadata."""
         if self._clock() >= self._valid_until.get(token or "", float("-inf")):
             self.refused += 1
             return HTTPStatus.UNAUTHORIZED, b""
@@ -131,7 +131,7 @@ class MetadataServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Knows whose requests it serves."""
+    """Handles the requests of one service."""
 
     daemon_threads = True
 
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(lambda: self.server.service.metadata(self.path, self.headers[_TOKEN_HEADER]))
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: a test that fails shows what it looked at itself."""
+        """Log nothing. A failing test shows its own observations."""
 
     def _reply(self, answer: Callable[[], tuple[int, bytes]]) -> None:
         raw = self.server.service.outburst()

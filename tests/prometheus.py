@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes processes of this machine, and what it answers."""
+"""A real Prometheus that scrapes processes of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An alert's rule, as Prometheus tells how it does."""
+    """An alerting rule with its health and state."""
 
     name: str
     # `ok`, `err`, or `unknown` before its evaluation.
@@ -40,13 +40,13 @@ class Rule(NamedTuple):
 
 
 class Prometheus:
-    """A server on this machine alone, which ends with this object.
+    """A server on this machine, which ends with this object.
 
     Args:
-        folder: For its data and its log; made if it is not there.
-        ports: Where to scrape, by service.
-        rules: A file of alerts.
-        scrape_s: Between scrapes, and between evaluations of rules; a whole number.
+        folder: Folder for its data and its log, created if it does not exist.
+        ports: Ports to scrape, by service.
+        rules: File of alerts.
+        scrape_s: Interval of scrapes and of rule evaluations, in whole seconds.
 
     Raises:
         UnavailableError: If it does not start.
@@ -99,7 +99,7 @@ class Prometheus:
         return _lines(self._ask("query", query=expression))
 
     def alerts(self) -> list[Rule]:
-        """All rules."""
+        """Return all rules."""
         rules = [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
         return [Rule(rule["name"], rule["health"], rule["state"]) for rule in rules]
 
@@ -133,11 +133,11 @@ class Prometheus:
 
 
 def filled(expression: str, job: str, rate_interval_s: int) -> str:
-    """A query of a dashboard as Prometheus gets it.
+    """Return a dashboard's query as Grafana sends it to Prometheus.
 
     Args:
-        expression: As it stands in the dashboard.
-        job: That a person has chosen.
+        expression: Expression in the dashboard.
+        job: The selected job.
         rate_interval_s: Four times the interval of scrapes.
     """
     return expression.replace("$job_name", job).replace("$__rate_interval", f"{rate_interval_s}s")

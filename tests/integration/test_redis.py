@@ -55,7 +55,7 @@ def started(make: Make, name: str, records: int) -> Cluster:
 
 
 def goes_on(cluster: Cluster, what: str) -> None:
-    """Produce some more, and wait until it is trained."""
+    """Produce more records, and wait until they are trained."""
     version = cluster.version()
     cluster.produce(500)
     await_condition(lambda: cluster.version() >= version + 5, f"five updates after {what}")

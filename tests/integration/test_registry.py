@@ -1,6 +1,6 @@
-"""A real schema registry, what its serializers write, and a job that trains on it with and without.
+"""A real schema registry with its serializers, and a job that trains during its outages.
 
-One of Confluent's API, in memory: what was registered is gone with the process.
+The server has Confluent's API. It keeps schemas in memory, so a restart loses them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ VALUE = SerializationContext("rows", MessageField.VALUE)
 
 
 class RegistryProcess:
-    """The registry, at one address however often it is started."""
+    """The registry, at the same address after each start."""
 
     def __init__(self, jars: Path, folder: Path) -> None:
         self._port, self._folder = free_port(), folder
@@ -77,7 +77,7 @@ class RegistryProcess:
         self._child: Child | None = None
 
     def start(self) -> SchemaRegistryClient:
-        """Start it; returns a producer's client."""
+        """Start the registry. Returns a producer's client."""
         listen = (f"-Dquarkus.http.port={self._port}", "-Dquarkus.http.host=127.0.0.1")
         small = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
         command = ["java", *small, *listen, "-jar", str(self._jar)]
@@ -86,7 +86,7 @@ class RegistryProcess:
         return SchemaRegistryClient({"url": self.url})
 
     def kill(self) -> None:
-        """End it, with all that it knew."""
+        """Kill the registry, which loses all schemas."""
         if self._child is not None:
             self._child.kill()
             self._child = None
@@ -145,11 +145,11 @@ class Training:
         self._children[name] = Child(command, log, self._environ, forks=True)
 
     def kill(self, name: str) -> None:
-        """Kill one without notice."""
+        """Kill a process with SIGKILL."""
         self._children.pop(name).kill()
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         with closing(JobOperations(self.log)) as jobs:
             jobs.patch(self.spec.name, "the test is over", wanted="stopped")
         for child in self._children.values():
@@ -181,7 +181,7 @@ class Training:
         return [record for record in records if isinstance(record, UpdateApplied)]
 
     def samples(self) -> int:
-        """Records of all updates."""
+        """Return the number of records in all updates."""
         return sum(update.samples for update in self._updates())
 
     def losses(self) -> list[float]:
@@ -214,7 +214,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         schemas = read_decoded(training.log, schemas_topic("avro"), decode_schema)
         assert len(schemas) == 2
 
-        # Away: what is known is read on, also by a worker that has never met it.
+        # During the outage, known schemas are enough, even for a new worker.
         registry.kill()
         training.kill("w1")
         training.start("worker", "w2")
@@ -225,7 +225,7 @@ def test_a_job_trains_on_avro_while_the_registry_comes_and_goes(
         await_condition(lambda: training.state().startswith("degraded: w2: records wait"), "so")
         assert read_dead_letters(training.log, "avro-rows").dead_letters == []
 
-        # Back, and it says that there is no such schema.
+        # The registry is available again, but does not have the schema.
         registry.start()
         await_condition(
             lambda: len(read_dead_letters(training.log, "avro-rows").dead_letters) == 32,

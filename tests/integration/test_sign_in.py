@@ -1,4 +1,4 @@
-"""People who sign in at a real issuer: in a browser's steps, and after it has other keys."""
+"""Users sign in at a real issuer: in a browser's steps, and after its keys have changed."""
 
 from __future__ import annotations
 

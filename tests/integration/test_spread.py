@@ -1,4 +1,4 @@
-"""Workers on real processes go where work is, and who is for one job alone stays."""
+"""Workers, as real processes, go to jobs with work. A worker pinned to one job stays."""
 
 from __future__ import annotations
 

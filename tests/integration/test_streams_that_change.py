@@ -36,9 +36,9 @@ class Growing:
     """A job of the counting model whose streams get more partitions.
 
     Args:
-        settings: Of the servers.
-        folder: For logs.
-        protocol: Of the consumer group: with the classic one each member notices it for itself.
+        settings: Settings of the servers.
+        folder: Folder for logs.
+        protocol: Protocol of the consumer group. With `classic`, each member notices by itself.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Growing:
         self._added = list[Partition]()
 
     def grow(self, stream: str, ids: range) -> None:
-        """Give a stream four partitions instead of two, and those that are new some records."""
+        """Give a stream four partitions instead of two, and write records to the new ones."""
         admin = AdminClient({"bootstrap.servers": self.settings.kafka})
         admin.create_partitions([NewPartitions(stream, 4)])[stream].result(30.0)
         self._added += [Partition(stream, index) for index in (2, 3)]
@@ -117,7 +117,7 @@ def test_partitions_that_are_added_are_trained_and_reported(growing: Growing) ->
 
 
 class Changing:
-    """A job of the counting model on a Kafka that loses what it acknowledged."""
+    """A job of the counting model on a Kafka that loses acknowledged records."""
 
     def __init__(self, kafka: ApacheKafka, settings: Settings, folder: Path) -> None:
         self.kafka = kafka

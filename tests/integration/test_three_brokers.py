@@ -65,7 +65,7 @@ RECORDS = 3 * PRODUCED
 
 
 class Brokers(NamedTuple):
-    """One cluster of three."""
+    """A cluster of three brokers."""
 
     # The controller. It never fails.
     first: ApacheKafka
@@ -79,7 +79,7 @@ class Brokers(NamedTuple):
         return found.leader, sorted(found.isrs)
 
     def await_leader_status(self, leader: int, has_all: list[int]) -> None:
-        """Wait until the job's own topics are led by a broker, and had in whole by some."""
+        """Wait until a broker leads the job's own topics, and these brokers are in sync."""
 
         def so() -> bool:
             try:
@@ -131,7 +131,7 @@ class Fetches:
         self.broker = -1
 
     def __call__(self, statistics: str) -> None:
-        """Look where its first partition is fetched."""
+        """Request from which broker the first partition is fetched."""
         topics = json.loads(statistics)["topics"]
         if self._topic in topics and "0" in topics[self._topic]["partitions"]:
             self.broker = topics[self._topic]["partitions"]["0"]["broker"]

@@ -1,4 +1,4 @@
-"""A batch's trace, from its records in Kafka to the update that they are in, by two services."""
+"""A batch's trace through two services, from its records in Kafka to their update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest_plugins = ["tests.servers", "tests.redis_servers", "tests.integration.ser
 RECORDS = 24_000
 SPANS = {"batch", "batch.read", "batch.announce", "batch.wait", "batch.gradient", "batch.apply"}
 OF_A_WORKER = {"batch.read", "batch.announce", "batch.gradient"}
-# Clocks are the machine's own here; but Kafka tells an arrival in whole milliseconds.
+# Clocks are the machine's own here, but Kafka's arrival times are in whole milliseconds.
 TICK_S = 0.002
 
 
@@ -60,7 +60,7 @@ def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
         ids = {trace.trace_id for trace in expected}
 
         def whole() -> set[int]:
-            """Ids of the traces that have all their spans."""
+            """Return ids of the traces that have all their spans."""
             names = dict[int, set[str]]()
             for span in tuple(collector.spans):
                 names.setdefault(span.trace_id, set()).add(span.name)
@@ -90,9 +90,9 @@ def test_a_trace_leads_from_a_record_to_the_update_that_it_is_in(
 
 
 def in_order(spans: list[Received]) -> None:
-    """Check that a batch was read, announced, waited, computed and applied, one after the other.
+    """Check that a batch was read, announced, waited, computed and applied, in this order.
 
-    An order's gradient may be told to be sent only after it was applied: the leader is quick.
+    The span of sending a gradient may end after that of applying it, because the leader is quick.
     """
     # A batch may have several gradients.
     first = dict[str, Received]()

@@ -1,4 +1,4 @@
-"""The whole road of a record, on processes and servers: nothing lost, nothing twice."""
+"""A record's complete path, on processes and servers: no record is lost or used twice."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_every_record_is_used_once_though_the_synchronisation_changes_while_it_r
 
 
 def note_staleness(cluster: Cluster, found: dict[int, set[int | None]]) -> None:
-    """Add what the updates that count at present allow, by revision; None in a plain round."""
+    """Add the staleness allowed by counting updates, by revision. None in a synchronous round."""
     for each in cluster.audit().updates:
         synchrony = each.synchrony
         found.setdefault(each.revision, set()).add(synchrony.staleness if synchrony else None)
@@ -346,12 +346,12 @@ def test_nonsense_on_the_board_is_dropped_and_changes_nothing(make: Make) -> Non
 
 
 def revisions(cluster: Cluster) -> set[int]:
-    """Under which revisions of the job updates have been made."""
+    """Return the job's revisions that have updates."""
     return {update.revision for update in cluster.audit().updates}
 
 
 def dead_letters(cluster: Cluster, expected: int) -> list[tuple[bytes, dict[str, bytes]]]:
-    """Value and headers of every dead letter, read by a plain consumer, as an operator would."""
+    """Return value and headers of every dead letter, read by a plain consumer."""
     found = list[tuple[bytes, dict[str, bytes]]]()
     consumer = Consumer(
         {

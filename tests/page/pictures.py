@@ -1,9 +1,9 @@
-"""Takes the pictures of docs/reference/page.md, in a real Chromium, of a made-up job.
+"""Takes the pictures of docs/reference/page.md in a real Chromium, from a made-up job.
 
     python -m tests.page.pictures             # writes docs/pictures/page-{laptop,phone}.png
-    python -m tests.page.pictures --dark --out out    # as those see it whose screen is dark
+    python -m tests.page.pictures --dark --out out    # with a dark color scheme
 
-Exit status: 0 taken; 2 there is no Chromium.
+Exit status: 0 success, 2 no Chromium.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MARGIN = 8  # below the last one
 
 
 def some_jobs(now_s: float) -> dict[str, World]:
-    """A job on rented machines and two others, so that a list is one."""
+    """A job on rented machines and two others, so that the list has several."""
     by_hand = make_world("clicks", now_s, seed=3, rented=False)
     by_hand.record = make_record(
         "clicks", now_s, "paused", "until the schema of clicks-eu is repaired", rented=False
@@ -44,7 +44,7 @@ def some_jobs(now_s: float) -> dict[str, World]:
 
 
 def main() -> int:
-    """Take them."""
+    """Take the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=_OUT, help="default: docs/pictures")
     parser.add_argument("--dark", action="store_true")

@@ -1,7 +1,7 @@
-"""A made-up job as its topics would have it, seeded: the live page is tested and pictured with it.
+"""A seeded made-up job in the form of its topics, for tests and pictures of the live page.
 
-Sixteen machines of three pools, five plans, some thirty preemptions (five of them at once), four
-thousand updates: by the records of the real topics, so that the real folds tell of it.
+It has sixteen machines of three pools, five plans, about thirty preemptions (five of them at once)
+and four thousand updates, as records of the real topics, so that the real folds read them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _PLANS = (
 
 @dataclass
 class World:
-    """Everything that is known of the job."""
+    """All data of the job."""
 
     record: JobRecord
     updates: list[tuple[float, AuditRecord]] = field(default_factory=list)  # when each was written
@@ -141,7 +141,7 @@ def make_record(
 
 
 def make_world(name: str, now_s: float, seed: int = 7, *, rented: bool = True) -> World:
-    """Make the job as it would be now."""
+    """Return the job in its current state."""
     world = World(make_record(name, now_s, rented=rented))
     chance = Random(seed)  # noqa: S311 -- chance, not secrets
     market = _Market(world, now_s - AGE_S, chance) if rented else None
@@ -173,7 +173,7 @@ def leader_status_of(
 
 
 class _Learning:
-    """Updates, their loss, and what waits in the streams."""
+    """Updates, their losses, and the lag of the streams."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.version = 0
@@ -227,7 +227,7 @@ class _Learning:
 
 
 class _Market:
-    """Machines, their prices, the plans, and what it all costs."""
+    """Machines, their prices, the plans, and the cost."""
 
     def __init__(self, world: World, start_s: float, random: Random) -> None:
         self.ledger = FleetLedger()
