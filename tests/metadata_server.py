@@ -84,7 +84,7 @@ class MetadataServer:
         self._free.set()
 
     def freeze(self) -> None:
-        """Accept connections, but answer none of them until the server thaws."""
+        """Accept connections, but answer none of them until `come_back`."""
         self._free.clear()
 
     def forget_tokens(self) -> None:

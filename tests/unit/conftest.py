@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def process_logging() -> Iterator[None]:
-    """A test may set up logging as a process does; afterwards it is as the tests have it."""
+    """Restore the tests' logging after each test, because a test may set up a process's logging."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield

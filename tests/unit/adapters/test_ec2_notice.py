@@ -1,4 +1,4 @@
-"""EC2's metadata service as it is: tokens that run out, refusals, and answers of any kind."""
+"""EC2's metadata service: expiring tokens, refusals, and unexpected answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector that takes them, refuses them, is silent or is not there."""
+"""Spans are sent to a collector that accepts them, refuses them, is silent or does not run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def address(number: int = 0) -> tuple[Span, ...]:
 
 @contextmanager
 def tracing(collector: str, ratio: float = 1.0) -> Iterator[tuple[OtlpTracer, list[str]]]:
-    """A tracer, and what it said of its trouble."""
+    """A tracer, and the errors that it reported."""
     errors = list[str]()
     tracer = OtlpTracer(collector, ratio, "worker", "w1", errors.append)
     try:

@@ -89,7 +89,7 @@ def asked(world: World, route: Route, key: str | None, job: str) -> int:
 
 @pytest.fixture(scope="module")
 def untouched() -> Iterator[World]:
-    """A service for requests that change nothing; making one takes as long as many of them."""
+    """A service for requests that change nothing, shared because creating one is slow."""
     made = World()
     yield made
     made.close()

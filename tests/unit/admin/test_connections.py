@@ -1,4 +1,4 @@
-"""Connections: half-open ones are cut off, and nobody's flood shuts out who has a key."""
+"""Connections: half-open ones are closed, and no flood shuts out a client with a key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = "x" * 30_000_000 + " the end"  # no buffer of a system takes it
 
 @dataclass(eq=False)
 class Connection:
-    """A connection that notes whether it was cut."""
+    """A connection that records if it was cut."""
 
     address: str
     needed: bool = False
@@ -144,11 +144,11 @@ def test_there_are_never_more_than_may_be_and_none_that_is_needed_goes(
 
 
 class Client:
-    """A connection to the service that says what it likes.
+    """A raw connection to the service.
 
     Args:
-        port: Of the service.
-        said: At once.
+        port: Port of the service.
+        said: Bytes to send immediately.
     """
 
     def __init__(self, port: int, said: bytes = b"") -> None:
@@ -160,7 +160,7 @@ class Client:
         self.socket.sendall(more)
 
     def read_until(self, until: bytes) -> bytes:
-        """Everything up to something."""
+        """Read until these bytes."""
         received = bytearray()
         while until not in received[-100_000:]:
             piece = self.socket.recv(65_536)
@@ -169,7 +169,7 @@ class Client:
         return bytes(received)
 
     def last_words(self) -> bytes:
-        """Everything until the service closes the connection."""
+        """Read until the service closes the connection."""
         received = b""
         try:
             while piece := self.socket.recv(65_536):
@@ -181,7 +181,7 @@ class Client:
 
 @contextmanager
 def served(world: World, request_s: float = SOON_S) -> Iterator[int]:
-    """Serve as the process does; gives the port."""
+    """Serve as the process does. Yields the port."""
     server = Server(world.app, request_s)
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -210,7 +210,7 @@ def port(world: World) -> Iterator[int]:
 
 
 def head(world: World, request: str, *headers: str) -> bytes:
-    """A request of the operator, whole but for its body."""
+    """Return an operator's request without its body."""
     lines = (f"{request} HTTP/1.1", "Host: doll.test", f"Authorization: Bearer {world.operator}")
     return "\r\n".join((*lines, *headers, "", "")).encode()
 

@@ -66,16 +66,16 @@ class Served:
 
     @property
     def listeners(self) -> int:
-        """Streams that are open."""
+        """Return the number of open streams."""
         return self.world.service.followers.of(JOB).feed.listeners
 
     def ask_to_end(self) -> None:
-        """Do what a signal does."""
+        """Request the end, as a signal does."""
         self.world.service.ending.set()
         self._server.should_exit = True
 
     def end(self) -> None:
-        """End, and see that it does."""
+        """Stop the server, and check that it ends."""
         self.ask_to_end()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
@@ -83,7 +83,7 @@ class Served:
 
 
 class Stream:
-    """The events of one stream."""
+    """Reads the events of a stream."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._lines = response.iter_lines()
@@ -243,11 +243,11 @@ def test_an_unknown_job_and_a_stranger_are_refused(served: Served) -> None:
     problem(served.client.get(PATH, headers={"Authorization": "Bearer nonsense"}), 401)
 
 
-# --- slow readers: the server is played, so that nothing depends on buffers of the machine -------
+# --- slow readers: a fake server, so that nothing depends on the machine's buffers ---------------
 
 
 class Reader:
-    """A connection as ASGI sees it, whose reader takes nothing more after some parts."""
+    """An ASGI connection whose reader stops after some parts."""
 
     def __init__(self, takes: int) -> None:
         self.parts = list[bytes]()
@@ -257,7 +257,7 @@ class Reader:
         self._takes = takes
 
     async def send(self, message: Any) -> None:  # noqa: ANN401 -- as ASGI has it
-        """Take a part, or never."""
+        """Receive a part, or block for ever."""
         if message["type"] == "http.response.body":
             if len(self.parts) == self._takes:
                 self.taken.set()

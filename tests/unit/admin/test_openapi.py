@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: schemathesis asks every route, sensibly and not, and compares."""
+"""The OpenAPI document matches the answers to valid and invalid requests of schemathesis."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DOCUMENT = create_app(World().outside).openapi()
 
 
 def operations() -> dict[str, Operation]:
-    """All of the document, by method and path."""
+    """Return all operations of the document by method and path."""
     found = schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
     return {each.ok().label: each.ok() for each in found if isinstance(each, Ok)}
 
@@ -66,7 +66,7 @@ def served() -> Iterator[World]:
 
 
 def sent(world: World, case: Case, key: str | None = "operator") -> httpx2.Response:
-    """Send what schemathesis made, byte by byte."""
+    """Sends the bytes that schemathesis generated."""
     asked = requests.Request(**case.as_transport_kwargs(base_url=f"http://{HOST}")).prepare()
     headers = {name: value for name, value in asked.headers.items() if value is not None}
     path = str(asked.url).removeprefix(f"http://{HOST}")
@@ -74,7 +74,7 @@ def sent(world: World, case: Case, key: str | None = "operator") -> httpx2.Respo
 
 
 def compare(world: World, case: Case, *more: Any) -> None:  # noqa: ANN401 -- checks, a class of theirs
-    """Send a request and hold the answer against the document."""
+    """Send a request, and compare the answer with the document."""
     # The events of an existing job never end.
     if case.path.endswith("/events"):
         case.path_parameters["job"] = "nobody"
@@ -84,7 +84,7 @@ def compare(world: World, case: Case, *more: Any) -> None:  # noqa: ANN401 -- ch
 
 
 def bounded(examples: int = EXAMPLES) -> settings:
-    """Few examples, the same each time."""
+    """Run a few examples, the same each time."""
     return settings(
         max_examples=examples,
         derandomize=True,
@@ -201,7 +201,7 @@ def described(schema: dict[str, Any], models: dict[str, Any]) -> bool:
 
 
 def boundless(schema: dict[str, Any], path: str) -> list[str]:
-    """Numbers without a least one, and counts without a greatest one, in requests."""
+    """Return the request's numbers without a minimum, and its integers without a maximum."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return boundless(DOCUMENT["components"]["schemas"][name], path)

@@ -1,4 +1,4 @@
-"""A job's provisioning over HTTP: what the plans topic says, and asking for another plan."""
+"""A job's provisioning over HTTP: the state in the plans topic, and requests for a new plan."""
 
 from __future__ import annotations
 

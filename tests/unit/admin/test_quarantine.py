@@ -1,4 +1,4 @@
-"""A job's quarantine over HTTP: what is in it, and taking batches back."""
+"""A job's quarantine over HTTP: its batches, and their release."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ NOW_S = 1_800_000_000.0
 
 @dataclass
 class FakeIssuer:
-    """An issuer with keys, which may be away."""
+    """An issuer with keys. It can be unavailable."""
 
     keys: dict[str, RSAKey] = field(default_factory=dict)
     away: bool = False
@@ -64,7 +64,7 @@ class FakeIssuer:
         return httpx2.Response(200, json={"issuer": URL, "jwks_uri": f"{URL}/keys", **document})
 
     def token(self, key: str = "first", *, by: RSAKey | None = None, **changed: Any) -> str:  # noqa: ANN401 -- claims
-        """Make a token; None leaves a claim out."""
+        """Return a token. None omits a claim."""
         claims = {
             "iss": URL,
             "aud": ["doll", "mail"],
@@ -84,14 +84,14 @@ def new_key(name: str) -> RSAKey:
 
 @dataclass
 class Office:
-    """An admin service whose people sign in."""
+    """An admin service with users of an issuer."""
 
     world: World
     issuer: FakeIssuer
     clock: ManualClock
 
     def as_whom(self, token: str) -> tuple[int, str]:
-        """The status, and the role or the problem."""
+        """Return the status, and the role or the problem."""
         answer = self.world.ask("GET", "/v1/me", key=token)
         body = answer.json()
         return answer.status_code, body.get("role") or body["detail"]
@@ -206,7 +206,7 @@ def part(value: object) -> str:
 
 
 def signed(office: Office, claims: object) -> str:
-    """A token of the issuer's key whose claims may be anything."""
+    """Return a token of the issuer's key with these claims."""
     head = {"alg": "RS256", "kid": "first"}
     body = claims if isinstance(claims, bytes) else json.dumps(claims).encode()
     return jws.serialize_compact(head, body, office.issuer.keys["first"])
@@ -317,7 +317,7 @@ def test_odd_keys_are_an_unavailable_issuer(office: Office, keys: object) -> Non
 
 
 def test_new_key_counts_while_sign_ins_hang(office: Office) -> None:
-    """Ten people's codes are never answered; keys are read beside them."""
+    """Ten users' codes are never answered. Keys are still read."""
     assert office.as_whom(office.issuer.token())[0] == 200
     issuer = office.world.service.issuer
     assert issuer is not None

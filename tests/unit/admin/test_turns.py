@@ -1,4 +1,4 @@
-"""Work that hangs holds its turn, and nobody waits for it longer than was said."""
+"""A call that hangs keeps its turn, and no other call waits longer than its limit."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def log() -> MemoryLog:
 
 
 def stored(log: MemoryLog) -> bytes:
-    """All that the keys topic holds, in one piece."""
+    """Return the complete content of the keys topic."""
     tail = log.tail(KEYS, 0)
     return b"".join((record.key or b"") + (record.value or b"") for record in tail.read(1000, 0.0))
 
@@ -142,7 +142,7 @@ def test_a_note_is_one_line_of_text(log: MemoryLog, note: str) -> None:
 
 
 class RacingLog(MemoryLog):
-    """Lets somebody else act between the look at what is there and the writing."""
+    """Lets another process act between the check and the write."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The command as a whole: help with examples, settings from options, errors in one line."""
+"""The command as a whole: help with examples, settings from options, one-line errors."""
 
 from __future__ import annotations
 

@@ -88,12 +88,12 @@ def topic_id(world: World) -> str:
 
 
 def quarantine(world: World, record: Quarantined = QUARANTINED, job: str = "digits") -> None:
-    """Write the letters of a quarantined batch."""
+    """Write the dead letters of a quarantined batch."""
     put(world, *encode_dead_letters(job, record, {Partition("clinic-a", 0): topic_id(world)}))
 
 
 def other_job(world: World, record: Quarantined) -> None:
-    """A second job that reads the stream and has quarantined a batch."""
+    """Submit a second job that reads the stream and has quarantined a batch."""
     world.run("job", "submit", "-", typed=JOB.replace("digits", "other"))
     world.write(topics.updates_topic("other"), *map(wire.encode_audit, (LEAD, record)))
     quarantine(world, record, "other")
@@ -265,7 +265,7 @@ def test_a_replay_that_died_once_its_quarantine_was_final_goes_on(command: tuple
 
 
 class BusyLog(MemoryLog):
-    """Another command ends right before one takes the name for itself."""
+    """A log in which another command ends just before one takes the name for itself."""
 
     other: Callable[[], object] | None = None
 

@@ -1,4 +1,4 @@
-"""`doll model pull` takes out weights that count by the audit, from wherever they are kept."""
+"""`doll model pull` writes weights that count by the audit, from every kind of storage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPEC = parse_job(JOB)
 def saved(
     by: int, made: ModelId, updates_position: int, filled_with: float, *losses: float
 ) -> SnapshotFile:
-    """A snapshot whose weights are all one number, to tell it apart."""
+    """Return a snapshot in which all weights are the same number, to identify it."""
     flat = FlatModel(build_model(task_of(SPEC, ()), 0))
     weights = np.full_like(flat.vector, filled_with)
     trainer = Trainer(weights, len(weights), optimizer_of(SPEC), layout=flat.layout)
@@ -68,7 +68,7 @@ def pulled(world: World, path: Path, *options: str) -> float:
 
 @pytest.fixture
 def led(world: World) -> World:
-    """One leader made versions 1 and 2; a second took over from version 1 and made none yet."""
+    """A job with versions 1 and 2 of a leader. A second one took over from 1 and made none."""
     submitted(world)
     records = (
         LEAD,

@@ -1,4 +1,4 @@
-"""`doll produce` of Parquet: rows as JSON objects in order, each once, from files and from S3."""
+"""`doll produce` of Parquet sends each row once, in order, as JSON, from files and from S3."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(folder: Path, name: str, first: int, count: int, groups: int = 7) -> N
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """30 rows in two files, by name."""
+    """Write 30 rows into two files."""
     folder = tmp_path / "history"
     (folder / "day=2").mkdir(parents=True)
     write(folder, "day=1.parquet", 0, 20)

@@ -66,7 +66,7 @@ class InterruptedWriter(MemoryWriter):
 
 
 class InterruptedLog(MemoryLog):
-    """Kafka, as such a person writes to it."""
+    """A log that returns interrupted writers."""
 
     def writer(self, **_: object) -> MemoryWriter:
         """Return an interrupted writer."""

@@ -130,7 +130,7 @@ class SmallWriter(MemoryWriter):
         """Append a record.
 
         Raises:
-            UnavailableError: If one waits.
+            UnavailableError: If a record waits already.
         """
         if self._queue:
             raise UnavailableError("the queue is full")

@@ -1,4 +1,4 @@
-"""`doll topic describe` proposes blocks of a job file that read the records it has looked at."""
+"""`doll topic describe` proposes job file blocks that read the sampled records."""
 
 from __future__ import annotations
 

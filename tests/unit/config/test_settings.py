@@ -1,4 +1,4 @@
-"""Settings come from the environment once, and go back into it for children."""
+"""Settings are read from the environment once, and written back for child processes."""
 
 from __future__ import annotations
 

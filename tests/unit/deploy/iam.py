@@ -16,7 +16,7 @@ Value = str | tuple[str, ...] | None
 
 
 class Request(NamedTuple):
-    """One question to access management; a call asks several, one for each kind of resource."""
+    """A request to access management. A call makes several, one for each kind of resource."""
 
     action: str
     resource: str
@@ -25,7 +25,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy that only allows."""
+    """A policy with only Allow statements."""
 
     statements: tuple[dict[str, Any], ...]
     used: set[tuple[int, str, str]] = field(default_factory=set)  # statement, action, resource
@@ -46,7 +46,7 @@ class Policy:
         return found
 
     def grants(self) -> Iterator[tuple[int, str, str]]:
-        """All that it allows, as it is in `used` once it was."""
+        """Return everything that it allows, in the form of `used`."""
         for number, statement in enumerate(self.statements):
             for action in listed(statement["Action"]):
                 for resource in listed(statement["Resource"]):
@@ -54,7 +54,7 @@ class Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a policy, and hold it to the form."""
+    """Read a policy, and check its form."""
     document = json.loads(path.read_text())
     assert set(document) == {"Version", "Statement"}
     assert document["Version"] == "2012-10-17"
@@ -69,7 +69,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def listed(value: str | list[str]) -> list[str]:
-    """One or several, as AWS writes them."""
+    """Return one or several values as AWS writes them."""
     return [value] if isinstance(value, str) else value
 
 

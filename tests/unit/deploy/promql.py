@@ -1,4 +1,4 @@
-"""Reads from PromQL what declarations can judge: names, labels, kinds. Syntax is promtool's."""
+"""Checks names, labels and kinds in PromQL against the declared metrics. promtool checks syntax."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def faults(expression: str) -> list[str]:
 
 
 def grouped(expression: str) -> set[str]:
-    """The labels that its outermost aggregation keeps; several of one expression keep the same."""
+    """Return the labels that the outermost aggregation keeps. All parts must keep the same."""
     kept, _ = _aggregations(expression)[0]
     return set(kept)
 
 
 def names(expression: str) -> set[str]:
-    """The metrics that it asks for."""
+    """Return the metrics in a query."""
     return {name for name, _ in _selectors(re.sub(r"\[[^\]]*\]", "", expression))}
 
 
@@ -85,7 +85,7 @@ def _labels(name: str) -> set[str]:
 
 
 def _misused(name: str, expression: str) -> list[str]:
-    """Counters grow: only how fast says something. Gauges fall too, so they have no rate."""
+    """Counters grow, so only their rate is of interest. Gauges also fall, so they have no rate."""
     metric = _base(name)
     if metric is None:
         return []
@@ -101,7 +101,7 @@ def _misused(name: str, expression: str) -> list[str]:
 
 
 def _selectors(expression: str) -> list[tuple[str, str]]:
-    """Names of metrics, each with what stands in its braces."""
+    """Yield names of metrics, each with the text in its braces."""
     without = re.sub(
         r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", r"\1", expression
     )
@@ -118,7 +118,7 @@ def _selectors(expression: str) -> list[tuple[str, str]]:
 
 
 def _aggregations(expression: str) -> list[tuple[list[str], str]]:
-    """The labels of each `by`, and what is aggregated."""
+    """Yield the labels of each `by`, and the aggregated expression."""
     found = list[tuple[list[str], str]]()
     for match in re.finditer(r"\bby\s*\(([^)]*)\)\s*\(", expression):
         depth, end = 1, match.end()

@@ -28,7 +28,7 @@ Manifest = dict[str, Any]
 
 @cache
 def made(*names: str) -> tuple[Manifest, ...]:
-    """All objects of the chart, with some of its files of values; with none as it comes."""
+    """Return all objects of the chart, with some of its values files. Without any: the default."""
     options = [option for name in names for option in ("-f", str(CHART / f"values-{name}.yaml"))]
     if "ec2" in names:
         options += ["--set-file", f"provisioner.market={MARKET}"]
@@ -36,7 +36,7 @@ def made(*names: str) -> tuple[Manifest, ...]:
 
 
 def chart(*options: str, path: Path = CHART) -> tuple[Manifest, ...]:
-    """All objects of the chart, with options of `helm template`."""
+    """Return all objects of the chart, with options of `helm template`."""
     where = (str(path), "--namespace", "doll", "--kube-version", "1.37")
     rendered = helm("template", "doll", *where, *options).stdout
     return tuple(each for each in yaml.safe_load_all(rendered) if each)
@@ -61,16 +61,16 @@ def helm(*arguments: str, refused: bool = False) -> subprocess.CompletedProcess[
 
 
 def of_kind(objects: tuple[Manifest, ...], *kinds: str) -> list[Manifest]:
-    """Those of some kinds."""
+    """Return the objects of some kinds."""
     return [each for each in objects if each["kind"] in kinds]
 
 
 def pods(objects: tuple[Manifest, ...]) -> dict[str, Manifest]:
-    """The template of each workload's pods, by the workload's name."""
+    """Return the pod template of each workload, by the workload's name."""
     workloads = of_kind(objects, "Deployment", "StatefulSet")
     return {each["metadata"]["name"]: each["spec"]["template"] for each in workloads}
 
 
 def name_of(each: Manifest) -> str:
-    """Kind and name."""
+    """Return kind and name."""
     return f"{each['kind']}/{each['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""The scripts of docker-compose.yml: secrets that only their owner finds, servers that get them."""
+"""The scripts of docker-compose.yml: only the owner can read secrets, and servers get them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboards ask for what there is, and every panel says what it shows."""
+"""The dashboards query existing metrics, and every panel has a description."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def of_target(target: str, word: str) -> list[Instruction]:
 
 
 def extras(target: str) -> set[str]:
-    """The extras whose requirements are installed for a target."""
+    """Return the extras whose requirements are installed for a target."""
     texts = [i.text for s in needed(STAGES, target) for i in s.instructions if i.word == "RUN"]
     return {
         e

@@ -51,7 +51,7 @@ S3_ACTIONS = {
 
 
 class Call(NamedTuple):
-    """One request to AWS."""
+    """A request to AWS."""
 
     operation: str
     parameters: Mapping[str, Any]
@@ -81,13 +81,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
 
 
 def template() -> dict[str, Any]:
-    """The template with its user data, as the guide makes it."""
+    """Create the template with its user data, as the guide does."""
     data: dict[str, Any] = json.loads((FOLDER / "launch-template.json").read_text())
     return data | {"UserData": base64.b64encode(SCRIPT.read_bytes()).decode()}
 
 
 def put_up(client: EC2Client) -> list[str]:
-    """Make what the template and the market name; returns the subnets."""
+    """Create what template and market name. Returns the subnets."""
     (network,) = client.describe_vpcs()["Vpcs"]
     group = client.create_security_group(
         GroupName="doll-worker", Description="workers", VpcId=network["VpcId"]
@@ -103,7 +103,7 @@ def put_up(client: EC2Client) -> list[str]:
 
 
 def use_ec2() -> EC2Client:
-    """Let fleet and prices do all that they can, with our example of a market."""
+    """Call every operation of fleet and prices, with our example of a market."""
     market = Market.load(MARKET)
     assert market.ec2 is not None
     client = connect(market.ec2)
@@ -170,7 +170,7 @@ def storage_question(call: Call) -> Request:
 
 
 def operations_in(*adapters: str) -> set[str]:
-    """The methods of AWS's clients that adapters name."""
+    """Return the methods of AWS's clients that an adapter names."""
     found = set[str]()
     for adapter in adapters:
         for node in ast.walk(ast.parse((ROOT / "common" / adapter).read_text())):
@@ -213,7 +213,7 @@ def test_a_machine_is_locked_up_and_ends_for_good_when_it_shuts_down() -> None:
     for device in data["BlockDeviceMappings"]:
         assert device["Ebs"]["Encrypted"] is True
         assert device["Ebs"]["DeleteOnTermination"] is True
-    # Tags and spot options are the fleet's.
+    # The fleet sets tags and spot options.
     assert not data.keys() & {"TagSpecifications", "InstanceMarketOptions", "KeyName"}
     assert len(data["UserData"]) < 16 << 10  # the limit of EC2
 
@@ -316,7 +316,7 @@ def test_the_rest_of_the_bucket_is_nobodys_business(name: str) -> None:
     bucket = f"arn:aws:s3:::{BUCKET}"
     assert not policy.allows(Request("s3:GetObject", f"{bucket}/payroll"))
     assert not policy.allows(Request("s3:ListBucket", bucket, {"s3:prefix": "payroll/"}))
-    # S3 says that an object is missing only to who may list; such a question has no prefix.
+    # S3 reports a missing object only to callers that may list. Such a request has no prefix.
     assert policy.allows(Request("s3:ListBucket", bucket))
 
 

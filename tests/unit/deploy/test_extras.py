@@ -1,4 +1,4 @@
-"""An extra brings what its service imports: without torch where nothing is trained."""
+"""An extra brings its service's imports: without torch if the service does not train."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ for case, (without, modules) in enumerate([*first, *cases]):
 
 
 def brought(requirements: Iterable[str]) -> set[str]:
-    """Distributions that come with these, theirs included."""
+    """Return the distributions that these require, including themselves."""
     todo = [Requirement(line) for line in requirements]
     found = set[tuple[str, str]]()
     while todo:

@@ -36,7 +36,7 @@ VERSIONS = ("1.30", "1.37")
 # A leaving worker sends its last announcements in this time.
 ANNOUNCEMENTS_S = 5
 SECURITY = re.compile(r"DOLL_KAFKA_(SECURITY|SASL|SSL)_\w+")
-# Their own schemas are long and elsewhere: these are the fields that we use of them, at any depth.
+# Their own schemas are long and elsewhere. These are the fields that we use, at any depth.
 CUSTOM = {
     "PodMonitor": {
         *("jobLabel", "selector", "matchLabels", "podMetricsEndpoints"),
@@ -62,7 +62,7 @@ FREE = {"labels", "annotations", "matchLabels"}  # mappings with arbitrary keys
     ids=lambda files: "-".join(files) or "default",
 )
 def objects(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
-    """All objects of the chart, as it comes and with each of its files of values."""
+    """Return all objects of the chart: by default, and with each of its values files."""
     return made(*request.param)
 
 

@@ -1,4 +1,4 @@
-"""Processes of one machine do not quarrel about a port of metrics that one of them was given."""
+"""Processes of one machine do not inherit the metrics port that one of them was given."""
 
 from __future__ import annotations
 

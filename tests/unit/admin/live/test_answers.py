@@ -1,4 +1,4 @@
-"""The view of a job: the same as a naive recomputation from the records that count."""
+"""The view of a job equals a naive recomputation from the records that count."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def written(course: list[tuple[str, int, int]]) -> list[AuditRecord | None]:
 def effective(
     records: list[AuditRecord | None],
 ) -> tuple[list[tuple[float, UpdateApplied]], list[Quarantined]]:
-    """The updates that count with the times of their records, and the quarantined batches."""
+    """Return the counting updates with their times, and the quarantined batches."""
     history, by_name = History(), dict[ModelId, tuple[float, UpdateApplied]]()
     for offset, record in enumerate(records):
         if history.feed(offset, record) and isinstance(record, UpdateApplied):
@@ -192,7 +192,7 @@ def test_pages_follow_one_another_without_a_gap() -> None:
 
 
 def test_updates_are_followed_where_the_beginning_of_the_topic_is_gone() -> None:
-    # Offsets below 500 are gone; whose epoch 480 is in force shows its first update.
+    # Offsets below 500 are gone. The first update shows that the epoch of Lead 480 is in force.
     view = JobProgress(job(), updates_start=500)
     assert not view.feed_update(500, None, 1.0, 1.0)
     assert view.feed_update(501, update(480, 41), 1.0, 1.0)

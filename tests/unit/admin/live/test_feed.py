@@ -1,4 +1,4 @@
-"""The ring of events: one copy of bytes, any number of readers, each at its own pace."""
+"""The ring of events has one copy of each event, for readers at different positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The follower of a job: what it knows, what it tells, what it survives."""
+"""A job's follower: its data, its reports, and recovery from faults."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Rig:
         return follower
 
     def begin(self) -> JobFollower:
-        """Follow, and wait until all is known."""
+        """Follow the job, and wait until everything is known."""
         eventually(lambda: self.follower.ready)
         return self.follower
 
@@ -82,7 +82,7 @@ class Rig:
         return json.loads(self.follower.job_json())["progress"]
 
     def next_events(self) -> list[tuple[str, Any]]:
-        """Events since the last call."""
+        """Return the events since the last call."""
         found = self.follower.feed.since(self._read)
         assert found is not None
         data, self._read = found
@@ -93,7 +93,7 @@ class Rig:
         return events
 
     def next_named(self, name: str) -> Any:  # noqa: ANN401 -- JSON
-        """The data of the next event of this name."""
+        """Return the data of the next event of this name."""
         found = list[Any]()
 
         def came() -> bool:
@@ -130,7 +130,7 @@ def test_summary_is_made_again_only_if_it_may_differ(
     monkeypatch.setattr(JobProgress, "look", look_at)
 
     def rests() -> bool:
-        """See four looks without a summary."""
+        """Wait for four polls without a summary."""
         begun, before = len(looks), len(made)
         eventually(lambda: len(looks) > begun + 3 or len(made) > before)
         return len(made) == before
@@ -139,7 +139,7 @@ def test_summary_is_made_again_only_if_it_may_differ(
     eventually(rests)
     rig.topics.audit(lead(), update(0, 1))
     eventually(lambda: rig.numbers().version == 1)
-    # The rate falls with time alone.
+    # The rate falls as time passes.
     assert rig.numbers().updates_per_s
     rig.ahead_s = 100.0
     eventually(lambda: rig.numbers().updates_per_s == 0)

@@ -59,12 +59,12 @@ class Rig:
         self.followers = Followers(self.sources, self.ending)
 
     def live_statuses(self, boards: Sequence[Board]) -> list[LiveStatus | Exception]:
-        """Look at boards, and count the looks."""
+        """Poll boards, and count the polls."""
         self.looks.append(len(boards))
         return one_by_one(boards)
 
     def followed(self) -> set[str]:
-        """Jobs that are followed."""
+        """Return the followed jobs."""
         return set(self.followers._followers)  # noqa: SLF001
 
 
@@ -312,7 +312,7 @@ class RefusingLog(MemoryLog):
     """A log that refuses to describe a topic."""
 
     def describe(self, topics: Collection[str]) -> dict[str, FoundTopic]:
-        """Describe topics, unless the refused one is among them."""
+        """Describe topics, or raise if the refused one is among them."""
         if f"doll.{JOB}.control" in topics:
             raise OutsideError("Topic authorization failed")
         return super().describe(topics)

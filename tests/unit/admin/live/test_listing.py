@@ -1,4 +1,4 @@
-"""The list of jobs: its work is in proportion to what has changed and to what is shown."""
+"""The list of jobs costs time in proportion to the changed jobs and the shown ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rig:
         return self.summaries.get(record.spec.name, default)
 
     def page(self, sort: str = "id", count: int = 20) -> list[bytes]:
-        """The first rows."""
+        """Return the first rows."""
         self.listing.renew()
         return [self.listing.rows[name].json for name in self.listing.order(sort)[:count]]
 
