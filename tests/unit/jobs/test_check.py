@@ -53,7 +53,7 @@ def problem_of(made: JobSpec) -> str:
 
 
 def built_here(made: JobSpec, allowed: Collection[str]) -> CheckReport:
-    """Build a task in this process: each other one would load torch."""
+    """Build a task in this process, because each other process would load torch."""
     return built(CheckRequest(msgspec.Raw(made.model_dump_json().encode()), tuple(allowed)))
 
 

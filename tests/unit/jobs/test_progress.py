@@ -1,4 +1,4 @@
-"""One view of a job: what the history says, however it is read, and a word that is true."""
+"""The view of a job: correct numbers for every order of reading, and the correct state."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
         else:
             append(None)
     ends = {place: end + chance.randint(0, 6) for place, end in ledger.claimed.items()}
-    # Retention may have deleted what is claimed, and what is not.
+    # Retention may have deleted claimed and unclaimed records.
     starts = {
         place: chance.randint(min(FIRST.get(place, 0), end), end) for place, end in ends.items()
     }
@@ -151,7 +151,7 @@ def story(seed: int, length: int) -> MachineRecord:  # noqa: C901, PLR0915 -- on
 
 
 def fed(whole: MachineRecord, seed: int) -> JobProgress:
-    """A view of it, fed in an order of this seed."""
+    """Return a view that was fed in the random order of this seed."""
     chance = random.Random(seed)  # noqa: S311 -- no secret
     view = JobProgress(job())
     control, updates = list(whole.control), list(whole.updates)
@@ -222,7 +222,7 @@ def claim_of(made: Batch) -> BatchReady:
 
 
 def running(claims: list[Batch], updates: int, end: int, at_s: float = LONG_AGO_S) -> JobProgress:
-    """A job of one partition that ends there: these batches are claimed, two make an update."""
+    """Return a job of one partition with this end and these claims. Two batches make an update."""
     view = JobProgress(job())
     view.feed_update(0, lead(), at_s, at_s)
     for offset, each in enumerate(claims):
@@ -312,7 +312,7 @@ def test_worker_of_another_model_is_reported_by_the_leader_until_it_says_more_it
 
 
 def aggregated(block: dict[str, str] | None) -> JobRecord:
-    """The job with this block of `aggregation`."""
+    """Return the job with this `aggregation` block."""
     record = job()
     checkpoint = record.spec.checkpoint.model_copy(update={"every_updates": 5})
     spec = record.spec.model_copy(update={"checkpoint": checkpoint})
@@ -588,7 +588,7 @@ def test_without_the_beginning_the_leader_status_says_how_far_it_is() -> None:
     settled = dict.fromkeys(PLACES, 100) | {PLACES[0]: 180, PLACES[1]: 180}
     seen = LeaderStatus(0, 9, claimed, 9, waiting=3, live=2, settled=settled)
     view.look(JobObservation(NOW, {}, seen, led=True, ends=ends))
-    # 20 of each partition are unclaimed; 3 batches of 10 wait, all of the stream that no
+    # 20 records per partition are unclaimed. 3 batches of 10 wait, all of the stream that no
     # checkpoint covers.
     assert view.lag == 80 + 30
     assert [(each.lag, each.settled) for each in view.streams()] == [(40, 160), (70, 0)]
@@ -770,7 +770,7 @@ def test_records_that_are_deleted_unread_are_expired_and_no_lag_from_the_first_l
 
 
 def unable_to_use(server: str, process: str, since_s: float, reason: str) -> dict[str, str]:
-    """A notice as a process puts it on a job's board."""
+    """Return a notice as a process puts it on a job's board."""
     return {f"{OUTAGE}{server} {process}": f"{since_s:.0f} {reason}"}
 
 

@@ -40,7 +40,7 @@ OTHERS = "digits-2", "digits.i2", "digit"  # jobs whose names look alike
 
 
 class MortalLog(MemoryLog):
-    """A log that goes away when topics are to be deleted, once."""
+    """A log that becomes unavailable once, when topics are deleted."""
 
     dies = False
     # Reason to refuse the deletion of topics. Empty: none.
@@ -63,7 +63,7 @@ class MortalLog(MemoryLog):
 
 
 class World:
-    """Jobs with all that jobs may have."""
+    """Jobs that have everything that a job can have."""
 
     def __init__(self) -> None:
         self.log, self.redis, self.blobs = MortalLog(), MemoryRedis(), MemoryBlobs()
@@ -74,16 +74,16 @@ class World:
         self.others = self.everything()
 
     def outside(self, blobs: DyingBlobs | None = None, *, stores: bool = True) -> Outside:
-        """The servers."""
+        """Return the servers."""
         settings = Settings(blobs="s3://models" if stores else "")
         return Outside(settings, lambda: self.log, self.board, lambda: blobs or self.blobs)
 
     def board(self, job: str) -> MemoryBoard:
-        """A job's board."""
+        """Return a job's board."""
         return MemoryBoard(self.redis, job)
 
     def submit(self, name: str = "digits") -> str:
-        """Submit a job; returns its id."""
+        """Submit a job. Returns its id."""
         return self.job_store.submit(parse_job(TEXT.replace("digits", name, 1))).id
 
     def work(self, job: str) -> None:
@@ -106,7 +106,7 @@ class World:
         self.job_store.patch(name, "enough", wanted="stopped")
 
     def everything(self) -> tuple[set[str], set[str], set[str]]:
-        """All topics, boards and files."""
+        """Return all topics, boards and objects."""
         boards = {job for job in self.redis.jobs if self.board(job).unable()}
         return set(self.log.topics()), boards, set(self.blobs.content)
 

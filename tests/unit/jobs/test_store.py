@@ -177,7 +177,7 @@ def test_a_name_whose_history_outlived_its_record_is_refused(log: MemoryLog) -> 
 def test_topics_that_would_lose_records_of_a_job_are_named_with_what_to_run(
     log: MemoryLog, topic: str
 ) -> None:
-    """Somebody made it before us, with the cluster's defaults, or changed it."""
+    """The topic exists already with the cluster's defaults, or with changed settings."""
     log.create_topics([NewTopic(topic)])
     log.configure(topic, {"cleanup.policy": "compact,delete"})
     job_store = JobOperations(log)
@@ -328,7 +328,7 @@ def test_refresh_never_returns_a_part_of_the_topic(
 
 
 class RacingLog(MemoryLog):
-    """Lets somebody else act right before a record goes into a topic, once."""
+    """A log in which another writer acts once, just before a record is appended to a topic."""
 
     def __init__(self, topic: str = topics.JOBS) -> None:
         super().__init__()

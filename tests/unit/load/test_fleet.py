@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 
 
 class Sleeper(EmbeddedService):
-    """A machine that does nothing until it is ended."""
+    """An idle machine."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.lives = 0
@@ -36,7 +36,7 @@ class Sleeper(EmbeddedService):
         super().__init__("worker", name, Settings(), folder)
 
     def ask_to_end(self) -> None:
-        """Ask it, unless it hears nothing."""
+        """Send SIGTERM, unless it ignores the signal."""
         if not self.deaf:
             super().ask_to_end()
 
@@ -55,7 +55,7 @@ class Sleeper(EmbeddedService):
 
 
 class Place:
-    """A slot, and the machines that stood in it."""
+    """A slot, and its machines so far."""
 
     def __init__(self, folder: Path) -> None:
         self.machines = list[Sleeper]()
@@ -64,7 +64,7 @@ class Place:
 
     @property
     def machine(self) -> Sleeper:
-        """The one that stands there now."""
+        """Return the current machine."""
         return self.machines[-1]
 
     def _start(self, life: int) -> Sleeper:

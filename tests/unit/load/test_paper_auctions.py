@@ -1,4 +1,4 @@
-"""Jobs on the old spot market: what they cost, by hand and beside the rules of its bill."""
+"""Costs of jobs on the old spot market, by hand and compared with its billing rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section V's settings, what the paper states of them, and formulas turned round."""
+"""Settings of section V, the paper's numbers for them, and inverted formulas."""
 
 from __future__ import annotations
 

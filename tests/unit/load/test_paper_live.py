@@ -1,4 +1,4 @@
-"""The watch over streams of a live run: for how long records lie unread."""
+"""Measures how long records of a live run's streams lie unread."""
 
 from __future__ import annotations
 

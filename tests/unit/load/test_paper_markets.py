@@ -1,4 +1,4 @@
-"""The rows of the markets on small recordings: what is read, what is judged, what is written."""
+"""Rows of the markets on small recordings: input, results and output."""
 
 from __future__ import annotations
 

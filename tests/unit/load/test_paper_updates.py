@@ -1,4 +1,4 @@
-"""Laws of the number of updates hold against simulated arrivals, and against each other."""
+"""Laws of the number of updates agree with simulated arrivals and with each other."""
 
 from __future__ import annotations
 

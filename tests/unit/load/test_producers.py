@@ -1,4 +1,4 @@
-"""Producers of the tools: each id is written once."""
+"""Producers of the tools write each id once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NotSeen:
         self.times = times  # number of failures left
 
     def writer(self) -> Any:  # noqa: ANN401 -- the port's, but for one method
-        """A writer."""
+        """Return a writer."""
         writer = self._log.writer()
         append = writer.append
 

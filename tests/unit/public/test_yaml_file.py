@@ -1,4 +1,4 @@
-"""Texts of YAML and JSON: what is read, with and without libyaml, and what is refused."""
+"""YAML and JSON texts: what is read, with and without libyaml, and what is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ numbers: [1e-3, +5, .5, "1", no, ~]
 
 @pytest.fixture(params=[yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "pure"])
 def _parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read by each of the two parsers."""
+    """Read a text with both parsers."""
     monkeypatch.setattr(yaml_file, "_Loader", request.param)
 
 

@@ -33,7 +33,7 @@ def record(name: str = "digits", reason: str = "submitted") -> JobRecord:
 
 
 class Part:
-    """An actor that sees what is wanted, and ends where told so."""
+    """An actor that sees the desired state, and ends on request."""
 
     def __init__(self, world: World, wanted: Callable[[], JobRecord | None]) -> None:
         self._world = world
@@ -43,7 +43,7 @@ class Part:
             raise ValueError("broken")
 
     def turn(self) -> float | None:
-        """Look at what is wanted."""
+        """Read the desired state."""
         found = self._wanted()
         self._world.seen.append(None if found is None else found.reason)
         return None if found is None or found.wanted == "stopped" else inf

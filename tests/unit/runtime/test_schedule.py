@@ -1,4 +1,4 @@
-"""Turns of jobs: never two of one job at once, no wake-up lost, nobody passed over."""
+"""Turns of jobs: never two of one job at once, no wake-up is lost, and no job starves."""
 
 from math import inf
 
@@ -88,7 +88,7 @@ def test_who_is_forgotten_is_woken_in_vain() -> None:
 
 
 class _TurnsInAnyOrder(RuleBasedStateMachine):
-    """The rules of the game against a plain list of what everybody is owed."""
+    """Compares the schedule with a plain list of turns that are due."""
 
     def __init__(self) -> None:
         super().__init__()

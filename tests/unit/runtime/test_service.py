@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("process_logging", "handlers")
 PATIENCE_S = 120.0
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
-# Takes the number of the signal.
+# The handler receives the signal's number.
 DIES = """
 import os, resource, sys, threading
 from common.runtime.service import run
@@ -62,7 +62,7 @@ run("worker", "w1", work)
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Signals and garbage are handled afterwards as they were before."""
+    """Afterwards, signals and garbage are handled as before."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     yield
     for each, handler in before.items():
@@ -178,13 +178,13 @@ def no_part(
 
 
 class Recorded:
-    """An actor, and what it is made of."""
+    """An actor that records its turns and its end."""
 
     def __init__(self, what: str, recorded: list[str], at_turn: Callable[[], None]) -> None:
         self._what, self._recorded, self._at_turn = what, recorded, at_turn
 
     def turn(self) -> float | None:
-        """Tell of it."""
+        """Record the turn."""
         self._recorded.append(f"turn of {self._what}")
         self._at_turn()
         return inf
@@ -195,14 +195,14 @@ class Recorded:
 
 
 class RecordedLog(MemoryLog):
-    """Tells when it is closed."""
+    """Records when it is closed."""
 
     def __init__(self, recorded: list[str]) -> None:
         super().__init__()
         self._recorded = recorded
 
     def close(self) -> None:
-        """Tell of it."""
+        """Record the call."""
         self._recorded.append("Kafka closed")
 
 

@@ -1,4 +1,4 @@
-"""Many jobs on few threads: what one of them does or suffers is nothing to the others."""
+"""Many jobs on few threads do not affect each other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Script:
 
 
 class _House:
-    """A supervisor, and all that it tells."""
+    """A supervisor, and everything that it reports."""
 
     def __init__(
         self,

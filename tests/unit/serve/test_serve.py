@@ -106,7 +106,7 @@ IMAGES = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
 
 
 def trained(spec: JobSpec, seed: int) -> bytes:
-    """A trainer's snapshot of random weights."""
+    """Return a trainer's snapshot with random weights."""
     flat = FlatModel(build_model(task_of(spec, ()), seed))
     layout, count = layout_of(flat.module), flat.parameter_count
     return Trainer(flat.vector, count, optimizer_of(spec), spec.reduction, layout).snapshot()
@@ -120,7 +120,7 @@ def asked(images: np.ndarray[Any, Any] = IMAGES, **others: object) -> dict[str, 
 
 
 class CountedBatches(Batches):
-    """Says of each request when it waits, so that a test can wait for that."""
+    """Reports each waiting request, so that a test can wait for it."""
 
     @cached_property
     def came(self) -> asyncio.Semaphore:
@@ -136,7 +136,7 @@ class CountedBatches(Batches):
 
 @dataclass
 class World:
-    """A model server and the servers behind it."""
+    """A model server and its servers."""
 
     spec: JobSpec = DIGITS
     model: type[ServedModel] = ServedModel
@@ -162,7 +162,7 @@ class World:
 
     @cached_property
     def followers(self) -> list[Follower]:
-        """One for each."""
+        """Return a follower per model."""
         outside = Outside(self.settings, lambda: self.log, self.board, lambda: self.blobs)
         logger = event_logger("serve")
         return [Follower(self.spec.name, each, outside, logger, 0.0) for each in self.models]
@@ -182,7 +182,7 @@ class World:
 
     @cached_property
     def batches(self) -> CountedBatches:
-        """The thread that computes."""
+        """Return the thread that computes."""
         return CountedBatches(
             *self.models,
             metrics=self.metrics,
@@ -200,18 +200,18 @@ class World:
 
     @cached_property
     def app(self) -> Any:  # noqa: ANN401 -- Starlette's
-        """The application."""
+        """Return the application."""
         server = ModelServer(
             self.spec.name, self.models[0], self.inputs, self.batches, self.metrics, self.settings
         )
         return server.app()
 
     def board(self, _job: str = "") -> MemoryBoard:
-        """The job's notice board."""
+        """Return the job's board."""
         return MemoryBoard(self.redis, self.spec.name)
 
     def lead(self, after: int, base: ModelId, *versions: int) -> int:
-        """A Lead and updates; returns its epoch."""
+        """Write a Lead and updates. Returns the epoch."""
         topic, writer = updates_topic(self.spec.name), self.log.writer()
         self.log.create_topics([NewTopic(topic)])
         epoch = after + 1
@@ -226,23 +226,23 @@ class World:
     def kept(
         self, by: int, made: ModelId, seed: int, position: int, *losses: float
     ) -> SnapshotFile:
-        """A snapshot."""
+        """Return a snapshot."""
         snapshot = Snapshot(by, made, position, 0, {}, losses=losses)
         return SnapshotFile(snapshot, trained(self.spec, seed))
 
     def publish(self, epoch: int, version: int, seed: int) -> None:
-        """A hot snapshot of a leader."""
+        """Write a leader's hot snapshot."""
         kept = self.kept(epoch, ModelId(epoch, version), seed, epoch + version + 1)
         self.board().put_snapshot(epoch, to_bytes(kept), "c1")
 
     def store(self, kept: SnapshotFile) -> None:
-        """A checkpoint."""
+        """Write a checkpoint."""
         store = CheckpointStore(self.blobs, self.spec.name)
         store.save(kept.name, to_parts(kept), 0.0, loss=kept.snapshot.loss)
         store.keep(10, kept.name)
 
     def look(self) -> None:
-        """Let each follower look once."""
+        """Let each follower poll once."""
         for each in self.followers:
             each.look()
 
@@ -263,12 +263,12 @@ class World:
             return await client.post(path, content=content, headers=headers)
 
     async def ask_all(self, bodies: list[object]) -> list[httpx2.Response]:
-        """Ask all of these at once."""
+        """Send all of these at once."""
         infer = f"/v2/models/{self.spec.name}/infer"
         return await asyncio.gather(*(self._asked(infer, body) for body in bodies))
 
     def infer(self, body: object, status: int = 200, path: str = "infer") -> dict[str, Any]:
-        """Ask for predictions; the answer."""
+        """Request predictions. Returns the answer."""
         answer = self.ask(f"/v2/models/{self.spec.name}/{path}", body)
         assert answer.status_code == status, answer.text
         found: dict[str, Any] = answer.json()
@@ -280,7 +280,7 @@ class World:
         return answer
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if "batches" in vars(self):
             self.batches.close()
         self.runner.close()
@@ -295,7 +295,7 @@ def made() -> Iterator[list[World]]:
 
 
 def served(made: list[World], model: type[ServedModel] = ServedModel) -> World:
-    """Version 1 of leader 0 is hot."""
+    """A server of a job whose version 1 of leader 0 is hot."""
     world = World(model=model)
     made.append(world)
     world.publish(0, 1, seed=1)
@@ -644,7 +644,7 @@ def test_who_has_no_key_is_not_answered_where_keys_are_asked_for(
 def test_refusal_of_a_valid_key_is_logged_with_its_name(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # No route of a model server asks for more than a valid key yet.
+    # Every route of a model server accepts any valid key.
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=403)(scope, receive, send)
 
@@ -826,11 +826,11 @@ def test_swapping_weights_under_load_never_mixes_two_versions(world: World) -> N
     assert found[-1]["model_version"] == "8"
 
 
-# --- from a topic to another one ------------------------------------------------------------------
+# --- from a topic to another ---------------------------------------------------------------------
 
 
 class Answerers:
-    """Processes that answer the topic `asked` to the topic `answered`."""
+    """Processes that read the topic `asked` and write answers to the topic `answered`."""
 
     def __init__(self, world: World, partitions: int = 2) -> None:
         self._world = world
@@ -839,7 +839,7 @@ class Answerers:
         self._writer = self.log.writer()
 
     def open(self, name: str) -> TopicAnswerer:
-        """One more process."""
+        """Start a further process."""
         inputs = self._world.inputs
         route = Route(self._world.spec.name, "asked", "answered")
         logger = event_logger("serve")
@@ -848,7 +848,7 @@ class Answerers:
         )
 
     def write(self, *records: object, partition: int = 0) -> None:
-        """Ask something."""
+        """Write requests."""
         for record in records:
             value = record if isinstance(record, bytes) else json.dumps(record).encode()
             self._writer.append("asked", value, partition=partition, key=b"a key")
@@ -872,7 +872,7 @@ def answerers(made: list[World]) -> Answerers:
 
 
 def turned(*answerers: TopicAnswerer) -> None:
-    """Let each have some turns."""
+    """Give each process some turns."""
     for _ in range(4):
         for answerer in answerers:
             answerer.turn(0.0)

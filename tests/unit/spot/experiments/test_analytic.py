@@ -38,14 +38,14 @@ def givens(rates: Array, updates: int, theta: float = 1.05, k: int = 20, b: int 
 
 @dataclass
 class Drawn:
-    """Offers as they are drawn, one character for a step, the same for all; the last one stays."""
+    """Offers by a drawing, one character per step. The last one lasts."""
 
     timeline: str
     shape: tuple[int, int]
     steps: int = field(default=0, init=False)
 
     def __call__(self, now_s: float) -> npt.NDArray[np.bool_]:
-        """Tell."""
+        """Return the offers of a step."""
         assert now_s == 2.0 * self.steps
         self.steps += 1
         at = min(self.steps, len(self.timeline)) - 1
@@ -67,15 +67,15 @@ class Jump:
         return self.before
 
     def at(self, now_s: float) -> Array:
-        """Tell."""
+        """Return the price."""
         return np.full(self.runs, self.before if now_s < self.at_s else self.after)
 
     def changed(self, before_s: float, now_s: float) -> npt.NDArray[np.bool_]:
-        """Tell."""
+        """Return the price."""
         return np.full(self.runs, before_s < self.at_s <= now_s)
 
     def past(self, run: int, ahead_s: float, most_s: float) -> PriceHistory:
-        """Tell."""
+        """Return the price."""
         return ConstantPrices(self.before, self.runs).past(run, ahead_s, most_s)
 
 
@@ -84,12 +84,12 @@ def prices(runs: int) -> tuple[ConstantPrices, ConstantPrices]:
 
 
 def steady(runs: int, workers: int, timeline: str = "#") -> Conditions:
-    """Constant prices, and offers by a timeline."""
+    """Return constant prices, and offers by a timeline."""
     return Conditions(prices(runs), (None, Drawn(timeline, (runs, workers))))
 
 
 def chained(runs: int, workers: int, cycle_s: float = 100.0) -> Conditions:
-    """The paper's market, ten times as fast."""
+    """Return the paper's market, ten times as fast."""
     chain = TwoStateChain(ALPHA, cycle_s, (runs, workers), np.random.default_rng(3))
     return Conditions(prices(runs), (None, chain))
 
@@ -148,13 +148,13 @@ def record_by_record(
 
 @pytest.mark.parametrize("shape", [1.0, 4.0])
 def test_the_last_update_comes_with_the_law_it_has_record_by_record(shape: float) -> None:
-    # few records, rates that differ: parts of batches are a tenth of the work
+    # There are few records, and rates differ: partial batches are a tenth of the work.
     k, b, updates, runs = 3, 8, 12, 500
     rates = np.array([3.0, 1.0, 2.0, 0.5])
     rng = np.random.default_rng(5)
     slow = [record_by_record(rates, (k, b, updates), (shape, 400), rng) for _ in range(runs)]
     job = givens(np.tile(rates, (runs, 1)), updates, k=k, b=b)
-    # steps short enough that where in a step the update comes is no matter
+    # Steps are short enough that the update's place in a step does not matter.
     conditions = replace(steady(runs, 4), variation=shape**-0.5, offers=(None, None), step_s=0.25)
     done = runtimes_s(simulate_analytically(job, OnDemandOnly(), conditions, seed=6))
     assert stats.ks_2samp(done, slow).pvalue > 0.001
@@ -166,7 +166,7 @@ EVEN = 0.0
 
 
 def one_worker(timeline: str, gradient_s: float = 0.01) -> tuple[Givens, Conditions]:
-    """Two updates of 100 records at 5 a second: 40 s."""
+    """Two updates of 100 records at 5 a second take 40 s."""
     job = replace(givens(np.array([[5.0]]), updates=2, k=10, b=10), gradient_s=gradient_s)
     return job, replace(steady(1, 1, timeline), variation=EVEN)
 
@@ -307,7 +307,7 @@ def test_policies_see_how_far_a_job_is_by_what_has_come() -> None:
 
 
 def test_what_is_learnt_and_what_ends_the_job_are_the_same_records() -> None:
-    # looked at again and again, the records are no others than drawn at once
+    # Repeated lookups return the same records as a single draw.
     runs = 300
     job = givens(np.full((runs, 4), 5.0), updates=12, k=5, b=10)
     once = simulate_analytically(job, OnDemandOnly(), steady(runs, 4), seed=1)

@@ -44,7 +44,7 @@ def test_gaps_are_exponential() -> None:
     gaps = np.diff(times(stream("poisson"), 40_000), prepend=0.0)
     assert gaps.mean() == pytest.approx(1 / 125, abs=5 / 125 / math.sqrt(40_000))
     assert stats.kstest(gaps, stats.expon(scale=1 / 125).cdf).pvalue > 0.001
-    # One gap says nothing of the next, at the ends of chunks neither.
+    # Consecutive gaps are independent, even between chunks.
     assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 5 / math.sqrt(40_000)
 
 

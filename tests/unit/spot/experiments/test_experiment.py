@@ -1,4 +1,4 @@
-"""Experiments in both modes: they agree with each other, with the theory, and with their file."""
+"""Experiments in both modes agree with each other, with the theory, and with their file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_update_process_alone_comes_to_what_the_whole_protocol_comes_to(
         (whole,) = simulate(an_experiment(mode="protocol", **changes), tmp_path, 1, seed)
 
         assert whole.finished
-        # Rates, prices and preemptions are the same, records are not; a takeover takes 3 s.
+        # Rates, prices and preemptions are the same, records differ. A takeover takes 3 s.
         assert whole.runtime_s == pytest.approx(alone.runtime_s, abs=4.0)
         assert whole.cost_usd == pytest.approx(alone.cost_usd, rel=0.04)
 

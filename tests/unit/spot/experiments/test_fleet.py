@@ -171,7 +171,7 @@ def test_nothing_can_end_before_the_first_step() -> None:
 
 @dataclass
 class Machine:
-    """One machine, written down by hand."""
+    """A machine of the bookkeeper."""
 
     pool: int
     launched_s: float
@@ -183,7 +183,7 @@ class Machine:
 
 @dataclass
 class Bookkeeper:
-    """One run's machines, one after the other; what `SimulatedFleet` must agree with."""
+    """One run's machines in sequence. `SimulatedFleet` must agree with it."""
 
     pools: tuple[Pool, ...]
     workers: int
@@ -193,7 +193,7 @@ class Bookkeeper:
     preemptions: int = 0
 
     def end(self, slot: int, now_s: float, price: float, *, by_us: bool) -> None:
-        """End the machine of a seat."""
+        """End the machine of a slot."""
         machine = self.by_slot.pop(slot)
         billing = self.pools[machine.pool].billing
         paid_s = float(billing.paid_s(now_s - machine.launched_s, preempted=not by_us))
@@ -218,7 +218,7 @@ class Bookkeeper:
         offered: list[list[bool]],
         prices: list[float],
     ) -> list[bool]:
-        """Go through a step, slot by slot."""
+        """Process a step, slot by slot."""
         active = []
         for slot in range(self.workers):
             if (machine := self.by_slot.get(slot)) and machine.pool != places[slot]:
@@ -236,7 +236,7 @@ class Bookkeeper:
         return active
 
     def stop(self, now_s: float, after_s: float, prices: list[float]) -> None:
-        """End them all within the last step."""
+        """End all machines within the last step."""
         for slot, machine in list(self.by_slot.items()):
             machine.used_s -= self.step_s - after_s
             self.end(slot, now_s + after_s, prices[machine.pool], by_us=True)
@@ -310,7 +310,7 @@ def counting(
 
 
 def step(fleet: SimulatedFleet, at: int, offer: str) -> str:
-    """Go through a step with one seat of spot machines for each mark, and draw the slots."""
+    """Process a step with one spot machine for each mark, and draw the slots."""
     offered = np.array([[mark == "#" for mark in offer]])
     seen = fleet.step(at * STEP_S, (None, offered), [np.array([DEAR]), np.array([CHEAP])])
     return "".join("#" if up else "." for up in seen[0])

@@ -39,7 +39,7 @@ def givens(runs: int = 1, workers: int = 2) -> Givens:
 
 
 class Table:
-    """One fleet under one policy, step by step."""
+    """A fleet under one policy, step by step."""
 
     def __init__(self, policy: Scripted, runs: int = 1, workers: int = 2) -> None:
         self.givens = givens(runs, workers)
@@ -52,7 +52,7 @@ class Table:
     def go_on(
         self, offered: list[list[bool]], prices: list[float] | None = None, left: float = 100.0
     ) -> None:
-        """Ask who is to be asked, then go through a step."""
+        """Consult the policies that are due, then process a step."""
         runs = self.givens.runs
         spot = np.array(prices or [0.158] * runs)
         usd_per_hour = [np.full(runs, 0.286), spot]
@@ -178,7 +178,7 @@ class Counted:
         self.seconds = 0.0
 
     def __call__(self, runs: npt.NDArray[np.intp]) -> tuple[Array, Array]:
-        """Tell."""
+        """Return the counts."""
         return np.full((len(runs), 2), 30.0 * self.seconds), np.full((len(runs), 2), self.seconds)
 
 

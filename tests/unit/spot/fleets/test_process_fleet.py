@@ -1,4 +1,4 @@
-"""Local processes as machines: taken away in time, launched once, and nobody's for long."""
+"""Local processes as machines: preempted in time, launched once, and never orphaned for long."""
 
 from __future__ import annotations
 

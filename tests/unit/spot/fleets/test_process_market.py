@@ -33,7 +33,7 @@ seeds = st.tuples(st.integers(0, 2**32), st.integers(0, 1000))
 
 
 def stays(chain: SlotChain, until_s: float) -> list[tuple[bool, float, float]]:
-    """All stays until a time: the state, from, to."""
+    """Return (state, from, to) for all intervals up to a time."""
     found, at_s = [], 0.0
     while at_s < until_s:
         end_s = chain.next_switch_s(at_s)
@@ -101,7 +101,7 @@ def market_of(provider: ProcessProvider, *spot: SpotPool) -> Market:
 
 @dataclass
 class OfOnePool:
-    """A market's schedule as one pool sees it that begins at 0."""
+    """A market's schedule for one pool, from 0 on."""
 
     schedule: PoolSchedules
     pool: str = "spot"

@@ -1,4 +1,4 @@
-"""BidBrain: odds counted in prices, the paper's equations by hand, and what follows from them."""
+"""BidBrain: odds from counted prices, the paper's equations by hand, and consequences."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_makes_work_dearer_is_acquired_only_to_share_reliable_machines() ->
 
 
 def test_a_bid_that_is_often_evicted_is_made_where_evictions_cost_little() -> None:
-    # The price jumps once an hour: a low bid is free most of the time, a high one never.
+    # The price jumps once an hour: a low bid is often free of charge, a high one never.
     prices = np.tile([0.2, 0.2, 0.2, 0.25], 20)[None]
     eager, careful = (
         brain(prices, eviction_s=lost_s).acquire([], 0.0, np.array([0.2]))

@@ -1,4 +1,4 @@
-"""Bids of a job: what is acquired, kept and given back as prices move and hours end."""
+"""Bids of a job: what is acquired, kept and released as prices move and hours end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POOLS = (
 
 
 def past(**usd_per_hour: tuple[float, ...]) -> dict[str, PriceHistory]:
-    """Prices every quarter of an hour, over and over for two days."""
+    """Return prices every quarter of an hour, repeated for two days."""
     return {
         name.replace("_", "-"): PriceHistory(
             tuple(900.0 * at for at in range(192)),
@@ -47,7 +47,7 @@ def seen(
     waiting: float | None = 500.0,
     refusing: frozenset[str] = frozenset(),
 ) -> Situation:
-    """Six workers and 500 updates that wait, four a second at most."""
+    """Return work of six workers with 500 waiting updates, at most four a second."""
     there = {offer: MachineCount(ready=count) for offer, count in (machines or {}).items()}
     prices = {pool.name: pool.usd_per_hour for pool in pools}
     return Situation(

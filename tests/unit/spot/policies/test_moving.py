@@ -73,7 +73,7 @@ def test_a_lost_machine_is_waited_for_as_long_as_another_can_come_in_time() -> N
 
     assert at(50, spot=(0, 1)) == {"spot": 1}
     assert at(100, spot=(0, 1)) == {"spot": 1, "on-demand": 1}
-    # Both work until another loss could be borne again.
+    # Both work until the job can tolerate another loss.
     assert at(150, spot=(1, 0), on_demand=(1, 0)) == {"spot": 1, "on-demand": 1}
     assert at(50, spot=(1, 0), on_demand=(1, 0)) == {"spot": 1}
     assert at(50, spot=(0, 1), on_demand=(1, 0)) == {"spot": 1, "on-demand": 1}
@@ -227,7 +227,7 @@ def test_no_losses_of_spot_machines_make_records_wait_longer(
 def test_no_losses_of_spot_machines_make_it_late(
     gradient_s: float, slack_s: float, losses_s: list[tuple[float, int]]
 ) -> None:
-    """A slack that is shorter than a loss takes to be made good is not always kept."""
+    """A slack that is shorter than the recovery from a loss is not always kept."""
     simulated = SimulatedJob(gradient_s, None, slack_s)
     replaced_s = REVIEW_S + ALONE.start_up_s
     assert simulated.run(losses_s) <= simulated.length_s + max(slack_s, replaced_s)
