@@ -22,7 +22,7 @@ INSIDE = {
     *("common.spot.provisioning.commands", "common.spot.provisioning.events"),
     *("common.spot.experiments.protocol", "services.serve.protocol"),
 }
-# One thread at a time converts to these, see `common.data.decoders`.
+# One thread at a time converts to these types, see `common.data.decoders`.
 OPTIONS = {"common.learning.optimizers", "common.learning.task_options"}
 THREADS, SWITCH_S = 6, 1e-6
 PRELUDE = f"""

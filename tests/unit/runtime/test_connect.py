@@ -85,7 +85,7 @@ def test_every_pool_has_its_price_wherever_that_comes_from(settings: Settings) -
 def test_a_replay_began_when_the_market_file_was_changed_or_when_it_says(
     settings: Settings,
 ) -> None:
-    """Return the first price of a trace in the future, and a price of one long past."""
+    """Both replays begin in the future, where the first price holds, and not in the past."""
     pool = SpotPool(usd_per_hour=PRICES.model_copy(update={"start_s": 130.0}))
     market = Market(on_demand=ON_DEMAND, spot=(pool,))
     later_s = Path(settings.market).stat().st_mtime + 1e6

@@ -63,7 +63,7 @@ def read(store: CheckpointStore, name: ModelId) -> dict[str, bytes]:
 def clear(
     store: CheckpointStore, count: int, begun: ModelId | None = None, now_s: float = LATER_S
 ) -> list[ModelId]:
-    """Delete what is too much, as somebody does who has just read the newest back."""
+    """Delete surplus checkpoints, as a process does that has just read the newest one."""
     known = store.finished()
     witnesses = known if begun is None else [*known, begun]
     counting = [each for each in known if not taken_back(each, witnesses)]
@@ -78,7 +78,7 @@ def best_of(blobs: Blobs) -> ModelId | None:
 
 
 def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
-    """The newest that can be read whole, and what was passed over on the way to it."""
+    """Return the newest version that can be read completely, and the errors of newer ones."""
     found = from_store(store)
     readable, unreadable = found.readable, dict(found.unreadable)
     for name, stored in readable.items():
@@ -92,7 +92,7 @@ def newest(store: CheckpointStore) -> tuple[ModelId | None, dict[ModelId, str]]:
     return None, unreadable
 
 
-# --- when nothing goes wrong ---------------------------------------------------------------------
+# --- without faults ------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_read_as_it_was_saved(blobs: Blobs) -> None:
@@ -186,7 +186,7 @@ def test_in_whatever_order_they_come_the_hint_ends_at_the_best(names: list[Model
     assert store.latest() == max(names)
 
 
-# --- cut off at every step -----------------------------------------------------------------------
+# --- failures at every step ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("last_lands", [False, True])
@@ -217,7 +217,7 @@ def test_a_save_that_failed_can_be_repeated(blobs: Blobs, calls: int) -> None:
     assert store.latest() == NEW
 
 
-# --- kept ----------------------------------------------------------------------------------------
+# --- retention -----------------------------------------------------------------------------------
 
 
 def test_the_newest_few_are_kept(blobs: Blobs) -> None:
@@ -422,7 +422,7 @@ def test_the_newest_that_counts_and_the_best_that_counts_are_always_kept(
     assert store.finished() == kept
 
 
-# --- what a job begins with ----------------------------------------------------------------------
+# --- checkpoints with which a job begins ---------------------------------------------------------
 
 
 def test_what_a_job_begins_with_is_found_again_by_its_checksum(blobs: Blobs) -> None:
@@ -517,10 +517,10 @@ def test_a_newer_programs_checkpoint_is_not_passed_over(blobs: Blobs, manifest: 
 @pytest.mark.parametrize("lie", ["latest", "page"])
 def test_hint_that_cannot_be_read_hinders_nobody_who_has_a_list(lie: Lie) -> None:
     class Unreadable(LyingBlobs):
-        """Gives no object for the hint."""
+        """Has no object for the hint."""
 
         def get(self, name: str) -> bytes | None:
-            """Read, but for the hint."""
+            """Read any object but the hint."""
             if self.lie is not None and name.endswith("/latest"):
                 raise UnavailableError("the answer is no object")
             return super().get(name)

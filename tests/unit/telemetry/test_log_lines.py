@@ -20,14 +20,14 @@ TIME = "2027-01-15T08:00:00.123Z"
 
 
 def of_a_library(name: str, message: str, *values: object) -> logging.LogRecord:
-    """Make a record as a library's call of `logging` does."""
+    """Return a record of a library's call of `logging`."""
     record = logging.LogRecord(name, logging.ERROR, "", 0, message, values, None)
     record.created = 1_800_000_000.1239
     return record
 
 
 def of_ours(event: str, **fields: object) -> logging.LogRecord:
-    """Make the record that an event of ours becomes."""
+    """Return the record of one of our events."""
     (message,), carried = to_record(None, "log", {"event": event, **fields})
     extra = carried["extra"]
     assert isinstance(extra, dict)
@@ -37,7 +37,7 @@ def of_ours(event: str, **fields: object) -> logging.LogRecord:
 
 
 def failing(reason: str) -> logging.LogRecord:
-    """Make the record of an event with an exception."""
+    """Return the record of an event with an exception."""
     record = of_ours("failed")
     try:
         raise ValueError(reason)  # noqa: TRY301 -- for its traceback
@@ -126,7 +126,7 @@ def test_event_logged_as_an_exception_without_one_has_no_traceback() -> None:
 
 
 def read(line: str) -> dict[str, object]:
-    """A line, as strict a reader as there is."""
+    """Parse a line as strictly as any reader."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")

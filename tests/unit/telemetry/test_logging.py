@@ -52,7 +52,7 @@ class Terminal(io.StringIO):
     """A stream that shows colours."""
 
     def isatty(self) -> bool:
-        """It is one."""
+        """Return True."""
         return True
 
 

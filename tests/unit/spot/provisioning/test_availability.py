@@ -1,4 +1,4 @@
-"""Availability as a job itself has had it."""
+"""Availability as measured by the job itself."""
 
 from __future__ import annotations
 

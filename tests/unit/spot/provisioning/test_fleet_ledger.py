@@ -1,4 +1,4 @@
-"""The fold of the plans topic: whose word counts, what runs, what it has cost."""
+"""The fold of the plans topic: which records count, what runs, and its cost."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_plans_are_numbered_and_only_the_last_ones_are_kept() -> None:
 
 
 def test_who_asks_for_a_plan_waits_until_one_has_read_it() -> None:
-    # A plan that was on its way when the question came does not answer it.
+    # A plan that was under way at the time of the request does not answer it.
     asked = ReplanAsked(T0, "ada")
     ledger = fold([lead(), asked, planned(1)])
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from common.spot.provisioning.settings import ProvisionerSettings
 
 
-# All that arrives for ever, which nothing can be planned for.
+# The job trains on all arrivals for ever, so that there is nothing to plan for.
 UNDECIDED = replace(SETTINGS, updates=None, deadline_at_s=math.inf)
 
 

@@ -1,4 +1,4 @@
-"""The provisioner: who is in charge, what is written before what is done, and how it ends."""
+"""The provisioner: who leads, what is written before it is done, and how it ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def street() -> Street:
 
 
 def at_work(street: Street, name: str = "p1") -> ProviderThread:
-    """A provisioner that is in charge, with all machines of its first plan."""
+    """Return a provisioner that leads, with all machines of its first plan."""
     harness = ProviderThread(street, name=name)
     harness.run(10)
     assert harness.provisioner.is_leader
@@ -55,7 +55,7 @@ def at_work(street: Street, name: str = "p1") -> ProviderThread:
     return harness
 
 
-# --- who is in charge ----------------------------------------------------------------------------
+# --- leadership ----------------------------------------------------------------------------------
 
 
 def test_who_has_the_lease_and_has_read_everything_stands_and_takes_charge() -> None:
@@ -229,7 +229,7 @@ def test_a_pool_that_refuses_is_asked_later_and_later(street: Street) -> None:
 
 @pytest.mark.parametrize("given", [(), (1,), (1, 2, 3, 4)])
 def test_after_a_restart_nothing_is_launched_twice(street: Street, given: tuple[int, ...]) -> None:
-    # It died when its orders stood in the log, and some of them were given.
+    # The predecessor died when its orders were in the log, and some of them were launched.
     orders = [ordered(n, slot=n - 1) for n in (1, 2, 3, 4)]
     street.append(lead(-1, "old"))
     street.append(priced())
@@ -268,7 +268,7 @@ def test_a_ghost_that_wakes_up_with_an_order_brings_nothing_about(street: Street
     assert successor.provisioner.ledger.launches == 5
 
 
-# --- what people want ----------------------------------------------------------------------------
+# --- changes by users ----------------------------------------------------------------------------
 
 
 def test_a_paused_job_has_no_machines_and_gets_them_back(street: Street) -> None:
@@ -354,7 +354,7 @@ BALANCED = replace(SETTINGS, balanced=True, updates=None, deadline_at_s=None)
 
 
 def make_updates(harness: ProviderThread) -> None:
-    """An update a second, of gradients of 0.1 s: most of the time is spent on messages."""
+    """Make one update per second with gradients of 0.1 s: messages take most of the time."""
     for version in range(1, 31):
         harness.run(1)
         made = UpdateApplied(0, version, (batch(version),), 40, 1.0, gradient_s=0.1)
@@ -427,7 +427,7 @@ def test_what_each_machine_is_stands_in_its_record_and_it_is_paid_as_such(street
     assert harness.provisioner.ledger.paid_usd_per_hour["spot"] == pytest.approx(0.4)
 
 
-# --- machines that are counted -------------------------------------------------------------------
+# --- counted machines ----------------------------------------------------------------------------
 
 
 # A preempted slot holds its streams. Two slots, on machines that start up in 3 s.

@@ -103,7 +103,7 @@ def test_without_either_it_is_planned_for_an_hour_without_haste() -> None:
 
 
 def test_a_fleet_keeps_up_where_its_updates_are_faster_than_arrivals() -> None:
-    # Two machines compute the four gradients of an update in two rounds of 2.5 s, one in four.
+    # Two machines compute an update's four gradients in two rounds of 2.5 s. One needs four rounds.
     given = situation(gradient_s=2.5)
 
     assert stability_of_fleet(2, given).ratio == pytest.approx(1.0)
@@ -175,7 +175,7 @@ def test_a_successor_goes_on_with_the_plan_that_it_finds() -> None:
     assert again.reason == first.reason
     assert again.places.tolist() == first.places.tolist()
     assert again.basis.work.updates == first.basis.work.updates
-    # nothing has moved but the time, so it is the first review for both
+    # Only time has passed, so it is the first review for both.
     later = situation(now_s=31.0)
     assert policy.reconsider(later, again).places.tolist() == (
         policy.reconsider(later, first).places.tolist()

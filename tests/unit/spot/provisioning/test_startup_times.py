@@ -77,7 +77,8 @@ def test_the_last_start_ups_count() -> None:
 
 
 def test_machines_that_started_before_somebody_looked_are_not_timed() -> None:
-    # started at 0; a successor looks at 500 s, when Redis is empty, and then sees all of them
+    # Three started at 0. A successor polls at 500 s, when Redis is empty, and then sees all of
+    # them.
     start_ups, there = StartUps(), tuple(running(launch) for launch in range(1, 9))
     look(start_ups, 500.0, there=there)
     look(start_ups, 502.0, *range(1, 9), there=there)

@@ -61,7 +61,7 @@ def test_it_begins_with_all_workers_on_spot() -> None:
 def test_at_the_first_review_it_plans_with_what_is_left_and_a_reserve() -> None:
     decided = on_its_way()
 
-    #  N_s of Theorem 4: 30 against the whole time, 29 with 17 s less
+    # N_s of Theorem 4: 30 for the whole time, 29 with 17 s less.
     assert np.count_nonzero(decided.places) == decided.plan.spot in (28, 29, 30)
     assert decided.reason.startswith("first review")
     assert "kept in reserve" in decided.reason
@@ -114,7 +114,7 @@ def test_behind_is_made_good_with_on_demand_machines_and_luck_is_spent_on_spot()
 def test_workers_that_are_on_spot_stay_there() -> None:
     decided = on_its_way()
     spot = decided.places > 0
-    # estimates of equal rates differ by chance, here against those that are on spot
+    # Estimates of equal rates differ by chance, here to the disadvantage of those on spot.
     rates = np.where(spot, 126.0, 124.0)
     for now in (situation(6_300, 9_200), situation(6_300, 9_500)):
         again = POLICY.reconsider(replace(now, work=replace(now.work, rates_per_s=rates)), decided)
@@ -214,7 +214,7 @@ def test_tables_call_it_by_the_name_of_the_experiments() -> None:
 
 
 def chains(pool: Pool, rng: np.random.Generator, *, together: bool = False) -> Up:
-    """Give (steps, RUNS, WORKERS) states of two-state chains, stationary from the start."""
+    """Return (steps, RUNS, WORKERS) states of two-state chains, stationary from the start."""
     goes = STEP_S / (pool.availability * pool.cycle_s)
     comes = STEP_S / ((1 - pool.availability) * pool.cycle_s)
     shape = (RUNS, 1 if together else WORKERS)
@@ -236,7 +236,7 @@ class Outcome:
 
 
 def simulated(policy: Policy, pools: tuple[Pool, ...], ratio: float, up: Up) -> Outcome:
-    """Let jobs run, reviewed every 30 s; spot machines are paid for while they run."""
+    """Run jobs with a review every 30 s. Spot machines are paid while they run."""
     rng = np.random.default_rng(8)
     start = situation(6_400 * ratio, pools=pools)
     work, per = start.work, 15

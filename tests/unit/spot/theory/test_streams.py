@@ -29,7 +29,7 @@ class Indicator(NamedTuple):
 
 
 def cut(arrivals_s: Iterable[float], batch_size: int, key: int = 0) -> list[Indicator]:
-    """Indicators of full batches; what is left over is still open."""
+    """Return indicators of full batches. The remainder is still open."""
     times = list(arrivals_s)
     ends = range(batch_size, len(times) + 1, batch_size)
     return [
@@ -101,7 +101,7 @@ def test_the_size_of_the_batches_hardly_matters_when_old_ones_fade() -> None:
 
 
 def test_batches_of_several_partitions_add_up() -> None:
-    # Each poll gave one partition's records of the last seconds: the spans of batches overlap.
+    # Each poll returned one partition's records of the last seconds, so the batches' spans overlap.
     rng = np.random.default_rng(2)
     one, other = (cut(poisson(rng, 60.0, 6000), 100, key) for key in (0, 100000))
     mixed = [batch for pair in zip(one, other, strict=True) for batch in pair]

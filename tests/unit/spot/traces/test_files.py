@@ -1,4 +1,4 @@
-"""Each format of file becomes the trace that it holds, or is refused with what to do."""
+"""Each file format becomes a trace, or its error says what to do."""
 
 from __future__ import annotations
 

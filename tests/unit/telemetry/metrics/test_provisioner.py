@@ -41,7 +41,7 @@ RECORDS: list[PlanRecord] = [
 
 
 class Bench:
-    """A provisioner's metrics at a time that the test says."""
+    """A provisioner's metrics on a manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -49,7 +49,7 @@ class Bench:
         self.metrics = ProvisionerMetrics(self.clock)
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """Values of a metric, by its labels."""
+        """Return values of a metric by its labels."""
         return {
             tuple(sample.labels.values()): sample.value
             for family in self.metrics.registry.collect()
@@ -58,7 +58,7 @@ class Bench:
         }
 
     def take_charge(self) -> None:
-        """Report what the records say, half an hour before now."""
+        """Report these records, with a time half an hour before now."""
         ledger = fold(RECORDS)
         self.metrics.report = report_of(ledger, SETTINGS, 20, 800, T0 + 1800)
 

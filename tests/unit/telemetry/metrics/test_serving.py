@@ -1,4 +1,4 @@
-"""A process answers scrapes, and says whether its loop turns."""
+"""A process answers scrapes, and reports if its loop is alive."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ class Broken:
         self.error = error
 
     def collect(self) -> Iterator[None]:
-        """Fail."""
+        """Raise."""
         raise self.error
 
     def describe(self) -> list[None]:
-        """Nothing beforehand."""
+        """Describe nothing."""
         return []
 
 
